@@ -16,6 +16,7 @@ import pytest
 
 from trainer.core.config import Config, ConfigError
 from trainer.core.strategies import STRATEGIES
+from trainer.process import children
 from trainer.process.fork_server import ForkServer
 from trainer.process.gpus import share_gpus
 from trainer.tasks import local, local_supervisor
@@ -97,6 +98,21 @@ def test_killed_server_is_started_again(tmp_path: Path, capfd: pytest.CaptureFix
     chief = f"import os, time\nwhile not os.path.exists({str(starts)!r}) or os.path.getsize({str(starts)!r}) < 3: "
     assert Supervisor([task("worker-0", server), task("chief-0", chief + "time.sleep(0.01)")]).run() == 0
     assert "worker-0    | ended with 137; starting it again" in capfd.readouterr().out
+
+
+def test_one_that_was_killed_while_memory_lacked_says_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    counts = iter([3, 3, 3, *[4] * 9])  # at the begin of each task, and as the server was killed
+    monkeypatch.setattr(local_supervisor, "memory_kills", lambda: next(counts))
+    monkeypatch.setattr(children, "memory_kills", lambda: 4)
+    server = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
+    other = "import time; time.sleep(0.5); raise SystemExit(75)"
+    chief = "import time; time.sleep(2)"
+    assert Supervisor([task("worker-0", server), task("worker-1", other), task("chief-0", chief)]).run() == 0
+    out = capfd.readouterr().out
+    assert "worker-0    | ended with 137, while the kernel ended a process for lack of memory" in out
+    assert "worker-1    | ended with 75; starting it again" in out
 
 
 def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,16 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
+
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+def memory_kills() -> int:
+    """Return how many processes this machine's kernel has ended so far for lack of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        counters = dict(line.split() for line in Path("/proc/vmstat").read_text(encoding="ascii").splitlines())
+        return int(counters.get("oom_kill", 0))
+    return 0
 
 
 @dataclass
@@ -25,6 +36,7 @@ class Child:
     worked: int = 0  # processor time that it has taken, in ticks
     stopped: int = 0  # looks in a row at which it was stopped by a signal
     code: int | None = None  # as subprocess gives it: below 0, the signal that ended it
+    kills: int = field(default_factory=memory_kills)  # when it began
 
 
 def read_process(pid: int) -> tuple[str, int]:
@@ -45,3 +57,9 @@ def end_orphans(spared: Container[int]) -> None:
 def describe_code(code: int) -> str:
     """Return an exit code as a shell gives it, and which signal that was."""
     return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"
+
+
+def describe_lack(code: int, kills: int) -> str:
+    """Say that memory may be what a process lacked that was killed; `kills` are those at its beginning."""
+    lacked = code in KILLED and memory_kills() > kills
+    return ", while the kernel ended a process for lack of memory (journalctl -k)" if lacked else ""

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.children import Child, describe_code, end_orphans, read_process
+from trainer.process.children import Child, describe_code, describe_lack, end_orphans, read_process
 from trainer.process.fork_server import Server, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
@@ -136,6 +136,7 @@ class Supervisor:
                     return self._pass_on(code)
                 self._restarts += 1
                 why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
+                why += describe_lack(code, child.kills)
                 log.info("%s ended with %s%s: starting the next", self._name, describe_code(code), why)
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.process.children import describe_lack, memory_kills
 from trainer.process.fork_server import Forked, ForkServer, start_process
 from trainer.telemetry.outlets.systemd import RESTARTS
 
@@ -60,6 +61,7 @@ class Task:
         self.name = name
         self.trains = trains
         self.process: Forked | subprocess.Popen[str] | None = None
+        self.kills = 0
         self.code: int | None = None
         self._arguments = arguments
         self._environment = environment
@@ -72,7 +74,7 @@ class Task:
         return self.process is not None and self.code is None
 
     def start(self) -> None:
-        self.code = None
+        self.code, self.kills = None, memory_kills()
         environment = {**self._environment, RESTARTS: str(self.restarts.starts)}
         self.process = start_process(self._forks, self._arguments, environment)
         self.restarts.started(time.monotonic())
@@ -152,7 +154,8 @@ class Supervisor:
                 elif task.alive and (code := self._end_of(task)) is not None:
                     if stop_by is None and self._ends_all(task, code):
                         return code
-                    say(task.name, f"ended with {code}" + ("" if final(code) or stop_by else "; starting it again"))
+                    after = "" if final(code) or stop_by else "; starting it again"
+                    say(task.name, f"ended with {code}{describe_lack(code, task.kills)}{after}")
                     if not final(code):
                         task.restarts.plan(time.monotonic())
             if stop_by is not None and not self._chief.alive and not left:
