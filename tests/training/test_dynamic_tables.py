@@ -660,6 +660,14 @@ def test_other_ids_are_refused(library: Any, ids: Any) -> None:
 
 
 @pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+def test_texts_whose_zeros_are_masked_are_refused(library: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-masked", mask_zero=True)
+    assert layer(tf.constant([[0, 1]])).shape == [1, 2, WIDTH]
+    with pytest.raises(UserError, match=f"{made.table.name}: its layer has mask_zero and its ids are texts"):
+        layer(tf.constant([["a"]]))
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
 def test_a_layer_whose_table_is_used_otherwise_says_so(library: Any) -> None:
     layer, made = layer_of(library, f"{library.__name__}-tied")
     for use in (
@@ -673,11 +681,11 @@ def test_a_layer_whose_table_is_used_otherwise_says_so(library: Any) -> None:
             use()
 
 
-def layer_of(library: Any, name: str) -> tuple[Any, Made]:
+def layer_of(library: Any, name: str, **more: Any) -> tuple[Any, Made]:
     """Return an Embedding of the library with a table, and the table."""
     train_shards()
     made = Made(name, rows=1)
-    layer = (tf.keras if library is two else keras).layers.Embedding(10, WIDTH, name=name)
+    layer = (tf.keras if library is two else keras).layers.Embedding(10, WIDTH, name=name, **more)
     with take_over_layers(lambda one: attach(one, made.table) or made.table):
         layer.build([None, 1])
     return layer, made

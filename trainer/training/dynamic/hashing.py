@@ -23,14 +23,22 @@ def keys_of(ids: Tensor) -> Tensor:
     return tf.strings.to_hash_bucket_fast(ids, tf.int64.max) if ids.dtype == tf.string else tf.cast(ids, tf.int64)
 
 
-def checked(ids: Any, table: str) -> Tensor:
-    """Return ids as a tensor; raises UserError for what is none: floats have too few digits for large ids."""
+def checked(ids: Any, table: str, masks: bool) -> Tensor:
+    """Return ids as a tensor; raises UserError for what is none: floats have too few digits for large ids.
+
+    With `masks` Keras compares them with 0.
+    """
     is_sparse = isinstance(ids, tf.SparseTensor)
     ids = ids if is_sparse else tf.convert_to_tensor(ids)
     if is_sparse or not (ids.dtype.is_integer or ids.dtype == tf.string):
         raise UserError(
             f"dynamic_tables: {table}: its ids are {'a SparseTensor' if is_sparse else ids.dtype.name}, expected whole "
             "numbers or texts, dense or ragged: give the model's Input dtype='int64' and sparse=False"
+        )
+    if masks and ids.dtype == tf.string:
+        raise UserError(
+            f"dynamic_tables: {table}: its layer has mask_zero and its ids are texts, of which none is 0: leave "
+            "mask_zero out, or make numbers of the texts"
         )
     return ids
 

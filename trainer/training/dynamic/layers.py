@@ -89,6 +89,7 @@ def attach(layer: Layer, table: Any) -> None:
 
     The table has `variables`, what is trained of it.
     """
+    table.masks = layer.mask_zero
     if isinstance(layer, tf.keras.layers.Layer):
         object.__setattr__(layer, "embeddings", table)
         layer._trainable_weights.extend(table.variables)

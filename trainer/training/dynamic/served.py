@@ -33,6 +33,8 @@ class ServedTable:
 
     variables = ()
     """What is trained: nothing."""
+    masks = False
+    """Whether its layer tells Keras which ids are 0."""
 
     def __init__(self, name: str, width: int) -> None:
         self.name, self.width = name, width
@@ -43,7 +45,7 @@ class ServedTable:
         """Return the rows of ids, zeros for unknown ones."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        ids, keys = checked(ids, self.name), self.keys.read_value()
+        ids, keys = checked(ids, self.name, self.masks), self.keys.read_value()
         asked = keys_of(tf.reshape(ids, [-1]))
         places = tf.minimum(tf.searchsorted(keys, asked, out_type=tf.int64), tf.size(keys, tf.int64) - 1)
         found = tf.gather(self.rows, tf.where(tf.gather(keys, places) == asked, places, 0))

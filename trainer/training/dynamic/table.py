@@ -38,6 +38,8 @@ class Table:
         self.name, self.width = name, width
         self.shards, self.devices = list(shards), list(devices)
         self._unique_id = name  # by which an optimizer knows what it is told to leave out of its decay
+        self.masks = False
+        """Whether its layer tells Keras which ids are 0."""
         self.asks_once = True
         """Whether a step asks for each row once; else the gradients of single ids can be looked at, as to clip them."""
         self.variables = [
@@ -56,7 +58,7 @@ class Table:
         """Return the rows of ids."""
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
-        ids = checked(ids, self.name)
+        ids = checked(ids, self.name, self.masks)
         keys, places = keys_of(tf.reshape(ids, [-1])), None
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
