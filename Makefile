@@ -71,7 +71,7 @@ local:  # what needs no hosts: unit before training, which brings TensorFlow
 	$(MAKE) unit
 	$(MAKE) training
 
-hosts training infra dozen: SHELL := /bin/bash
+hosts unit training infra dozen: SHELL := /bin/bash
 
 hosts: infra  # and the dozen on the same hosts, as infra left them; what these have over IPv4 alone, over IPv6
 	$(TWICE) dozen tests/drills -m dozen --timeout 1800
@@ -91,7 +91,7 @@ lint: venv  ## ruff, mypy, yamllint, ansible-lint
 	ansible-lint --offline
 
 unit: venv  ## tests without TensorFlow and without a lab
-	python -m pytest tests/unit --timeout 300
+	$(TWICE) unit tests/unit --timeout 300
 
 training: venv-tf  ## tests that train in local processes
 	$(TWICE) training tests/training -m "not matrix" --timeout 900

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -231,9 +233,14 @@ def test_a_shared_path_that_takes_no_record_is_tried_again_and_not_at_once(
         raise OSError(28, "No space left on device")
 
     slept: list[float] = []
+    own, plain = threading.get_ident(), time.sleep
+
+    def sleep(seconds: float) -> None:  # threads that other tests have left sleep too
+        slept.append(seconds) if threading.get_ident() == own else plain(seconds)
+
     monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **__: FINISHED)
     monkeypatch.setattr(Sweep, "end_point", refuse)
-    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", slept.append)
+    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", sleep)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     assert slept == [sweep.PATIENCE_SECONDS]
 
