@@ -29,19 +29,10 @@ def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
     try:
         step, program, arguments, trains = find(directory)
         prepare_tensorflow()
-        from trainer.training.export import export_now, export_version
+        from trainer.training.export import export_now
 
         if trains or options.changes:
-            for left in reversed(range(TRIES)):
-                try:
-                    place = export_version(load_program(program, arguments), directory, step, options.changes)
-                    return answer(options, directory.run, step, place)
-                except Exception:
-                    if step in directory.catalogue.steps():
-                        raise
-                    if not left:
-                        raise UserError(GONE.format(step)) from None
-                step = directory.catalogue.newest() or step
+            return answer(options, directory.run, *export_beside(directory, step, program, arguments, options.changes))
         error = export_now(lambda: load_program(program, arguments), directory, step)
         if error:
             raise UserError(error)
@@ -57,6 +48,22 @@ def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
         status.state, status.phase, status.message = RunState.FINISHED, None, ""
     status.write(directory)
     return answer(options, directory.run, step, str(directory.export))
+
+
+def export_beside(
+    directory: RunDirectory, step: int, program: str, arguments: dict[str, Any], changes: bool
+) -> tuple[int, str]:
+    """Export to `exports`, and take the next checkpoint where this one is removed meanwhile; returns step and place."""
+    from trainer.training.export import export_version
+
+    for _ in range(TRIES):
+        try:
+            return step, export_version(load_program(program, arguments), directory, step, changes)
+        except Exception:
+            if step in directory.catalogue.steps():
+                raise
+        gone, step = step, directory.catalogue.newest() or step
+    raise UserError(GONE.format(gone))
 
 
 def answer(options: argparse.Namespace, run: str, step: int, place: str) -> int:
