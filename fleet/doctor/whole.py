@@ -10,6 +10,7 @@ from pathlib import Path
 from fleet import report
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
 from fleet.doctor.look import Look
+from fleet.drains import tasks_of
 from fleet.errors import FleetError
 from fleet.release import find_ansible
 from fleet.site.inventory import Inventory
@@ -118,7 +119,7 @@ def _run(inventory: Inventory, look: Look) -> list[Finding]:
         found.append(
             Finding(ERROR, where, "run", f"it failed: {run.message}", "mend the program, then fab start-cluster")
         )
-    drained = {task.name for task in inventory.tasks if task.host in observation.drains}
+    drained = {task.name for task in tasks_of(inventory, [*observation.drains])}
     for task, why in run.without.items():
         if task in drained:
             continue

@@ -9,6 +9,7 @@ from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorte
 from fleet.doctor.hosts import FAR_BELOW, FEWEST_PEERS, judge_hosts
 from fleet.doctor.look import Look, look_at
 from fleet.doctor.whole import judge_control, judge_look
+from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
@@ -84,7 +85,7 @@ def judge_ways(cluster: Cluster, look: Look) -> list[Finding]:
         found, _, wrong = try_ways(cluster)
     except OperatorMistake:  # without ps there is no way to try
         return []
-    drained = {task.name for task in cluster.inventory.tasks if task.host in look.observation.drains}
+    drained = {task.name for task in tasks_of(cluster.inventory, [*look.observation.drains])}
     wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # nobody needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
