@@ -6,6 +6,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from unittest import mock
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
 
@@ -15,11 +16,15 @@ import tensorflow as tf  # isort: skip
 
 from trainer.core.failures import UserError  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
+from trainer.training import export as exports  # isort: skip
+from trainer.training.export_shards import slices_of  # isort: skip
 from trainer.training.export_trial import trace_export  # isort: skip
+from trainer.training.tf_internals.variables import full_names  # isort: skip
 
 keras = tf.keras
 COLOURS = ["red", "green", "blue", "black", "white"]
 GIBIBYTE = 1 << 30
+ROWS = 60_000
 
 
 class Colours:
@@ -195,29 +200,29 @@ def drawn():
 
 def trained(program, steps=10, workers=2, **settings):
     result = testing.train(program, steps, workers, 2, **{"evaluation": "none", "seed": 1, **settings})
-    export = result.directory / "export"
-    return tf.saved_model.load(str(export)) if (export / "saved_model.pb").is_file() else None
+    path = result.directory / "export"
+    return tf.saved_model.load(str(path)) if (path / "saved_model.pb").is_file() else None
 
 
 def scores(kind):
     """The largest difference between what the export says of colours, and the model of their rows."""
     program = kind()
-    export = trained(program)
-    served = export.signatures["serving_default"](tf.constant([*COLOURS, "pink"]))["score"]
+    exported = trained(program)
+    served = exported.signatures["serving_default"](tf.constant([*COLOURS, "pink"]))["score"]
     return float(np.abs(served - program.model(tf.constant([1, 2, 3, 4, 5, 0], tf.int64))).max())
 
 
 def closed():
     program = Closed()
-    export = trained(program)
-    return float(np.abs(export.serve(tf.constant(COLOURS)) - program.model(tf.constant(COLOURS))).max())
+    exported = trained(program)
+    return float(np.abs(exported.serve(tf.constant(COLOURS)) - program.model(tf.constant(COLOURS))).max())
 
 
 def named():
     program = Named()
-    export = trained(program)
+    exported = trained(program)
     fed = {"left": tf.constant([1.0, 2.0]), "right": tf.constant([3.0, 5.0])}
-    return float(np.abs(export.serve(fed) - program.model(fed)).max())
+    return float(np.abs(exported.serve(fed) - program.model(fed)).max())
 
 
 def refused(program):
@@ -269,10 +274,109 @@ def memory():
     return {"variables": during[0], "grown": during[1], "kept": hasattr(program, "row_of")}
 
 
-def tried(part, *arguments):
+class Wide:
+    """Tables that lie in shards on two ps, and one with rows by key."""
+
+    keras, policy = keras, "float32"
+
+    def build_model(self):
+        layers = self.keras.layers
+        ids, keys = self.keras.Input((), dtype="int64", name="ids"), self.keras.Input((), dtype="int64", name="keys")
+        rows = layers.Embedding(ROWS, 16, name="table", dtype=self.policy)(ids)
+        more = layers.Embedding(ROWS, 16, name="items", embeddings_initializer="uniform")(keys)
+        model = self.keras.Model([ids, keys], layers.Dense(1, name="line")(layers.Concatenate()([rows, more])))
+        model.compile(self.keras.optimizers.Adagrad(0.1), "mse")
+        return model
+
+    def train_dataset(self, context):
+        ids = np.random.default_rng(1).integers(0, ROWS, (400, 32))
+        data = tf.data.Dataset.from_tensor_slices(({"ids": ids, "keys": ids // 2}, np.ones((400, 32, 1), np.float32)))
+        return data.repeat()
+
+    eval_dataset = train_dataset
+
+
+class Wide3(Wide):
+    keras = keras3
+
+
+class Rounded(Wide):
+    policy = "mixed_bfloat16"
+
+
+class Signed(Wide):
+    """Its signature looks rows up by itself."""
+
+    def serving_signature(self, model):
+        table = model.get_layer("table").embeddings
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)])
+        def score(ids, keys):
+            return {"score": model([ids, keys]), "rows": tf.gather(table, ids)}
+
+        return score
+
+
+class Reading(Wide):
+    """Its signature keeps what it computes of all rows when it is traced."""
+
+    def serving_signature(self, model):
+        sums = tf.reduce_sum(tf.convert_to_tensor(model.get_layer("table").embeddings), 1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def score(ids):
+            return {"score": tf.gather(sums, ids)}
+
+        return score
+
+
+def by_shard(kind, reading=None, **settings):
+    """What differs between exports of one checkpoint as a whole and by shard; and how the latter is stored."""
+    keras.backend.clear_session()
+    result = testing.train(kind(), 12, 2, 2, evaluation="none", seed=1, **settings)
+    directory, whole = RunDirectory(result.directory.parents[1], "test"), result.directory / "export"
+    least, other = exports.least_bytes_of_checkpoint(directory, 12), result.directory / "other"
+    needed = exports.bytes_of_checkpoint(directory, 12)
+    with mock.patch("trainer.training.export.room", return_value=exports.HELD * needed - 1):
+        exports.export_model(kind(), directory, 12, target=other)
+        refused = raised(exports.export_model, reading(), directory, 12) if reading else ""
+    readers = [tf.train.load_checkpoint(str(path / "variables" / "variables")) for path in (whole, other)]
+    shapes = [reader.get_variable_to_shape_map() for reader in readers]
+    values = [  # Keras numbers them otherwise each time
+        {name: reader.get_tensor(key) for key, name in full_names(reader).items()} for reader in readers
+    ]
+    differing = [
+        name for name in values[0].keys() & values[1].keys() if not np.array_equal(values[0][name], values[1][name])
+    ]
+    asked = [tf.constant([0, 5, ROWS - 1, ROWS // 2], tf.int64)] * 2
+    served = []
+    for path in (whole, other):
+        loaded = tf.saved_model.load(str(path))
+        call = loaded.signatures["serving_default"]
+        served.append(call(**dict(zip(sorted(call.structured_input_signature[1]), asked, strict=True))))
+    return {
+        "differing": differing,
+        "same_names": values[0].keys() == values[1].keys(),
+        "tables": sorted(max(shape) for shape in shapes[0].values() if len(shape) == 2 and shape[1] == 16),
+        "slices": sorted(slices_of(readers[1]).values()),
+        "served": {name: float(np.abs(value - served[1][name]).max()) for name, value in served[0].items()},
+        "least": least / (exports.HELD * needed),
+        "left": sorted(path.name for path in result.directory.glob(".*")),
+        "refused": refused,
+    }
+
+
+def raised(part, *arguments):
+    try:
+        part(*arguments)
+    except UserError as error:
+        return str(error)
+
+
+def tried(part, *arguments, **named):
     """One program's error is one test's."""
     try:
-        return part(*arguments)
+        return part(*arguments, **named)
     except Exception as error:
         traceback.print_exc()
         return repr(error)
@@ -288,6 +392,8 @@ def main():
         "missing": tried(missing),
         "same_numbers": tried(same_numbers),
         "memory": tried(memory),
+        "by_shard": {kind.__name__: tried(by_shard, kind) for kind in (Wide3, Rounded)}
+        | {"dynamic": tried(by_shard, Signed, Reading, dynamic_tables={"items": {"capacity": ROWS}})},
     }
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -109,3 +109,24 @@ def with_checkpoint(shared: Path, newest: int | None, begun: str) -> RunDirector
     if begun:
         write_record(directory.settings, {"program": "p:P", "from": begun})
     return directory
+
+
+@pytest.mark.parametrize("kind", ["Wide3", "Rounded", "dynamic"])
+def test_a_model_that_no_memory_holds_is_exported_by_shard_with_the_same_numbers(
+    found: dict[str, Any], kind: str
+) -> None:
+    exported = found["by_shard"][kind]
+    assert exported["differing"] == []
+    assert exported["same_names"]
+    assert set(exported["served"].values()) == {0.0}
+    assert 60_000 in exported["tables"]
+    assert exported["slices"]  # as the two ps have it
+    assert {tuple(rows) for rows in exported["slices"]} == {(30_000, 30_000)}
+    assert 0.1 < exported["least"] < 0.4  # of what an export as a whole takes
+    assert exported["left"] == []
+
+
+def test_a_signature_that_reads_a_whole_table_which_no_memory_holds_is_refused(found: dict[str, Any]) -> None:
+    refused = found["by_shard"]["dynamic"]["refused"]
+    assert refused.startswith("the export reads the values of table/embeddings")
+    assert "read it within a tf.function, or export on a larger host with fab export --run NAME" in refused

@@ -30,14 +30,15 @@ def memory_available() -> int:
     return int(available[1]) * 1024 if available else memory_limit()
 
 
-def check_room(needed: int, what: str, mend: str, *, now: bool = False) -> None:
-    """Raise UserError, with the sizes, when a model of so many bytes can't lie in this host's memory as a whole.
+def room(*, now: bool = False) -> int:
+    """Return the bytes that this process may take; with `now`, those that the others leave at the moment at most."""
+    return min(memory_limit(), memory_available()) if now else memory_limit()
 
-    With `now` it may take no more than the others on the machine leave at the moment.
-    """
-    limit = min(memory_limit(), memory_available()) if now else memory_limit()
-    if needed > limit:
+
+def check_room(needed: int, what: str, mend: str, *, now: bool = False) -> None:
+    """Raise UserError, with the sizes, when so many bytes of a model can't lie in this host's memory: see `room`."""
+    if needed > (limit := room(now=now)):
         raise UserError(
-            f"{what} holds the whole model in one process, {needed / GIB:.1f} GiB of variables, and this host lets it "
-            f"take {limit / GIB:.1f} GiB: {mend}"
+            f"{what} holds up to {needed / GIB:.1f} GiB of variables, and this host lets it take "
+            f"{limit / GIB:.1f} GiB: {mend}"
         )

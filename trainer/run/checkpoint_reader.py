@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from trainer.core.contracts import Model
 from trainer.core.failures import Infrastructure, Misfit, UserError, first_line, is_infrastructure
@@ -20,6 +20,12 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 SLOT = re.compile(
     r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
+
+
+class LeftOut(Protocol):
+    """Variables whose values stay in a checkpoint."""
+
+    def read(self, prefix: str, keys: Mapping[int, str]) -> None: ...
 
 
 class CheckpointReader:
@@ -104,7 +110,13 @@ def is_damage(error: Exception) -> bool:
     return type(error) is errors.OpError and not str(error).rstrip().endswith(STORAGE)
 
 
-def read_model(directory: RunDirectory, model: Model, step: int, tables: RestoredTables | None = None) -> None:
+def read_model(
+    directory: RunDirectory,
+    model: Model,
+    step: int,
+    tables: RestoredTables | None = None,
+    left_out: LeftOut | None = None,
+) -> None:
     """Restore the weights of a model that has no strategy, without its optimizer, and its tables.
 
     Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.
@@ -113,11 +125,26 @@ def read_model(directory: RunDirectory, model: Model, step: int, tables: Restore
 
     prefix = directory.catalogue.prefix(step)
     try:
-        tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched().expect_partial()
+        status = tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched()
+        status.expect_partial()
+        if left_out is not None:
+            left_out.read(prefix, saved_keys(status))
         if tables is not None:
             tables.restore(prefix)
     except (AssertionError, ValueError) as error:
         raise misfit(prefix, error) from error
+
+
+def saved_keys(status: Any) -> dict[int, str]:
+    """Return the names that values have in a checkpoint that was read, by the identity of their variables."""
+    read = status._checkpoint
+    nodes = enumerate(read.object_graph_proto.nodes)
+    return {
+        id(read.object_by_proto_id[number]): each.checkpoint_key
+        for number, node in nodes
+        for each in node.attributes
+        if number in read.object_by_proto_id
+    }
 
 
 def check_fit(status: Any) -> None:

@@ -32,6 +32,7 @@ from trainer.telemetry.tally import Tally
 
 log = logging.getLogger(__name__)
 TRIES = 3
+HELD = 2  # times a model's bytes are taken: by its values, and by those that are read
 ROOM = "take evaluation: distributed, which leaves tables on the ps, or a larger host for the evaluator"
 
 
@@ -152,7 +153,7 @@ class WatchedRun:
         config, directory = self.config, self.directory
         sweep = sweep_or_none(config)
         if newest is None and sweep is None:  # a sweep's next point may be smaller
-            check_room(directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
+            check_room(HELD * directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
         if self.skipped and sweep is not None and config.run in sweep.ends():
             give_up(directory, self.last, f"the last checkpoint, of step {self.last}, can't be read")
             self.skipped = False
@@ -284,7 +285,7 @@ class Evaluator:
 
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
-            check_room(bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
+            check_room(HELD * bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
         self._tables = ServedTables.of(directory)
         with self._tables.of_layers():
             self._model = build_model(program)

@@ -37,6 +37,7 @@ from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
 from trainer.training.loop.epochs import EndWithTheData, Epochs
 from trainer.training.loop.fit import train_with_fit
 from trainer.training.placement import report_placement
+from trainer.training.reserved import least_bytes
 from trainer.training.steps.local import LocalStepRunner
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.steps.runner import StepRunner
@@ -162,7 +163,7 @@ def make_runner(
 def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> int | None:
     """Report what of the model lies on each ps; returns its bytes, None where it lies in this process.
 
-    Raises UserError where the model is to be exported, and this host has no room for it as a whole.
+    Raises UserError where the model is to be exported, and this host has no room for its largest shard.
     """
     config, progress, membership = context.config, context.progress, context.membership
     if not config.traits.remote:
@@ -170,10 +171,11 @@ def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> 
     held = report_placement(config, runner.trained, len(cluster.jobs["ps"]))
     servers = membership.servers if membership else [f"ps-{index}" for index in range(len(held))]
     progress.history.placed(dict(zip(servers, held, strict=True)))
-    whole = sum(bytes_of(variable) for variable in flatten(keras_of(runner.model).variables))
+    pieces = [bytes_of(variable) for variable in flatten(keras_of(runner.model).variables)]
     if config.export and progress.leads:
-        check_room(whole, "the export at the end", "set export: false, and export it on a larger host")
-    return whole
+        mend = "set export: false, and export it on a larger host"
+        check_room(least_bytes(pieces), "the export at the end", mend)
+    return sum(pieces)
 
 
 def build_generation(

@@ -9,30 +9,36 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import tensorflow as tf
 
 from trainer.core.contracts import ElementSpec, Model, Program
 from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
-from trainer.core.memory_limit import check_room
+from trainer.core.memory_limit import check_room, room
 from trainer.core.program import build_model, program_file
 from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
-from trainer.training.dynamic.served import ServedTables, piece_bytes
-from trainer.training.export_changes import write_changes
+from trainer.training.dynamic.served import ServedTables, key_bytes, piece_bytes
+from trainer.training.export_changes import VARIABLES, write_changes
+from trainer.training.export_shards import LargeVariables, slices_of
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.input import WHOLE
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.base import has_call, has_test_step
 from trainer.training.optimizers import of_optimizers
+from trainer.training.reserved import least_bytes
 
 log = logging.getLogger(__name__)
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
+HELD = 4  # times a model's bytes are taken while it is exported as a whole: its values, what is read, and first values
+COMPARED = 4  # times a tensor's: two of it, which bytes differ, and what is written
+MEND = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
 WRITER = "SummaryWriter"  # in the type of its resource
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
@@ -99,22 +105,29 @@ def export_model(
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
     its input. `serving_signature` of the program, where there is one, says what the SavedModel offers; without it the
     model's own call does, under the name serving_default. `element_spec` is that of the data, by default that of the
-    evaluation's. Raises UserError when there is nothing to export, or no room for it.
+    evaluation's. Where the model as a whole has no room, large variables go from file to file. Raises UserError when
+    there is nothing to export, or no room for that either.
     """
-    mend = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
-    check_room(bytes_of_checkpoint(directory, step), "the export", mend, now=True)
-    tables = ServedTables.of(directory)
-    with tables.of_layers():
-        model = build_model(program)
-    element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
     target = target or directory.export
     temporary = target.with_name(f".{target.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
+    large = None
+    if HELD * bytes_of_checkpoint(directory, step) > room(now=True):
+        check_room(least_bytes_of_checkpoint(directory, step), "the export", MEND, now=True)
+        large = LargeVariables(target.with_name(f".{target.name}.rows"))
+    tables = ServedTables.of(directory)
+    tables.put_rows = large.put_rows if large else None
+    with large.left_out() if large else contextlib.nullcontext():
+        with tables.of_layers():
+            model = build_model(program)
+        element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
 
-    def restore() -> None:
-        read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables)
+        def restore() -> None:
+            read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables, large)
 
-    save_model(program, model, str(temporary), element_spec, restore, tables)
+        save_model(program, model, str(temporary), element_spec, restore, tables)
+        if large:
+            large.write(temporary)
     sync_tree(temporary)
     replace_directory(temporary, target)
     log.info("exported the model of step %d to %s", step, target)
@@ -144,6 +157,7 @@ def export_version(program: Program, directory: RunDirectory, step: int, changes
     shutil.rmtree(coming, ignore_errors=True)
     try:
         export_model(program, directory, step, target=whole)
+        check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
         write_changes(versions / str(base), whole, coming, (base, step), ServedTables.of(directory).saved_in(whole))
     finally:
         shutil.rmtree(whole, ignore_errors=True)
@@ -232,18 +246,41 @@ def lacks_evaluation(model: Model) -> str:
 
 def bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
     """Return what the model of a checkpoint takes, without its optimizer's slots."""
+    return sum(pieces_of_checkpoint(directory, step)) + piece_bytes(*dynamic_tables(directory, step))
+
+
+def least_bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
+    """Return what an export of it holds at most where large variables go from file to file."""
+    return least_bytes(pieces_of_checkpoint(directory, step)) + key_bytes(*dynamic_tables(directory, step))
+
+
+def pieces_of_checkpoint(directory: RunDirectory, step: int) -> list[int]:
+    """Return the bytes of the model's variables in a checkpoint, each shard by itself."""
     try:
         variables = tf.train.load_checkpoint(directory.catalogue.prefix(step))
     except (tf.errors.OpError, IndexError):  # its reader says so
-        return 0
+        return []
     types, shapes = variables.get_variable_to_dtype_map(), variables.get_variable_to_shape_map()
-    slots = of_optimizers(shapes)
+    slots, slices = of_optimizers(shapes), slices_of(variables)
+    pieces = []
+    for name, shape in shapes.items():
+        if name.startswith("model/") and name not in slots and types[name] != tf.string:
+            row = math.prod(shape[1:]) * types[name].size
+            pieces += [rows * row for rows in slices.get(name, shape[:1] or [1])]
+    return pieces
+
+
+def largest_bytes(saved: Path) -> int:
+    """Return the bytes of a SavedModel's largest tensor."""
+    variables = tf.train.load_checkpoint(str(saved / VARIABLES))
+    types = variables.get_variable_to_dtype_map()
+    return max(math.prod(shape) * types[name].size for name, shape in variables.get_variable_to_shape_map().items())
+
+
+def dynamic_tables(directory: RunDirectory, step: int) -> tuple[str, Collection[str]]:
+    """Return where a checkpoint has its dynamic tables, and their names."""
     settings = (read_record(directory.settings) or {}).get("settings", {})
-    return piece_bytes(directory.catalogue.prefix(step), settings.get("dynamic_tables", {})) + sum(
-        tf.TensorShape(shape).num_elements() * types[name].size
-        for name, shape in shapes.items()
-        if name.startswith("model/") and name not in slots and types[name] != tf.string
-    )
+    return directory.catalogue.prefix(step), settings.get("dynamic_tables", {})
 
 
 def replace_directory(new: Path, target: Path) -> None:

@@ -40,7 +40,7 @@ def write_changes(base: Path, new: Path, target: Path, steps: tuple[int, int], t
         if kind:
             tensors.append({"name": name, "kind": kind} | ({"rows": tables[name]} if kind == "keys" else {}))
             values |= {f"{name}#{part}": value for part, value in parts.items()}
-    _save(str(target / VALUES), values or {"nothing": np.zeros(0)})  # a checkpoint needs a tensor
+    save_tensors(str(target / VALUES), values or {"nothing": np.zeros(0)})  # a checkpoint needs a tensor
     record = {"base": steps[0], "step": steps[1], "digest": digest(base), "tensors": tensors}
     (target / RECORD).write_text(json.dumps(record, indent=1))
 
@@ -89,7 +89,7 @@ def apply_changes(base: Path, changes: Path, target: Path) -> None:
     parts = []
     for number, named in enumerate(_changed(before, new, tensors)):
         parts.append(str(coming / "parts" / str(number)))
-        _save(parts[-1], named)
+        save_tensors(parts[-1], named)
     tf.raw_ops.MergeV2Checkpoints(
         checkpoint_prefixes=parts, destination_prefix=str(coming / VARIABLES), delete_old_dirs=False
     )
@@ -138,11 +138,12 @@ def _bytes(value: Any) -> Any:
     return flat.view(np.uint8)
 
 
-def _save(prefix: str, named: Mapping[str, Any]) -> None:
+def save_tensors(prefix: str, named: Mapping[str, Any], part: str = "") -> None:
+    """Write tensors to a checkpoint of TensorFlow; `part` says which part of a larger one each is, as SaveV2 has it."""
     names, values = zip(*named.items(), strict=True)
     Path(prefix).parent.mkdir(exist_ok=True)
-    tensors = [tf.constant(value) for value in values]
-    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    tf.raw_ops.SaveV2(prefix=prefix, tensor_names=names, shape_and_slices=[part] * len(names), tensors=tensors)
 
 
 def main(words: Sequence[str]) -> int:

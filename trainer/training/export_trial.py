@@ -10,11 +10,9 @@ import contextlib
 import copy
 import gc
 import logging
-import math
 import random
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -27,11 +25,11 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.dynamic.served import ServedTables
 from trainer.training.export import save_model
+from trainer.training.reserved import reserving
 from trainer.training.tf_internals.saving import tracing_saves
 from trainer.training.tf_internals.seeds import kept_seeds
 
 log = logging.getLogger(__name__)
-RESERVED_BYTES = 1 << 20  # a variable as large as this is not filled
 # What another state of the machine, of files or of the weights' values may change: it proves nothing of the export.
 UNSURE = (tf.errors.OpError, OSError, MemoryError)
 
@@ -68,7 +66,7 @@ def is_new(directory: RunDirectory) -> bool:
 def trace_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
     """Do what the export does but for the values; raises what goes wrong."""
     own = copy.copy(program)  # what build_model keeps in it is not the training's
-    with kept_randomness(), tf.variable_creator_scope(reserve), tracing_saves():
+    with kept_randomness(), tf.variable_creator_scope(reserving()), tracing_saves():
         tables = ServedTables.of(directory)
         with tables.of_layers():
             model = build_model(own)
@@ -85,32 +83,3 @@ def kept_randomness() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def reserve(make: Callable[..., Any], **arguments: Any) -> Any:
-    """Make a variable, a large one without a value of its own: it takes no memory, and keeps none that it is given."""
-    shape, dtype = shape_of(arguments)
-    if shape is None or dtype is None or math.prod(shape) * dtype.size < RESERVED_BYTES:
-        return make(**arguments)
-    with tf.device("CPU:0"):
-        arguments["initial_value"] = tf.raw_ops.Empty(shape=shape, dtype=dtype, init=False)
-    variable = make(**arguments)
-    for name in ("assign", "assign_add", "assign_sub"):
-        with contextlib.suppress(AttributeError):
-            setattr(variable, name, lambda *_, **__: variable)
-    return variable
-
-
-def shape_of(arguments: dict[str, Any]) -> tuple[tuple[int, ...] | None, Any]:
-    """Return shape and type of a variable that is made with these arguments, where they are known."""
-    value, shape, dtype = arguments.get("initial_value"), arguments.get("shape"), arguments.get("dtype")
-    if callable(value) and (shape is None or dtype is None):
-        made: Any = tf.function(value, autograph=False).get_concrete_function().structured_outputs
-        shape, dtype = made.shape, made.dtype
-    elif not callable(value):
-        shape, dtype = getattr(value, "shape", None), dtype or getattr(value, "dtype", None)
-    if shape is None or dtype is None:
-        return None, None
-    shape, dtype = tf.TensorShape(shape), tf.as_dtype(dtype)
-    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
-    return (tuple(shape), dtype) if shape.is_fully_defined() and is_number else (None, None)

@@ -7,13 +7,14 @@ them up. The first row is that of an unknown key.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import Layer, Tensor
+from trainer.core.contracts import Layer, Tensor, Variable
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.training.dynamic.hashing import checked, keys_of
@@ -25,6 +26,8 @@ from trainer.training.tf_internals.graphs import register_dispatchable_type, tra
 from trainer.training.tf_internals.variables import full_names
 
 KEYS, ROWS = "/keys", "/rows"
+ORDER_BYTES = 48  # of a key: itself, twice, its number as found, as sorted and as chosen, and as TensorFlow has it
+PutRows = Callable[[Variable, tuple[int, int], Iterable[tuple[Any, Any]]], None]
 
 
 @register_dispatchable_type
@@ -53,8 +56,8 @@ class ServedTable:
         found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
-    def restore(self, prefix: str) -> None:
-        """Take the rows beside the checkpoint of this name; raises as `all_pieces_of`."""
+    def restore(self, prefix: str, put_rows: PutRows | None = None) -> None:
+        """Take the rows beside the checkpoint of this name, or have them put elsewhere; raises as `all_pieces_of`."""
         readers = [tf.train.load_checkpoint(path) for *_, path in all_pieces_of(prefix, self.name)]
         parts = [reader.get_tensor("keys") for reader in readers]
         # Of a key that is there again, the newest row counts.
@@ -62,10 +65,16 @@ class ServedTable:
         order, begins = np.argsort(found), np.cumsum([1, *map(len, parts)])
         chosen = np.split(order, np.searchsorted(found[order], begins))[1:-1]
         self.keys.assign(keys)
+        rows = (
+            (places, reader.get_tensor("values")[found[places] - begin])
+            for reader, places, begin in zip(readers, chosen, begins[:-1], strict=True)  # no second copy of all rows
+        )
+        if put_rows is not None:
+            put_rows(self.rows, (len(keys), self.width), rows)
+            return
         for count in (0, len(keys)):  # what was there goes first
             self.rows.assign(tf.zeros([count, self.width]))
-        for reader, places, begin in zip(readers, chosen, begins[:-1], strict=True):  # no second copy of all rows
-            values = reader.get_tensor("values")[found[places] - begin]
+        for places, values in rows:
             self.rows.scatter_update(tf.IndexedSlices(values, places))
 
 
@@ -80,6 +89,8 @@ class ServedTables:
     """Those of a model that is built meanwhile."""
 
     def __init__(self, names: Iterable[str]) -> None:
+        self.put_rows: PutRows | None = None
+        """Puts a table's rows elsewhere, given their variable, their shape, and parts: places, and the rows there."""
         self._names = set(names)
         self._tables: list[tuple[Layer, ServedTable]] = []
 
@@ -114,7 +125,7 @@ class ServedTables:
     def restore(self, prefix: str) -> None:
         """Take the rows beside the checkpoint of this name; raises as each table does."""
         for _, table in self._tables:
-            table.restore(prefix)
+            table.restore(prefix, self.put_rows)
 
     def track(self) -> None:
         """Have a SavedModel take them along; a checkpoint that is read before knows nothing of them."""
@@ -125,10 +136,17 @@ class ServedTables:
 
 def piece_bytes(prefix: str, names: Iterable[str]) -> int:
     """Return what the keys and values of these tables take that lie beside a checkpoint."""
-    total = 0
+    return sum(rows * (4 * width + 8) for rows, width in shapes_of(prefix, names))
+
+
+def key_bytes(prefix: str, names: Iterable[str]) -> int:
+    """Return what is held while their keys are put in order, where their rows are not."""
+    return sum(rows * ORDER_BYTES for rows, _ in shapes_of(prefix, names))
+
+
+def shapes_of(prefix: str, names: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Give the rows and the width of each piece of these tables."""
     for name in names:
         for *_, path in pieces_of(prefix, name):
-            shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
-            rows, width = shapes["values"]
-            total += rows * (4 * width + 8)
-    return total
+            rows, width = tf.train.load_checkpoint(path).get_variable_to_shape_map()["values"]
+            yield rows, width
