@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from trainer.cluster.fence import ends, limit_waits, shut
+from trainer.cluster import fence
+from trainer.cluster.fence import Fence, ends, limit_waits, shut
 from trainer.cluster.heartbeat import MARK
 
 
@@ -76,6 +78,25 @@ def test_the_heartbeats_connections_bear_its_mark(listening: socket.socket) -> N
 def test_an_address_is_written_as_the_kernel_does() -> None:
     assert ends("127.0.0.1:80") == {"0100007F:0050", "0000000000000000FFFF00000100007F:0050"}
     assert ends("[::1]:80") == {"00000000000000000000000001000000:0050"}
+
+
+def test_a_name_that_nobody_resolves_now_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network that a member has lost may be the way to the name server too."""
+    tried: list[str] = []
+
+    def fail(address: str) -> int:
+        tried.append(address)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(fence, "shut", fail)
+    kept = Fence(lambda: ["worker-0.example:2300", "worker-1.example:2300"])
+    kept.start()
+    deadline = time.monotonic() + 10
+    while len(tried) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kept.stop()
+    assert {*tried[:4]} == {"worker-0.example:2300", "worker-1.example:2300"}
+    assert len(tried) >= 4
 
 
 def test_what_is_not_acknowledged_ends_a_connection(listening: socket.socket) -> None:

@@ -40,7 +40,8 @@ class Fence:
     def _keep(self) -> None:
         while not self._end.wait(PERIOD_SECONDS):
             for address in self._silent():
-                shut(address)
+                with contextlib.suppress(OSError):  # a name server may be away with the network
+                    shut(address)
 
 
 def shut(address: str) -> int:
