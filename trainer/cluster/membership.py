@@ -106,9 +106,7 @@ class Membership:
         on_sigterm(raise_stopped)
         self._phases.enter(Phase.WAITING)
         self._ways.start()
-        members = form(
-            self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps
-        )
+        members = form(self._config, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps)
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         for task, process in self._members.items():
