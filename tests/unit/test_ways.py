@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +14,7 @@ import grpc
 import pytest
 
 from trainer.cluster import way_probe, way_reader
+from trainer.cluster.heartbeat import is_refusal
 from trainer.cluster.member import Member, State
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
@@ -177,6 +180,30 @@ def test_a_closed_port_is_reached(server: tuple[str, list[bytes]]) -> None:
         free.bind(("127.0.0.1", 0))
         way = try_way(f"127.0.0.1:{free.getsockname()[1]}")
     assert (way.works, way.refused, way.process) == (True, True, "")
+
+
+def test_a_name_server_that_refuses_is_no_closed_port() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as names:
+        names.bind(("127.0.0.1", 0))
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    asked, client = names.recvfrom(4096)
+                    names.sendto(asked[:2] + b"\x81\x85" + asked[4:6] + bytes(6) + asked[12:], client)
+
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        address = f"dns://127.0.0.1:{names.getsockname()[1]}/ps-0.example:2300"
+        way = try_way(address)
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as failed:
+            channel.unary_unary(METHOD)(b"", timeout=10)
+        with contextlib.suppress(OSError):  # wakes the thread all the same
+            names.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    assert not thread.is_alive()
+    assert (way.works, way.why) == (False, "DNS server refused query")
+    assert not is_refusal(failed.value)
 
 
 def test_one_that_answers_small_questions_alone_differs_from_one_that_answers_none(
