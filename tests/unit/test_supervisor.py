@@ -251,6 +251,27 @@ def test_a_process_that_is_killed_as_it_is_forked_is_followed_by_the_next(start:
     assert logged.count("ended with 137 (SIGKILL): starting the next\n") == 30
 
 
+def test_a_supervisor_that_finds_no_room_for_a_process_lives_and_tries_again(start: Start) -> None:
+    supervised = start(
+        """
+def full(run):
+    count()
+    raise OSError(11, "Resource temporarily unavailable")
+
+supervisor.fork = full
+task = None
+""",
+        watchdog=2.0,
+    )
+    supervised.child(3)
+    alive = supervised.heard.count("WATCHDOG=1")
+    supervised.process.send_signal(signal.SIGTERM)
+    code, logged = supervised.process.wait(MINUTE), supervised.process.stderr
+    assert (code, alive >= 3) == (143, True)
+    assert logged is not None
+    assert "cannot start worker-0: Resource temporarily unavailable" in logged.read()
+
+
 def test_the_task_dies_with_a_killed_supervisor(start: Start) -> None:
     supervised = start("def task(notifier):\n    count()" + FOREVER)
     pid = supervised.child()

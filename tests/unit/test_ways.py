@@ -187,10 +187,9 @@ def test_a_name_server_that_refuses_is_no_closed_port() -> None:
         names.bind(("127.0.0.1", 0))
 
         def refuse() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    asked, client = names.recvfrom(4096)
-                    names.sendto(asked[:2] + b"\x81\x85" + asked[4:6] + bytes(6) + asked[12:], client)
+            while (question := names.recvfrom(4096))[0]:
+                asked, client = question
+                names.sendto(asked[:2] + b"\x81\x85" + asked[4:6] + bytes(6) + asked[12:], client)
 
         thread = threading.Thread(target=refuse, daemon=True)
         thread.start()

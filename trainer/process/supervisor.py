@@ -274,9 +274,10 @@ class Supervisor:
                 elif self._child is not None:
                     self._hear(self._child)
             self._reap()
+            if not once:
+                self._ping()
             if once or self._stopping or (deadline is not None and time.monotonic() >= deadline):
                 return
-            self._ping()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
