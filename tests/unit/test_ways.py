@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -33,6 +34,7 @@ from trainer.cluster.ways import (
     targets,
 )
 from trainer.core.task_id import TaskId
+from trainer.run.records import read_record
 from trainer.telemetry.status import describe_ways, has_broken
 
 WORKS = Way("a:1", source="10.0.0.1", seconds=0.002, process="p")
@@ -203,6 +205,21 @@ def test_a_name_server_that_refuses_is_no_closed_port() -> None:
     assert not thread.is_alive()
     assert (way.works, way.why) == (False, "DNS server refused query")
     assert not is_refusal(failed.value)
+
+
+def test_what_has_no_room_at_first_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way_probe, "RECORDS", tmp_path / "full")
+    monkeypatch.setattr(way_probe, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(way_probe, "incarnation", lambda address: "mine")
+    others = {"ps-0": "c:1"}
+    Ways("own:1", lambda: others, lambda address: WORKS).start()
+    time.sleep(0.1)
+    (tmp_path / "full").mkdir()
+    deadline = time.monotonic() + 10
+    while not (read_record(way_probe.record_path("mine")) or {}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (read_record(way_probe.record_path("mine")) or {}).keys() == {"ps-0"}
+    others.clear()  # its thread writes no more
 
 
 def test_one_that_answers_small_questions_alone_differs_from_one_that_answers_none(

@@ -116,9 +116,10 @@ class Ways:
     def _keep(self) -> None:
         while (process := incarnation(self._own)) is None:
             time.sleep(AGAIN_SECONDS)
-        self._write(process)  # that nothing is known yet: a reader finds a file
         while True:
             try:
+                if not self._found:
+                    self._write(process)  # that nothing is known yet: a reader finds a file
                 if self.look(time.monotonic()):
                     self._write(process)
             except Exception:
