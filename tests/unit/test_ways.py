@@ -294,6 +294,24 @@ def test_a_member_is_asked_once_at_a_time_and_often_as_long_as_a_way_is_broken()
     assert [questions.next(), questions.next()] == [("ps-1", "d:1", "ps-1's"), None]
 
 
+def test_each_answer_of_a_large_cluster_does_not_have_all_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ways are looked at then, workers times ps; a new process alone is worth it at once."""
+    monkeypatch.setattr(way_reader, "pause", lambda member, ways, now: 0.0)
+    judged: list[float] = []
+    monkeypatch.setattr(way_reader, "judge", lambda members, rows, now: judged.append(now) or way_reader.Verdict())
+    read = Read({task: {"ps-0": WORKS} for task in SERVERS})
+    read.reader._started = False
+    read.reader.start()
+    time.sleep(1.0)
+    assert 1 <= len(judged) <= 10
+    read.members["worker-1"] = read.members["worker-1"].answered(time.monotonic(), time.monotonic(), "another")
+    deadline = time.monotonic() + 10
+    while read.reader._rows["worker-1"][0] != "another" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    read.reader.stop()
+    assert read.reader._rows["worker-1"][0] == "another"
+
+
 def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
     read = Read({})
     assert read.unfit("worker-1") is None
