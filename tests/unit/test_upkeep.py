@@ -191,6 +191,22 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_copied_whole(config: Config,
     assert (copied / "ckpt-20.data-00000-of-00001").read_text() == "another model .data-00000-of-00001"
 
 
+def test_a_record_that_is_replaced_as_it_is_copied_is_the_old_one_or_the_new_one(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make(config, "digits")
+    make_directory = copies.make_directory
+
+    def replace(path: Path) -> None:
+        make_directory(path)
+        record = read_record(directory.status) or {}
+        write_record(directory.status, {**record, "message": f"{record.get('message')} and longer"})
+
+    monkeypatch.setattr(copies, "make_directory", replace)
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    assert "run" in (read_record(Path(answer["copy"]) / "status.json") or {})
+
+
 def test_a_place_that_is_full_is_refused_before_anything_is_copied(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
