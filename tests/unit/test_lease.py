@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer.run.directory import RunDirectory
-from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process
+from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process, touched
 from trainer.run.records import write_record
 
 pytestmark = pytest.mark.timeout(30)
@@ -68,6 +68,27 @@ def test_a_silent_holder_is_followed_after_its_time(directory: RunDirectory) -> 
     assert messages[0].startswith("process 4711 on elsewhere may still be the coordinator of run mine")
     assert (lease.epoch, lease.taken_from) == (8, "process 4711 on elsewhere")
     lease.release()
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_look_that_hangs_with_the_storage_tells_nothing_of_the_holder(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    """Nor could the holder renew its lease meanwhile: it does so a moment after that."""
+    hold(directory, host="elsewhere")
+    looks: list[int] = []
+
+    def look(where: RunDirectory, epoch: int) -> int:
+        looks.append(touched(where, epoch))
+        if len(looks) == slow:
+            time.sleep(2 * SECONDS)
+        if len(looks) == slow + 1:
+            hold(directory, host="elsewhere", renewed=4)
+        return looks[-1]
+
+    monkeypatch.setattr("trainer.run.lease.touched", look)
+    with pytest.raises(LeaseHeld):
+        take(directory)
 
 
 def test_a_holder_of_this_host_that_is_gone_is_followed_at_once(directory: RunDirectory) -> None:

@@ -61,10 +61,12 @@ class Lease:
         watched: tuple[Any, ...] | None = None
         since = looked = time.monotonic()
         while True:
+            began = time.monotonic()
             epoch = directory.lease_epoch()
             record = read_lease(directory, epoch)
             seen = (epoch, record.get("holder"), touched(directory, epoch))
             now = time.monotonic()
+            since += now - began  # while a look hangs with the storage, no holder can renew its lease
             free = is_free(epoch, record)
             if watched is not None and seen != watched and not free:
                 raise LeaseHeld(
