@@ -333,6 +333,23 @@ def test_a_task_that_no_longer_says_that_it_lives_is_replaced(start: Start) -> N
     assert "worker-0 has given no sign of life for 1 s: killing it" in logged
 
 
+def test_a_task_that_was_frozen_with_its_supervisor_lives_on(start: Start) -> None:
+    """As a machine is that its hypervisor stops for a while: the supervisor could hear nothing."""
+    supervised = start(
+        "def task(notifier):\n    notifier.ready('up')\n    notifier.watch(lambda: True)\n    count()" + FOREVER,
+        watchdog=2,
+    )
+    both = supervised.child(), supervised.process.pid
+    until(lambda: supervised.heard.count("WATCHDOG=1") >= 2)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in both:
+            os.kill(pid, number)
+        time.sleep(3 if number == signal.SIGSTOP else 1)
+    supervised.process.send_signal(signal.SIGTERM)
+    logged = supervised.wait()[1]
+    assert (len(supervised.pids), "killing it" in logged) == (1, False)
+
+
 def test_a_task_that_hangs_in_its_start_is_replaced(start: Start) -> None:
     supervised = start("def task(notifier):\n    if count(): return 0\n    time.sleep(3600)", watchdog=1)
     code, logged = supervised.wait()

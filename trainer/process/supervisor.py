@@ -250,8 +250,11 @@ class Supervisor:
     def _follow(self, child: Child) -> int:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
         while child.code is None:
+            began = time.monotonic()
             self._wait(LOOK_SECONDS if self._notifier.watchdog_seconds else None, once=True)
             if child.code is None and self._notifier.watchdog_seconds:
+                # A machine that was frozen has kept this process from hearing it.
+                child.sign += max(0.0, time.monotonic() - began - LOOK_SECONDS)
                 self._look(child, self._notifier.watchdog_seconds)
         self._hear(child)
         self._ignore(child)
