@@ -312,6 +312,16 @@ def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: C
     assert not interrupted.parent.exists()
 
 
+def test_two_operators_delete_one_after_the_other(config: Config) -> None:
+    """Or each would find that what it removes is gone, and its own run might stay."""
+    first, second = make(config, "one"), make(config, "two")
+    with copies.alone(Path(config.shared_dir) / "removing"):
+        with pytest.raises(UserError, match=r"another process is at work on .*removing: wait until it has ended"):
+            upkeep.delete_run(config, "one", plan=False)
+        assert first.path.is_dir()
+    assert upkeep.delete_run(config, "one", plan=False)["runs"] == [second.run]
+
+
 def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +329,7 @@ def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make(config, "digits")
-    monkeypatch.setattr(upkeep, "make_directory", refuse)
+    monkeypatch.setattr(copies, "make_directory", refuse)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
     assert list((Path(config.shared_dir) / "runs").iterdir()) == []
 
