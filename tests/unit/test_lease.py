@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.run import records
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process, touched
 from trainer.run.records import write_record
@@ -49,6 +50,29 @@ def test_a_released_lease_is_free_at_once_and_its_epoch_is_gone(directory: RunDi
         epochs.append(lease.epoch)
         assert (messages, lease.taken_from, lease.held()) == ([], "", False)
     assert epochs == [1, 2, 3]
+
+
+def test_a_renewal_in_flight_does_not_take_a_release_back(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save looks after the lease as well, on a path that may be slow."""
+    lease = take(directory)
+    write_text, begun, goes_on = records.write_text, threading.Event(), threading.Event()
+
+    def write(path: Path, text: str) -> None:
+        if not begun.is_set():
+            begun.set()
+            goes_on.wait(10)
+        write_text(path, text)
+
+    monkeypatch.setattr(records, "write_text", write)
+    save = threading.Thread(target=lease.held)
+    save.start()
+    assert begun.wait(10)
+    threading.Timer(0.5, goes_on.set).start()
+    lease.release()
+    save.join(10)
+    assert read_lease(directory, 1)["released"]
 
 
 def test_a_second_one_is_refused_as_soon_as_the_first_renews(directory: RunDirectory) -> None:

@@ -164,7 +164,8 @@ class Lease:
                 return
         self._record["released"] = True
         try:
-            self._write()
+            with self._writing:  # a renewal in flight would take it back
+                self._write()
         except OSError as error:
             log.warning("cannot release the lease of %s: %s", self._directory.leased, error)
 
