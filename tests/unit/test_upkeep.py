@@ -285,6 +285,18 @@ def test_a_clone_goes_on_by_itself_and_shares_the_checkpoints_bytes(config: Conf
         upkeep.clone(config, "other", "twin", tell, plan=False)
 
 
+def test_a_clone_needs_no_room_for_the_bytes_that_it_shares(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make(config, "digits")
+    Path(directory.catalogue.prefix(30) + ".index").write_bytes(bytes(1 << 20))
+    directory.catalogue.write_manifest(30, 3, "2.21.0")
+
+    class Full:
+        f_bavail, f_frsize = 16, 4096
+
+    monkeypatch.setattr(copies.os, "statvfs", lambda path: Full)
+    assert upkeep.clone(config, "digits", "twin", tell, plan=False)["step"] == 30
+
+
 def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None:
     directory = make(config, "digits", RunState.TRAINING)
     train(directory)

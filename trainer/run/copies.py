@@ -94,7 +94,8 @@ def copy_run(
     with alone(place / f".{name(0) if change else directory.run}{COMING}") as coming:
         for _ in range(MOST_PASSES):
             newest = directory.catalogue.newest()
-            refuse_without_room(coming, directory.path, copied_names(directory))
+            shared = checkpoint_names(directory) if change else []
+            refuse_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
             sums = _copy_pass(directory, coming, on_bytes, change is not None)
             kept = _settle(coming, sums)
             if newest is None or newest in kept:
