@@ -309,7 +309,7 @@ class Membership:
             self._news.other_release(member)
             if self._watching and member.taken_in is not None:
                 now = time.monotonic()
-                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(task, now), now):
+                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(member, now), now):
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._news.changed(member)
