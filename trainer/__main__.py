@@ -21,7 +21,7 @@ from trainer.cluster.member import State
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
 from trainer.command_line import parse
 from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
-from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain
+from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain, is_stale
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
 from trainer.keep_queue import run_queue
@@ -201,19 +201,24 @@ def train_or_evaluate(
     evaluates = cluster.job == "evaluator"
     try:
         config = read_config(options, environment, evaluates)
-    except ConfigError as error:
+        if evaluates:
+            from trainer.tasks.evaluator import run_evaluator
+
+            again = partial(read_config, options, environment, True)
+            return run_evaluator(config, notifier, again, only_wait=only_wait, collector=collector)
+        from trainer.tasks.sweep import train_point
+        from trainer.telemetry.outlets.webhook import Notifications
+
+        notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
+        return train_point(config, cluster, notifier, collector, notifications)
+    except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
-    if evaluates:
-        from trainer.tasks.evaluator import run_evaluator
-
-        again = partial(read_config, options, environment, True)
-        return run_evaluator(config, notifier, again, only_wait=only_wait, collector=collector)
-    from trainer.tasks.sweep import train_point
-    from trainer.telemetry.outlets.webhook import Notifications
-
-    notifications = Notifications(config, environment.get("CREDENTIALS_DIRECTORY"))
-    return train_point(config, cluster, notifier, collector, notifications)
+    except OSError as error:
+        log.error("%s cannot go on: %s", cluster.task, explain(error))
+        if is_stale(error):
+            notifier.restart_unit()
+        return TRY_AGAIN
 
 
 def become_task(

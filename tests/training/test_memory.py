@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -105,6 +106,21 @@ def test_a_path_that_is_full_costs_the_record_and_not_the_training(
     directory.callbacks.write_text("in the way")
     keep(Memory(directory, at_once, leads=True), 20, 1)
     assert "cannot keep what the callbacks remember" in caplog.text
+
+
+def test_a_path_that_is_full_is_made_no_fuller(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(file: BinaryIO, array: Any, **more: Any) -> None:
+        file.write(bytes(4096))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    memory = Memory(directory, at_once, leads=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "save", fill)
+        keep(memory, 20, np.zeros(3))
+    assert list(directory.callbacks.iterdir()) == []
+    (directory.callbacks / f".{'0' * 64}.npy").write_bytes(b"half of one, as a process leaves it that is killed")
+    keep(memory, 30, np.ones(3))
+    assert sorted(path.suffix for path in directory.callbacks.iterdir()) == [".json", ".npy"]
 
 
 def test_what_changes_before_it_is_written_is_kept_as_it_was(directory: RunDirectory) -> None:

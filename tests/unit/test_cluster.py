@@ -51,6 +51,8 @@ def test_the_setting_needs_a_data_service() -> None:
         ("{", "TF_CONFIG must be JSON like"),
         ("{}", "TF_CONFIG must be JSON like"),
         ("[]", "TF_CONFIG must be JSON like"),
+        ('{"cluster": ["h:1"], "task": {"type": "chief"}}', "TF_CONFIG must be JSON like"),
+        ('{"cluster": null, "task": {"type": "chief"}}', "TF_CONFIG must be JSON like"),
         (tf_config("workers"), "task type 'workers' is none of"),
         (tf_config("worker", 2), "the task is worker 2, and the cluster lists no such member"),
         (tf_config("worker", -1), "the task is worker -1"),

@@ -9,6 +9,8 @@ import pytest
 
 from trainer.cluster import commands as commands
 from trainer.cluster.commands import Messenger, command_path, received, shut_down_servers
+from trainer.cluster.restart_requests import RestartRequests
+from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 
 SERVERS = {"ps-0": "store:1", "ps-1": "store:2", "worker-0": "far:1"}
@@ -89,3 +91,11 @@ def test_one_that_answers_only_later_is_told_then_unless_it_is_wanted_no_more(wi
     messenger.send({"worker-0": "c"})
     wire.incarnations[SERVERS["worker-0"]], wire.incarnations[SERVERS["ps-1"]] = "c", "b"
     wait_for(wire, ("worker-0", "c", 75))
+
+
+def test_who_an_earlier_coordinator_has_asked_is_told_by_the_next_one(wire: Wire, tmp_path: Path) -> None:
+    """The one before has left it in the state record alone, as it told nobody at its end."""
+    asked = {"ps-0": "a"}
+    requests = RestartRequests(RunDirectory(tmp_path, "r"), asked, lambda write: None, Messenger(SERVERS))
+    requests.ask(dict(asked))
+    wait_for(wire, ("ps-0", "a", 75))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import errno
 import os
+import socket
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from trainer.__main__ import train_or_evaluate
+from trainer.cluster.spec import Cluster
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR, Infrastructure, StalePath, Stopped, UserError
 from trainer.core.states import RunState
+from trainer.run.records import write_record
 from trainer.tasks import exits
 from trainer.tasks.exits import Exit, decide_exit
+from trainer.telemetry.metrics import MetricsCollector
+from trainer.telemetry.outlets.systemd import RESTART_UNIT, Notifier
 
 
 def os_error(number: int) -> OSError:
@@ -43,6 +52,45 @@ def test_each_error_has_its_exit(error: BaseException, leads: bool, begun: bool,
 def test_a_stale_handle_restarts_the_unit_and_does_not_pause() -> None:
     found = decide_exit(STALE, None, leads=True, begun=False)
     assert (found.code, found.restarts_unit, found.pauses) == (TRY_AGAIN, True, False)
+
+
+TASK = Cluster({"chief": ["h:1"], "worker": ["a:1"]}, "chief", 0)
+
+
+def become(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None = None) -> tuple[int, list[bytes]]:
+    """Be the coordinator of a cluster without ps, with this error of the path where the settings are read."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    write_record(tmp_path / "run.json", {"program": "p:P", "shared_dir": str(tmp_path)})
+    if error is not None:
+        monkeypatch.setattr("trainer.__main__.read_selection", Mock(side_effect=error))
+    environment = {"TRAINER_SETTINGS": str(tmp_path / "run.json")}
+    collector = MetricsCollector((), 0, None)
+    with ours, theirs:
+        theirs.setblocking(False)
+        notifier = Notifier(None, None, ours)
+        code = train_or_evaluate(argparse.Namespace(), environment, TASK, notifier, collector, only_wait=False)
+        said = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                said.append(theirs.recv(4096))
+    return code, said
+
+
+def test_a_cluster_that_the_strategy_can_not_use_is_the_operators_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process that is forked ends with what this returns: any other end has the next one begin, for ever."""
+    code, _ = become(monkeypatch, tmp_path)
+    assert code == USER_ERROR
+    assert "error: strategy parameter_server needs at least one ps in the cluster" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "mounts"), [(STALE, True), (os_error(errno.EIO), False)])
+def test_settings_that_the_path_does_not_give_are_read_again_and_a_lost_path_is_mounted_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: OSError, mounts: bool
+) -> None:
+    code, said = become(monkeypatch, tmp_path, error)
+    assert (code, RESTART_UNIT.encode() in said) == (TRY_AGAIN, mounts)
 
 
 def test_a_broken_device_is_no_trouble_that_passes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from trainer.cluster.fence import ends, limit_waits, shut
+from trainer.cluster import fence
+from trainer.cluster.fence import Fence, ends, limit_waits, shut
 from trainer.cluster.heartbeat import MARK
 
 
@@ -76,6 +78,45 @@ def test_the_heartbeats_connections_bear_its_mark(listening: socket.socket) -> N
 def test_an_address_is_written_as_the_kernel_does() -> None:
     assert ends("127.0.0.1:80") == {"0100007F:0050", "0000000000000000FFFF00000100007F:0050"}
     assert ends("[::1]:80") == {"00000000000000000000000001000000:0050"}
+
+
+def test_a_name_that_nobody_resolves_now_is_tried_again(
+    listening: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network that a member has lost may be the way to the name server too."""
+    tried: list[str] = []
+    host, port = listening.getsockname()
+
+    def look_up(name: str, *more: int, **named: int) -> list[object]:
+        tried.append(name)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    ends(f"{host}:{port}")
+    monkeypatch.setattr(fence.socket, "getaddrinfo", look_up)
+    kept = Fence(lambda: ["worker-0.example:2300", f"{host}:{port}"])
+    kept.start()
+    with connect(listening) as one:
+        assert one.recv(1) == b""
+    until = time.monotonic() + 10
+    while len(tried) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    kept.stop()
+    assert tried[:2] == ["worker-0.example"] * 2
+
+
+def test_the_connections_to_many_members_are_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's table has them all: as many lines as members, for as many silent ones."""
+    looks: list[set[str]] = []
+    monkeypatch.setattr(fence, "inodes", lambda wanted: looks.append(set(wanted)) or set())
+    silent = [f"10.9.0.{number}:2300" for number in range(1, 101)]
+    kept = Fence(lambda: [] if looks else silent)
+    kept.start()
+    until = time.monotonic() + 10
+    while not looks and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    kept.stop()
+    assert looks == [{end for address in silent for end in ends(address)}]
 
 
 def test_what_is_not_acknowledged_ends_a_connection(listening: socket.socket) -> None:

@@ -126,6 +126,28 @@ def test_a_process_dies_with_the_server(forks: ForkServer, server: subprocess.Po
     assert ends(process.pid)
 
 
+def test_a_process_that_finds_no_room_takes_no_other_with_it(tmp_path: Path) -> None:
+    full = (
+        "fork = fork_server.fork\ndef once(run):\n    fork_server.fork = fail\n    return fork(run)\n"
+        "def fail(run):\n    raise BlockingIOError(11, 'Resource temporarily unavailable')\nfork_server.fork = once\n"
+    )
+    script = SERVER.replace("fork_server.Server()", f"{full}fork_server.Server()")
+    server = subprocess.Popen([sys.executable, "-u", "-c", script, str(tmp_path / "forks")])
+    try:
+        forks = ForkServer(tmp_path / "forks")
+        assert forks.wait(30)
+        first = start(forks, tmp_path, FOREVER)
+        (tmp_path / "other.py").write_text("print('here')")
+        second = start_process(forks, ["other.py"], os.environ, tmp_path)
+        assert isinstance(second, subprocess.Popen)
+        assert output(second) == "here\n"
+        second.wait()
+        assert first.poll() is None
+    finally:
+        server.kill()
+        server.wait()
+
+
 @pytest.mark.parametrize("name", ["TF_ENABLE_ONEDNN_OPTS", "PYTHONHASHSEED", "OMP_NUM_THREADS"])
 def test_what_needs_another_import_is_a_process_of_its_own(forks: ForkServer, tmp_path: Path, name: str) -> None:
     (tmp_path / "script.py").write_text("import os, sys\nprint(os.getppid(), sys.argv[1])")

@@ -61,14 +61,16 @@ def test_who_can_be_done_without(
     expected: bool,
 ) -> None:
     members = {task: Member(task, "a:1", state) for task, state in missing.items()}
-    assert can_do_without(config(**settings), CLUSTER, members, first, without, waited) is expected
+    here = CLUSTER.servers.keys() - missing.keys()
+    assert can_do_without(config(**settings), here, members, first, without, waited) is expected
 
 
 def test_no_ps_is_done_without_where_the_checkpoint_fits_the_model_on_all_of_them_alone() -> None:
     ps, worker = (Member(task, "h:1", AWAY) for task in ("ps-0", "worker-1"))
-    assert can_do_without(config(), CLUSTER, {"ps-0": ps}, False, {"ps-0"}, 1e6)
-    assert not can_do_without(config(), CLUSTER, {"ps-0": ps}, False, {"ps-0"}, 1e6, every_ps=True)
-    assert can_do_without(config(), CLUSTER, {"worker-1": worker}, False, set(), 1e6, every_ps=True)
+    here = ["worker-0", "ps-1"]
+    assert can_do_without(config(), here, {"ps-0": ps}, False, {"ps-0"}, 1e6)
+    assert not can_do_without(config(), here, {"ps-0": ps}, False, {"ps-0"}, 1e6, every_ps=True)
+    assert can_do_without(config(), here, {"worker-1": worker}, False, set(), 1e6, every_ps=True)
 
 
 def test_cluster_of_those_who_are_there_moves_up() -> None:
@@ -101,12 +103,21 @@ class Hears:
 def take(
     hears: Hears, tell: Callable[[dict[str, Member]], None] = lambda missing: None, **settings: Any
 ) -> dict[str, str]:
-    return form(config(**settings), CLUSTER, hears, False, (), tell)  # type: ignore[arg-type]
+    return form(config(**settings), hears, False, (), tell)  # type: ignore[arg-type]
 
 
 def test_a_generation_begins_at_once_with_who_is_there() -> None:
     here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
     assert take(Hears(**here)) == {"worker-0": "w0", "ps-0": "p0", "ps-1": "p1"}
+
+
+@pytest.mark.parametrize("task", ["worker-1", "ps-1"])
+def test_one_that_comes_to_the_cluster_while_it_forms_is_not_waited_for(task: str) -> None:
+    hears = Hears(worker_0="w0", ps_0="p0")
+    hears.records = {known: hears.records[known] for known in ("worker-0", "ps-0")}
+    hears.records[task] = Member(task, "n:1", State.AWAY)
+    limits = {"member_wait_timeout_seconds": 2.0, "ps_grace_seconds": 0.1}
+    assert take(hears, **limits) == {"worker-0": "w0", "ps-0": "p0"}
 
 
 def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +139,7 @@ def test_the_first_training_does_not_wait_for_hosts_that_were_drained(
     began = time.monotonic()
     for task in ("ps-1", "worker-1", "worker-2"):
         here.records[task] = Member(task, "x:1", State.AWAY)
-    assert form(settings, CLUSTER, here, True, (), lambda missing: None) == {"worker-0": "w0", "ps-0": "p0"}  # type: ignore[arg-type]
+    assert form(settings, here, True, (), lambda missing: None) == {"worker-0": "w0", "ps-0": "p0"}  # type: ignore[arg-type]
     assert time.monotonic() - began < 10
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from trainer.run import records
 from trainer.run.directory import RunDirectory
-from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process
+from trainer.run.lease import Lease, LeaseHeld, is_gone, read_lease, this_process, touched
 from trainer.run.records import write_record
 
 pytestmark = pytest.mark.timeout(30)
@@ -51,6 +52,29 @@ def test_a_released_lease_is_free_at_once_and_its_epoch_is_gone(directory: RunDi
     assert epochs == [1, 2, 3]
 
 
+def test_a_renewal_in_flight_does_not_take_a_release_back(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save looks after the lease as well, on a path that may be slow."""
+    lease = take(directory)
+    write_text, begun, goes_on = records.write_text, threading.Event(), threading.Event()
+
+    def write(path: Path, text: str) -> None:
+        if not begun.is_set():
+            begun.set()
+            goes_on.wait(10)
+        write_text(path, text)
+
+    monkeypatch.setattr(records, "write_text", write)
+    save = threading.Thread(target=lease.held)
+    save.start()
+    assert begun.wait(10)
+    threading.Timer(0.5, goes_on.set).start()
+    lease.release()
+    save.join(10)
+    assert read_lease(directory, 1)["released"]
+
+
 def test_a_second_one_is_refused_as_soon_as_the_first_renews(directory: RunDirectory) -> None:
     first = take(directory)
     with pytest.raises(LeaseHeld, match=r"mine has a coordinator already: process \d+ on \S+ has renewed .* last 0"):
@@ -68,6 +92,27 @@ def test_a_silent_holder_is_followed_after_its_time(directory: RunDirectory) -> 
     assert messages[0].startswith("process 4711 on elsewhere may still be the coordinator of run mine")
     assert (lease.epoch, lease.taken_from) == (8, "process 4711 on elsewhere")
     lease.release()
+
+
+@pytest.mark.parametrize("slow", [1, 2])
+def test_a_look_that_hangs_with_the_storage_tells_nothing_of_the_holder(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, slow: int
+) -> None:
+    """Nor could the holder renew its lease meanwhile: it does so a moment after that."""
+    hold(directory, host="elsewhere")
+    looks: list[int] = []
+
+    def look(where: RunDirectory, epoch: int) -> int:
+        looks.append(touched(where, epoch))
+        if len(looks) == slow:
+            time.sleep(2 * SECONDS)
+        if len(looks) == slow + 1:
+            hold(directory, host="elsewhere", renewed=4)
+        return looks[-1]
+
+    monkeypatch.setattr("trainer.run.lease.touched", look)
+    with pytest.raises(LeaseHeld):
+        take(directory)
 
 
 def test_a_holder_of_this_host_that_is_gone_is_followed_at_once(directory: RunDirectory) -> None:

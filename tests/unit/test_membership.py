@@ -244,6 +244,18 @@ def test_the_connections_to_a_host_that_was_reset_are_shut(watched: Watched, qui
     assert watched.shut == shut
 
 
+def test_a_ps_that_is_lost_once_more_has_its_time_as_well(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched.refuses("ps-0")
+    assert watched.looks() == [("ps-lost", "ps-0")]
+    watched.membership.generation_over("ps-0 has ended")
+    watched.forms(ps_0="second")
+    later = time.monotonic() + 60.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    watched.refuses("ps-0")
+    assert watched.looks() == [("ps-lost", "ps-0")]
+    assert watched.looks() == []
+
+
 def test_a_lost_ps_ends_the_process_when_tensorflow_does_not_say_so(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:

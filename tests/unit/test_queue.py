@@ -18,7 +18,7 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.queue import Queue
+from trainer.run.queue import Entry, Queue
 from trainer.run.queue_changes import add, move, remove
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import apply_selection, selected_sweep
@@ -418,3 +418,23 @@ def test_only_the_last_entries_that_have_ended_are_kept(config: Config, monkeypa
     assert names(config) == ["b", "c", "d"]
     end(config, "d")
     assert queue(config).ends().keys() == {"b", "c", "d"}
+
+
+def test_a_long_queue_is_looked_through_once_and_not_for_each_end(config: Config) -> None:
+    """Every task does so each second."""
+    for name in ("s", "t", "u"):
+        ask(config, **{**SWEEP, "name": name, "points": [{"rate": 0.1}] * 20})
+    for name in ("s", "t"):
+        for number in range(1, 21):
+            end(config, f"{name}-{number}")
+    looks = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Any:
+            nonlocal looks
+            looks += 1
+            return super().__iter__()
+
+    entries = [Entry(entry.record, Counted(entry.points)) for entry in queue(config).entries]
+    assert len(Queue.of_entries(entries, config.shared_dir).ends()) == 40
+    assert looks <= 10 * len(entries)

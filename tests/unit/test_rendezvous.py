@@ -57,6 +57,20 @@ def test_all_go_on_together_once_the_last_is_there(jobs):
     assert {member.result for member in members} == {"gathered"}
 
 
+def test_the_members_are_not_listed_again_for_each_that_waits(jobs, monkeypatch):
+    """Of three hundred workers that would take half of the chief's time."""
+    lists = []
+    servers = Cluster.servers.fget
+    monkeypatch.setattr(Cluster, "servers", property(lambda self: lists.append(self.job) or servers(self)))
+    members = [Member(jobs, "chief"), Member(jobs, "worker", 1)]
+    until(lambda: {"worker-0": "127.0.0.1:1"} in members[0].missing)
+    time.sleep(1.0)
+    assert lists.count("chief") == 1
+    members.append(Member(jobs, "worker", 0))
+    for member in members:
+        member.join(20)
+
+
 def test_the_port_is_free_again_at_once(jobs):
     members = [Member(jobs, "chief"), Member(jobs, "worker", 0), Member(jobs, "worker", 1)]
     for member in members:

@@ -53,6 +53,11 @@ def test_one_every_so_many_hours_is_kept_whenever_the_rules_are_asked() -> None:
     assert [one.step for one in there] == [1, 5, 9, 13]
 
 
+def test_a_clock_that_was_put_back_costs_no_checkpoint_of_an_hour() -> None:
+    before, after = Saved(1, 1000 * HOUR), [Saved(step, step * HOUR) for step in range(2, 5)]
+    assert list(kept(Retention(1, hours=1), [before, *after])) == [1, 2, 3, 4]
+
+
 def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
     sound = [True, True, True, False, False, False, False]
     found = [Saved(10 * number, number, sound=one) for number, one in enumerate(sound)]

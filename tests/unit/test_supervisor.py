@@ -251,6 +251,27 @@ def test_a_process_that_is_killed_as_it_is_forked_is_followed_by_the_next(start:
     assert logged.count("ended with 137 (SIGKILL): starting the next\n") == 30
 
 
+def test_a_supervisor_that_finds_no_room_for_a_process_lives_and_tries_again(start: Start) -> None:
+    supervised = start(
+        """
+def full(run):
+    count()
+    raise OSError(11, "Resource temporarily unavailable")
+
+supervisor.fork = full
+task = None
+""",
+        watchdog=2.0,
+    )
+    supervised.child(3)
+    alive = supervised.heard.count("WATCHDOG=1")
+    supervised.process.send_signal(signal.SIGTERM)
+    code, logged = supervised.process.wait(MINUTE), supervised.process.stderr
+    assert (code, alive >= 3) == (143, True)
+    assert logged is not None
+    assert "cannot start worker-0: Resource temporarily unavailable" in logged.read()
+
+
 def test_the_task_dies_with_a_killed_supervisor(start: Start) -> None:
     supervised = start("def task(notifier):\n    count()" + FOREVER)
     pid = supervised.child()
@@ -310,6 +331,23 @@ def test_a_task_that_no_longer_says_that_it_lives_is_replaced(start: Start) -> N
     code, logged = supervised.wait()
     assert code == 0
     assert "worker-0 has given no sign of life for 1 s: killing it" in logged
+
+
+def test_a_task_that_was_frozen_with_its_supervisor_lives_on(start: Start) -> None:
+    """As a machine is that its hypervisor stops for a while: the supervisor could hear nothing."""
+    supervised = start(
+        "def task(notifier):\n    notifier.ready('up')\n    notifier.watch(lambda: True)\n    count()" + FOREVER,
+        watchdog=2,
+    )
+    both = supervised.child(), supervised.process.pid
+    until(lambda: supervised.heard.count("WATCHDOG=1") >= 2)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for pid in both:
+            os.kill(pid, number)
+        time.sleep(3 if number == signal.SIGSTOP else 1)
+    supervised.process.send_signal(signal.SIGTERM)
+    logged = supervised.wait()[1]
+    assert (len(supervised.pids), "killing it" in logged) == (1, False)
 
 
 def test_a_task_that_hangs_in_its_start_is_replaced(start: Start) -> None:

@@ -191,6 +191,22 @@ def test_a_checkpoint_that_is_replaced_meanwhile_is_copied_whole(config: Config,
     assert (copied / "ckpt-20.data-00000-of-00001").read_text() == "another model .data-00000-of-00001"
 
 
+def test_a_record_that_is_replaced_as_it_is_copied_is_the_old_one_or_the_new_one(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make(config, "digits")
+    make_directory = copies.make_directory
+
+    def replace(path: Path) -> None:
+        make_directory(path)
+        record = read_record(directory.status) or {}
+        write_record(directory.status, {**record, "message": f"{record.get('message')} and longer"})
+
+    monkeypatch.setattr(copies, "make_directory", replace)
+    answer = upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    assert "run" in (read_record(Path(answer["copy"]) / "status.json") or {})
+
+
 def test_a_place_that_is_full_is_refused_before_anything_is_copied(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,6 +285,18 @@ def test_a_clone_goes_on_by_itself_and_shares_the_checkpoints_bytes(config: Conf
         upkeep.clone(config, "other", "twin", tell, plan=False)
 
 
+def test_a_clone_needs_no_room_for_the_bytes_that_it_shares(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make(config, "digits")
+    Path(directory.catalogue.prefix(30) + ".index").write_bytes(bytes(1 << 20))
+    directory.catalogue.write_manifest(30, 3, "2.21.0")
+
+    class Full:
+        f_bavail, f_frsize = 16, 4096
+
+    monkeypatch.setattr(copies.os, "statvfs", lambda path: Full)
+    assert upkeep.clone(config, "digits", "twin", tell, plan=False)["step"] == 30
+
+
 def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None:
     directory = make(config, "digits", RunState.TRAINING)
     train(directory)
@@ -296,6 +324,16 @@ def test_a_deleted_run_is_gone_and_its_deletion_may_be_asked_for_twice(config: C
     assert not interrupted.parent.exists()
 
 
+def test_two_operators_delete_one_after_the_other(config: Config) -> None:
+    """Or each would find that what it removes is gone, and its own run might stay."""
+    first, second = make(config, "one"), make(config, "two")
+    with copies.alone(Path(config.shared_dir) / "removing"):
+        with pytest.raises(UserError, match=r"another process is at work on .*removing: wait until it has ended"):
+            upkeep.delete_run(config, "one", plan=False)
+        assert first.path.is_dir()
+    assert upkeep.delete_run(config, "one", plan=False)["runs"] == [second.run]
+
+
 def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +341,7 @@ def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     make(config, "digits")
-    monkeypatch.setattr(upkeep, "make_directory", refuse)
+    monkeypatch.setattr(copies, "make_directory", refuse)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
     assert list((Path(config.shared_dir) / "runs").iterdir()) == []
 

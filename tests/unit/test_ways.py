@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
 from trainer.cluster import way_probe, way_reader
+from trainer.cluster.heartbeat import is_refusal
 from trainer.cluster.member import Member, State
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
@@ -30,6 +34,7 @@ from trainer.cluster.ways import (
     targets,
 )
 from trainer.core.task_id import TaskId
+from trainer.run.records import read_record
 from trainer.telemetry.status import describe_ways, has_broken
 
 WORKS = Way("a:1", source="10.0.0.1", seconds=0.002, process="p")
@@ -179,6 +184,44 @@ def test_a_closed_port_is_reached(server: tuple[str, list[bytes]]) -> None:
     assert (way.works, way.refused, way.process) == (True, True, "")
 
 
+def test_a_name_server_that_refuses_is_no_closed_port() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as names:
+        names.bind(("127.0.0.1", 0))
+
+        def refuse() -> None:
+            while (question := names.recvfrom(4096))[0]:
+                asked, client = question
+                names.sendto(asked[:2] + b"\x81\x85" + asked[4:6] + bytes(6) + asked[12:], client)
+
+        thread = threading.Thread(target=refuse, daemon=True)
+        thread.start()
+        address = f"dns://127.0.0.1:{names.getsockname()[1]}/ps-0.example:2300"
+        way = try_way(address)
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as failed:
+            channel.unary_unary(METHOD)(b"", timeout=10)
+        with contextlib.suppress(OSError):  # wakes the thread all the same
+            names.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    assert not thread.is_alive()
+    assert (way.works, way.why) == (False, "DNS server refused query")
+    assert not is_refusal(failed.value)
+
+
+def test_what_has_no_room_at_first_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(way_probe, "RECORDS", tmp_path / "full")
+    monkeypatch.setattr(way_probe, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(way_probe, "incarnation", lambda address: "mine")
+    others = {"ps-0": "c:1"}
+    Ways("own:1", lambda: others, lambda address: WORKS).start()
+    time.sleep(0.1)
+    (tmp_path / "full").mkdir()
+    deadline = time.monotonic() + 10
+    while not (read_record(way_probe.record_path("mine")) or {}) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert (read_record(way_probe.record_path("mine")) or {}).keys() == {"ps-0"}
+    others.clear()  # its thread writes no more
+
+
 def test_one_that_answers_small_questions_alone_differs_from_one_that_answers_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,6 +292,24 @@ def test_a_member_is_asked_once_at_a_time_and_often_as_long_as_a_way_is_broken()
     questions.ask(member, broken, 101.0)
     questions.end(1)
     assert [questions.next(), questions.next()] == [("ps-1", "d:1", "ps-1's"), None]
+
+
+def test_each_answer_of_a_large_cluster_does_not_have_all_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ways are looked at then, workers times ps; a new process alone is worth it at once."""
+    monkeypatch.setattr(way_reader, "pause", lambda member, ways, now: 0.0)
+    judged: list[float] = []
+    monkeypatch.setattr(way_reader, "judge", lambda members, rows, now: judged.append(now) or way_reader.Verdict())
+    read = Read({task: {"ps-0": WORKS} for task in SERVERS})
+    read.reader._started = False
+    read.reader.start()
+    time.sleep(1.0)
+    assert 1 <= len(judged) <= 10
+    read.members["worker-1"] = read.members["worker-1"].answered(time.monotonic(), time.monotonic(), "another")
+    deadline = time.monotonic() + 10
+    while read.reader._rows["worker-1"][0] != "another" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    read.reader.stop()
+    assert read.reader._rows["worker-1"][0] == "another"
 
 
 def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:

@@ -39,13 +39,18 @@ class Fence:
 
     def _keep(self) -> None:
         while not self._end.wait(PERIOD_SECONDS):
-            for address in self._silent():
-                shut(address)
+            if silent := self._silent():
+                with contextlib.suppress(OSError):  # as of a process that can open no more files
+                    shut(*silent)
 
 
-def shut(address: str) -> int:
-    """Shut this process's connections to host:port, whatever their state; returns how many."""
-    wanted = inodes(ends(address))
+def shut(*addresses: str) -> int:
+    """Shut this process's connections to each host:port, whatever their state; returns how many."""
+    others: set[str] = set()
+    for address in addresses:
+        with contextlib.suppress(socket.gaierror):  # a name server may be away with the network
+            others |= ends(address)
+    wanted = inodes(others)
     return sum(shut_descriptor(int(name), wanted) for name in os.listdir("/proc/self/fd")) if wanted else 0  # noqa: PTH208
 
 

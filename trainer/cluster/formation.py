@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from trainer.cluster.leaving import away_for_a_reboot, leaving_ps
 from trainer.cluster.leaving import names as leaving_names
 from trainer.cluster.member import HERE, Event, Member, State
-from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.task_id import is_worker
 from trainer.run.release import MEND
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ class MembershipChanged(Exception):
 
 def form(
     config: Config,
-    cluster: Cluster,
     heartbeat: Heartbeat,
     first: bool,
     without: Collection[str],
@@ -57,7 +56,7 @@ def form(
         apart = {*without, *leaving_names()}
         here = {t: str(m.incarnation) for t, m in members.items() if m.is_here(since=began) and t not in leaving}
         missing = {task: member for task, member in members.items() if task not in here}
-        if not missing or can_do_without(config, cluster, missing, first, apart, waited, every_ps):
+        if not missing or can_do_without(config, here, missing, first, apart, waited, every_ps):
             return here
         # One that has just answered is about to be known: that is no news.
         if silent := {task: member for task, member in missing.items() if member.why != Event.UNPROVEN.value}:
@@ -79,17 +78,18 @@ def check_limit(config: Config, seconds: float, missing: Mapping[str, Member]) -
 
 def can_do_without(
     config: Config,
-    cluster: Cluster,
+    here: Collection[str],
     missing: Mapping[str, Member],
     first: bool,
     without: Collection[str],
     waited: float,
     every_ps: bool = False,
 ) -> bool:
-    """Return whether the training can go on without the missing ones now."""
+    """Return whether the training can go on now with the tasks that are here, without the missing ones."""
     ps = {task for task, member in missing.items() if member.is_ps}
     workers = missing.keys() - ps
-    if not config.elastic or (ps and every_ps) or len(ps) == len(cluster.jobs["ps"]) or len(workers) == cluster.workers:
+    # Which members the cluster has may change meanwhile: those that are here are counted.
+    if not config.elastic or (ps and every_ps) or len({is_worker(task) for task in here}) < 2:
         return False
     if any(member.is_expected for member in missing.values()):
         return False

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from trainer.cluster.member import HERE, Event, Member, State
-from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, PADDING, digest
+from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, PADDING, REFUSED, digest
 
 log = logging.getLogger(__name__)
 PERIOD_SECONDS = 1.0
@@ -277,4 +277,4 @@ class Heartbeat:
 
 def is_refusal(error: Any) -> bool:
     """Return whether the member's host says that nothing listens there."""
-    return "refused" in (error.details() or "")
+    return REFUSED in (error.details() or "")

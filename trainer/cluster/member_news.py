@@ -41,9 +41,10 @@ class MemberNews:
         """A generation has its members: nobody of them is absent."""
         self._absent, self._named, self.hurt = set(), "", False
 
-    def lost_at(self, task: str, now: float) -> float:
+    def lost_at(self, member: Member, now: float) -> float:
         """Return when it was told that a member's process has ended; `now` where that was not told."""
-        return self._lost.get(task, (now, ""))[0]
+        at, process = self._lost.get(member.task, (now, ""))
+        return at if process == member.taken_in else now  # an earlier one's end is no news of this one
 
     def is_half(self, task: str) -> bool:
         """Return whether it was told that a member is half connected, and not that it is back."""

@@ -106,9 +106,7 @@ class Membership:
         on_sigterm(raise_stopped)
         self._phases.enter(Phase.WAITING)
         self._ways.start()
-        members = form(
-            self._config, self._cluster, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps
-        )
+        members = form(self._config, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps)
         # While a strategy's constructor waits, no Python handler could run.
         on_sigterm(signal.SIG_DFL)
         for task, process in self._members.items():
@@ -311,7 +309,7 @@ class Membership:
             self._news.other_release(member)
             if self._watching and member.taken_in is not None:
                 now = time.monotonic()
-                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(task, now), now):
+                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(member, now), now):
                     event, message = trouble
                     self._give_up(event, message, [task])
                 self._news.changed(member)

@@ -15,6 +15,8 @@ DEADLINE_SECONDS = 2.0
 METHOD = "/tensorflow.WorkerService/GetStatus"
 # A question that fills several packets, also of 9,000 bytes: field 15, which no server knows, of 16,384 bytes.
 PADDING = b"\x7a\x80\x80\x01" + bytes(1 << 14)
+# What gRPC says of a closed port; a name server may refuse as well.
+REFUSED = "Connection refused"
 # The data service's servers, which are no members of TensorFlow's cluster, answer these.
 SERVICE_METHODS = {
     "dispatcher": "/tensorflow.data.DispatcherService/GetVersion",

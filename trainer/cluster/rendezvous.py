@@ -40,7 +40,7 @@ def gather(cluster: Cluster, settings: Mapping[str, Any], on_missing: Callable[[
 
 
 def _await_workers(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
-    port = int(cluster.address.rpartition(":")[2])
+    port, servers = int(cluster.address.rpartition(":")[2]), cluster.servers
     here: dict[str, _Caller] = {}
     with contextlib.ExitStack() as stack:
         try:
@@ -49,7 +49,7 @@ def _await_workers(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str
             raise Infrastructure(f"{cluster.task} can't listen on port {port}: {error.strerror}") from error
         listener.setblocking(False)
         callers: list[_Caller] = []
-        while missing := {task: address for task, address in cluster.servers.items() if task not in here}:
+        while missing := {task: address for task, address in servers.items() if task not in here}:
             on_missing(missing)
             time.sleep(POLL_SECONDS)
             with contextlib.suppress(BlockingIOError):
@@ -60,7 +60,7 @@ def _await_workers(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str
             callers = [caller for caller in callers if not caller.gone]
             here = {}
             for caller in callers:
-                if caller.task in cluster.servers:
+                if caller.task in servers:
                     if caller.agreed == agreed:
                         here[caller.task] = caller
                     else:

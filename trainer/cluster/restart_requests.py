@@ -27,6 +27,8 @@ class RestartRequests:
         self._asked = dict(asked)
         self._post = post
         self._messenger = messenger
+        if messenger is not None:
+            messenger.send(asked)  # the earlier one has told nobody at its end
 
     def ask(self, wanted: dict[str, str]) -> None:
         """Ask these processes, by task, and no others."""

@@ -38,7 +38,7 @@ class Cluster:
         """Read TF_CONFIG; raises ConfigError that says what is wrong with it."""
         try:
             value = json.loads(text)
-            jobs, task = value.get("cluster", {}), value["task"]
+            jobs, task = dict(value.get("cluster", {})), value["task"]
             job, index = str(task["type"]), int(task.get("index", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(

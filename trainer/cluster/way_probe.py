@@ -18,7 +18,7 @@ from pathlib import Path
 
 import grpc
 
-from trainer.cluster.probe import METHOD, PADDING, digest, incarnation
+from trainer.cluster.probe import METHOD, PADDING, REFUSED, digest, incarnation
 from trainer.cluster.ways import Way
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def try_way(address: str) -> Way:
     leaves = source(address)
     if answer is not None:
         return Way(address, source=leaves, seconds=seconds, process=digest(answer))
-    if "refused" in error:
+    if REFUSED in error:
         return Way(address, source=leaves, seconds=seconds, refused=True)
     if not error:
         small, _ = question(address, b"", SMALL_SECONDS)
@@ -116,9 +116,10 @@ class Ways:
     def _keep(self) -> None:
         while (process := incarnation(self._own)) is None:
             time.sleep(AGAIN_SECONDS)
-        self._write(process)  # that nothing is known yet: a reader finds a file
         while True:
             try:
+                if not self._found:
+                    self._write(process)  # that nothing is known yet: a reader finds a file
                 if self.look(time.monotonic()):
                     self._write(process)
             except Exception:

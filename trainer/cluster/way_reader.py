@@ -221,12 +221,14 @@ class WayReader:
         try:
             ways = self._read(task, address, process)
             if ways is not None:
+                is_new = self._rows.get(task, ("",))[0] != process
                 self._rows[task] = process, time.monotonic(), ways
+                if is_new:
+                    self._news.set()
         except Exception as error:
             log.info("cannot ask %s (%s) for its ways: %s", task, address, first_line(error))
         finally:
             self._questions.answered(task)
-            self._news.set()
 
 
 def answers(member: Member) -> bool:

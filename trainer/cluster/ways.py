@@ -138,7 +138,7 @@ def parted(ways: Matrix, worker: str, servers: Collection[str]) -> str:
 
 def to_chief(ways: Matrix, task: str) -> str:
     """Say what is wrong with a member's way to the coordinator; one that nobody has is the coordinator's own matter."""
-    others = [row[CHIEF] for other, row in ways.items() if other != task and CHIEF in row]
+    others = (row[CHIEF] for other, row in ways.items() if other != task and CHIEF in row)
     return broken(ways, task, CHIEF) if any(way.works for way in others) else ""
 
 
@@ -146,7 +146,7 @@ def status_of(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
     """Return what the status says of each way, by the members' tasks: the broken ones alone where there are many."""
     many = sum(len(row) for row in ways.values()) > most
     rows = {
-        task: {other: cell(row[other]) for other in sorted(row, key=order) if not (many and row[other].works)}
+        task: {o: cell(row[o]) for o in sorted((o for o in row if not (many and row[o].works)), key=order)}
         for task, row in sorted(ways.items(), key=lambda each: order(each[0]))
     }
     return {task: row for task, row in rows.items() if row}

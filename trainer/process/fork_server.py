@@ -256,7 +256,11 @@ class Server:
             if request["imported_with"] != self._imported_with or why_unsafe():
                 self._close(client)
                 return
-            pid = fork(lambda: self._become(request, descriptors, client))
+            try:
+                pid = fork(lambda: self._become(request, descriptors, client))
+            except OSError:  # there is no room for it, and the others live on
+                self._close(client)
+                return
             self._forked[client] = pid
             with contextlib.suppress(OSError):
                 client.send(json.dumps({"pid": pid}).encode())

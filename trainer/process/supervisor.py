@@ -250,8 +250,11 @@ class Supervisor:
     def _follow(self, child: Child) -> int:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
         while child.code is None:
+            began = time.monotonic()
             self._wait(LOOK_SECONDS if self._notifier.watchdog_seconds else None, once=True)
             if child.code is None and self._notifier.watchdog_seconds:
+                # A machine that was frozen has kept this process from hearing it.
+                child.sign += max(0.0, time.monotonic() - began - LOOK_SECONDS)
                 self._look(child, self._notifier.watchdog_seconds)
         self._hear(child)
         self._ignore(child)
@@ -274,9 +277,10 @@ class Supervisor:
                 elif self._child is not None:
                     self._hear(self._child)
             self._reap()
+            if not once:
+                self._ping()
             if once or self._stopping or (deadline is not None and time.monotonic() >= deadline):
                 return
-            self._ping()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):

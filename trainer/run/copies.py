@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainer.core.failures import UserError
 from trainer.run.catalogue import SET_ASIDE, Catalogue, Manifest
@@ -94,7 +94,8 @@ def copy_run(
     with alone(place / f".{name(0) if change else directory.run}{COMING}") as coming:
         for _ in range(MOST_PASSES):
             newest = directory.catalogue.newest()
-            refuse_without_room(coming, directory.path, copied_names(directory))
+            shared = checkpoint_names(directory) if change else []
+            refuse_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
             sums = _copy_pass(directory, coming, on_bytes, change is not None)
             kept = _settle(coming, sums)
             if newest is None or newest in kept:
@@ -254,34 +255,35 @@ def _link_file(source: Path, target: Path) -> str | None:
 
 def _copy_file(source: Path, target: Path) -> str:
     """Copy a file as it is now, a log up to its last whole line; returns the digest of what was copied."""
-    found = source.stat()
-    same = _size(target) == found.st_size and target.stat().st_mtime_ns == found.st_mtime_ns
-    if same and (digest := _digest(source)) and digest == _digest(target):
-        return digest
-    make_directory(target.parent)
-    partial = target.with_name(f".{target.name}.part")
-    left = _whole_lines(source, found.st_size) if source.suffix == ".jsonl" else found.st_size
-    digest_of = hashlib.sha256()
-    with source.open("rb") as file, partial.open("wb") as copy:
-        while left and (block := file.read(min(BLOCK, left))):
-            copy.write(block)
-            digest_of.update(block)
-            left -= len(block)
+    with source.open("rb") as file:  # which stays what it is, when another file gets its name
+        found = os.fstat(file.fileno())
+        same = _size(target) == found.st_size and target.stat().st_mtime_ns == found.st_mtime_ns
+        if same and (digest := hashlib.file_digest(file, "sha256").hexdigest()) == _digest(target):
+            return digest
+        make_directory(target.parent)
+        partial = target.with_name(f".{target.name}.part")
+        left = _whole_lines(file, found.st_size) if source.suffix == ".jsonl" else found.st_size
+        file.seek(0)
+        digest_of = hashlib.sha256()
+        with partial.open("wb") as copy:
+            while left and (block := file.read(min(BLOCK, left))):
+                copy.write(block)
+                digest_of.update(block)
+                left -= len(block)
     os.utime(partial, ns=(found.st_atime_ns, found.st_mtime_ns))
     partial.replace(target)
     return digest_of.hexdigest()
 
 
-def _whole_lines(path: Path, size: int) -> int:
+def _whole_lines(file: BinaryIO, size: int) -> int:
     """Return how many of a log's first bytes end with a line."""
-    with path.open("rb") as file:
-        while size:
-            begin = max(0, size - BLOCK)
-            file.seek(begin)
-            end = file.read(size - begin).rfind(b"\n")
-            if end >= 0:
-                return begin + end + 1
-            size = begin
+    while size:
+        begin = max(0, size - BLOCK)
+        file.seek(begin)
+        end = file.read(size - begin).rfind(b"\n")
+        if end >= 0:
+            return begin + end + 1
+        size = begin
     return 0
 
 

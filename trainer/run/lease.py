@@ -61,10 +61,12 @@ class Lease:
         watched: tuple[Any, ...] | None = None
         since = looked = time.monotonic()
         while True:
+            began = time.monotonic()
             epoch = directory.lease_epoch()
             record = read_lease(directory, epoch)
             seen = (epoch, record.get("holder"), touched(directory, epoch))
             now = time.monotonic()
+            since += now - began  # while a look hangs with the storage, no holder can renew its lease
             free = is_free(epoch, record)
             if watched is not None and seen != watched and not free:
                 raise LeaseHeld(
@@ -162,7 +164,8 @@ class Lease:
                 return
         self._record["released"] = True
         try:
-            self._write()
+            with self._writing:  # a renewal in flight would take it back
+                self._write()
         except OSError as error:
             log.warning("cannot release the lease of %s: %s", self._directory.leased, error)
 

@@ -24,7 +24,7 @@ from trainer.run.records import make_directory, names_in, read_record, sync, wri
 
 log = logging.getLogger(__name__)
 RECORD = re.compile(r"(\d+)\.json")
-ARRAY = re.compile(r"[0-9a-f]{64}\.npy")
+ARRAY = re.compile(r"\.?[0-9a-f]{64}\.npy")  # also what a process leaves that is killed while it writes
 WRITTEN_SECONDS = 30.0
 
 
@@ -155,8 +155,11 @@ def encode(value: Any, arrays: dict[str, Any]) -> Any:
 def write_array(path: Path, array: Any) -> None:
     """Write an array in one step."""
     new = path.with_name(f".{path.name}")
-    with new.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        with new.open("wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)  # which a full disk needs

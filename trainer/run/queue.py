@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,11 @@ class Queue(Sweep):
 
     def entry_of(self, run: str) -> Entry | None:
         """Return the newest entry that has the run."""
-        return next((entry for entry in reversed(self.entries) if run in [point.run for point in entry.points]), None)
+        return self._newest.get(run)
+
+    @cached_property
+    def _newest(self) -> dict[str, Entry]:
+        return {point.run: entry for entry in self.entries for point in entry.points}
 
     def ends(self) -> dict[str, dict[str, Any]]:
         removed = [entry for entry in self.entries if entry.is_removed]

@@ -84,6 +84,6 @@ class Retention:
         """Return the first step, and each that was saved so many hours after the one before of these."""
         found: list[Saved] = []
         for each in saved if self.hours else ():
-            if not found or each.created - found[-1].created >= self.hours * HOUR:
+            if not found or abs(each.created - found[-1].created) >= self.hours * HOUR:  # a clock may be put back
                 found.append(each)
         return [each.step for each in found]

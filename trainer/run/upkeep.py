@@ -5,6 +5,7 @@ Each may be interrupted and done again: a run appears and vanishes by one rename
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -33,7 +34,7 @@ from trainer.run.copies import (
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
 from trainer.run.queue_changes import read_or_none
-from trainer.run.records import make_directory, read_record, sync, write_record
+from trainer.run.records import read_record, sync, write_record
 from trainer.run.selection import read_selection
 from trainer.run.sweep import Sweep
 
@@ -101,10 +102,8 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
             mend = "stop it first: fab stop-cluster" if "trained" in why else _free_mend(config, run)
             raise UserError(f"run {run} is not removed: {why}; {mend}")
         answer |= freed([directory.path])
-        if not plan:
-            remove([directory.path], shared_dir)
     if not plan:
-        remove([], shared_dir)  # what was interrupted before
+        remove([directory.path] if there else [], shared_dir)
     answer["runs"] = [each.run for each in run_directories(shared_dir)]
     return answer
 
@@ -131,7 +130,7 @@ def prune_runs(config: Config, keep: int, plan: bool, agreed: Collection[str] | 
         if why := why_kept(directory, config, chosen):
             kept[directory.run] = why
     going = [each for each in newest if each.run not in kept and (agreed is None or each.run in agreed)]
-    left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/*"))
+    left = list(shared_dir.glob(f"runs/.*{COMING}")) + list(shared_dir.glob("removing/[!.]*"))
     answer: dict[str, Any] = {
         "removed": sorted(each.run for each in going),
         "kept": kept,
@@ -155,22 +154,27 @@ def remove_unfinished(coming: Path) -> None:
 
 
 def remove(paths: Iterable[Path], shared_dir: Path) -> None:
-    """Remove directories, each by one rename, and then what they hold; also what an interrupted call has left."""
-    going = shared_dir / "removing"
-    for path in paths:
-        target = going / f"{path.name}-{time.time_ns()}"
+    """Remove directories, each by one rename, and then what they hold; also what an interrupted call has left.
+
+    Raises UserError where another process does so: each would find that the other's files are gone.
+    """
+    going, is_full = shared_dir / "removing", False
+    with contextlib.ExitStack() as stack:
         try:
-            make_directory(going)
+            stack.enter_context(alone(going))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            target = path.with_name(f".{target.name}{COMING}")  # a full disk may have no room for a directory
-        path.rename(target)
-        sync(path.parent)
-        if target.parent != going:
-            shutil.rmtree(target)
-    if going.is_dir():
-        shutil.rmtree(going)
+            is_full = True  # there may be no room for a directory
+        for path in paths:
+            name = f"{path.name}-{time.time_ns()}"
+            target = path.with_name(f".{name}{COMING}") if is_full else going / name
+            path.rename(target)
+            sync(path.parent)
+            if is_full:
+                shutil.rmtree(target)
+        if going.is_dir():
+            shutil.rmtree(going)
 
 
 def freed(paths: Iterable[Path]) -> dict[str, int]:
