@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import first_state
 import host_reset
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+from fleet.roles import Ahead
+from fleet.wanted import UnknownTask, load
 
 ROOT = Path(__file__).resolve().parents[2]
 # What roles write and the reset leaves, each with its reason.
@@ -240,6 +246,33 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     (tmp_path / "opt").mkdir()
     first_state.main()
     assert (changes, file.exists()) == ([True, False, False], False)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_the_first_state_is_noted_also_where_the_image_has_the_first_packages(has: bool) -> None:
+    """Those of later roles are missing all the same, and the reset would keep them for want of a note."""
+    facts = {"os_family": "Debian", "virtualization_role": "host", "virtualization_type": "kvm"}
+    place = ROOT / "roles/common"
+    known = {**load(place / "defaults/main.yml"), **load(place / "vars/main.yml")}
+    known |= {"common_uid": 6006, "ansible_facts": facts, "ansible_check_mode": False, "ansible_managed": "x"}
+
+    def render(value: Any, more: Mapping[str, Any], **options: Any) -> Any:
+        return Templar(loader=DataLoader(), variables={**known, **more}).template(value, **options)
+
+    role = Ahead(place, render, leads=True)
+    question = role.question("main")
+    packages = ["acl", "ca-certificates", "nftables", "rsync", "procps", "python3-apt", "chrony"]
+    lists = {"rc": 0, "stdout": "".join(f"installed {name}\n" for name in packages)}
+    steps = {name: lists if "command" in step else {"ActiveState": "", "UnitFileState": ""} if "unit" in step else {}
+             for name, step in question.steps.items()}  # fmt: skip
+    files = dict.fromkeys([*question.files, *question.looks])
+    files |= {"/var/lib/trainer": ["0755", "directory", "root 0", "root 0"]} if has else {}
+    answer = {"files": files, "texts": {}, "steps": steps}
+    if has:
+        assert role.difference("main", answer)
+        return
+    with pytest.raises(UnknownTask, match="Note what the machine had before"):
+        role.difference("main", answer)
 
 
 def written() -> set[str]:
