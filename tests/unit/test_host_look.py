@@ -133,3 +133,10 @@ def test_the_members_are_those_who_speak_with_one_another() -> None:
     hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
     hostvars["b"]["cluster_address"] = "10.1.0.1"
     assert member_addresses(groups, hostvars) == {"a": "10.0.0.0", "b": "10.1.0.1", "c": "10.0.0.2"}
+
+
+def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None]) -> None:
+    """One in the group gpu alone is no member, and is looked at all the same."""
+    own("10.9.0.7")
+    members = {name: address for name, address in MEMBERS.items() if name != "w"}
+    assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])

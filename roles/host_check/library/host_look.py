@@ -127,6 +127,8 @@ def way_problems(
         resolve: what a name means here.
         source: where packets to an address leave from.
     """
+    if name not in members:  # in the group gpu alone, whose hosts call nobody
+        return [], []
     own = [each for each in resolve(members[name]) if not _is_loopback(each)]
     loopback = [host for host in members if any(map(_is_loopback, resolve(members[host])))]
     problems = [_loopback_problem(name, host, members[host]) for host in loopback if host != name]
