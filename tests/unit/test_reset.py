@@ -222,6 +222,29 @@ def test_packages_go_at_once_where_nothing_goes_with_them(machine: Path, monkeyp
     assert done.removed == ["package acl", "package rsync"]
 
 
+def test_services_that_stay_forget_what_is_gone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel exports what an NFS server has read, whatever file is there, and then nothing closes the host."""
+    exports = machine / "etc/exports.d/psfleet.exports"
+    exports.parent.mkdir()
+    exports.write_text("/srv/nfs/trainer 10.0.0.11(rw)\n")
+    seen: list[tuple[str, bool]] = []
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        done, "_call", lambda *command: (seen.append((" ".join(command), exports.exists())), (0, ""))[1]
+    )
+    done.run()
+    [(restart, there)] = [(line, there) for line, there in seen if "try-restart" in line]
+    assert ("nfs-server" in restart, "chrony" in restart, "systemd-journald" in restart, there) == (True,) * 3 + (
+        False,
+    )
+    assert seen.index((restart, False)) > seen.index(("systemctl daemon-reload", False))
+    seen.clear()
+    again = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    monkeypatch.setattr(again, "_call", lambda *command: (seen.append((" ".join(command), False)), (0, ""))[1])
+    again.run()
+    assert not any("try-restart" in line for line, _ in seen)
+
+
 def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
