@@ -50,7 +50,17 @@ def _roles_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.roles.load", lambda path: load(path) if path.exists() else {})
 
 
-def left(inventory: Path, name: str, playbook: str, tasks: str = "main", **answers: str | dict[str, Any]) -> str | None:
+GPU_TIMER = "/etc/systemd/system/psfleet-gpu-metrics.timer"
+
+
+def left(
+    inventory: Path,
+    name: str,
+    playbook: str,
+    tasks: str = "main",
+    missing: str = GPU_TIMER,
+    **answers: str | dict[str, Any],
+) -> str | None:
     """Return in what a host differs that is right, where its commands and modules answer so; else they say nothing."""
     role = Role(
         load_inventory(str(inventory)), HOST, name, playbook, ansible_facts=MACHINE, ansible_play_hosts=[HOST],
@@ -59,11 +69,11 @@ def left(inventory: Path, name: str, playbook: str, tasks: str = "main", **answe
     ahead = Ahead(role.place, role._render, leads=True)
     question = ahead.question(tasks)
     steps = {key: answer_to(step, answers) for key, step in question.steps.items()}
-    there = {path: ["0755", "directory", "root 0", "root 0"] for path in question.looks}
+    there = {path: ["0755", "directory", "root 0", "root 0"] for path in question.looks if path != missing}
     answer: dict[str, Any] = {"files": there, "texts": TEXTS, "steps": steps}
     now = Pass({}, whole=True, answer=answer)
     ahead._read_all(ahead._coming(tasks), now)
-    answer["files"] |= now.wanted.files
+    answer["files"] = {**now.wanted.files, **there}
     return ahead.difference(tasks, answer)
 
 
@@ -95,6 +105,13 @@ def answer_to(step: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
 def test_a_service_that_began_before_its_files_is_found(inventory: Path, role: str, playbook: str, said: str) -> None:
     assert left(inventory, role, playbook) is None
     assert "does not run as it should" in str(left(inventory, role, playbook, newermt=said))
+
+
+def test_what_told_of_gpus_goes_with_them(inventory: Path) -> None:
+    """Else the alert of a GPU that is gone would fire on, though the host was taken out of the group for it."""
+    assert left(inventory, "node_exporter", "monitoring.yml") is None
+    found = left(inventory, "node_exporter", "monitoring.yml", missing="")
+    assert found == "psfleet-gpu-metrics.timer does not run as it should"
 
 
 def test_lists_of_addresses_that_systemd_has_not_read_are_found(inventory: Path) -> None:
