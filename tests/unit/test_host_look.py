@@ -128,6 +128,16 @@ def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) ->
     assert sudo_mend({"rc": 1}).endswith("exit code 1 and printed nothing")
 
 
+@pytest.mark.parametrize("said", ["sh: 1: /opt/python3: not found\n", "sh: /opt/python3: No such file or directory\n"])
+def test_a_python_that_is_missing_is_not_taken_for_sudo(said: str) -> None:
+    """As Ansible registers it of a minimal image, and of a path that is misspelt."""
+    found = {"msg": "The module interpreter '/opt/python3' was not found.", "module_stderr": said, "rc": 127}
+    text = sudo_mend(found, "admin")
+    assert "it has no Python" in text
+    assert "/opt/python3" in text
+    assert "sudo" not in text
+
+
 def test_the_members_are_those_who_speak_with_one_another() -> None:
     groups = {"chief": ["a"], "worker": ["b"], "nfs_server": ["c"], "gpu": ["d"], "all": ["a", "b", "c", "d", "e"]}
     hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
