@@ -222,6 +222,26 @@ def test_packages_go_at_once_where_nothing_goes_with_them(machine: Path, monkeyp
     assert done.removed == ["package acl", "package rsync"]
 
 
+def test_a_user_goes_after_the_services_that_run_as_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`userdel` refuses one with processes, and the node exporter's package is what ends them."""
+    done = host_reset.Reset(Module(machine, packages=["prometheus-node-exporter"]))  # type: ignore[arg-type]
+    runs = {"prometheus-node-exporter"}
+
+    def call(*command: str) -> tuple[int, str]:
+        if command[0] == "dpkg-query":
+            return 0, "".join(f"installed {name}\n" for name in runs)
+        if "purge" in command and "--yes" in command:
+            runs.clear()
+        busy = command == ("userdel", "prometheus") and runs
+        return (8, "userdel: user prometheus is currently used by process 7\n") if busy else (0, "")
+
+    monkeypatch.setattr(done, "_real", True)
+    monkeypatch.setattr(done, "_call", call)
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name == "prometheus")
+    done.run()
+    assert {"user prometheus", "package prometheus-node-exporter"} <= set(done.removed)
+
+
 def test_services_that_stay_forget_what_is_gone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel exports what an NFS server has read, whatever file is there, and then nothing closes the host."""
     exports = machine / "etc/exports.d/psfleet.exports"

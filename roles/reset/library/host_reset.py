@@ -118,8 +118,8 @@ class Reset:
         self._give_ports_back()
         self._remove_files()
         self._reload()
-        self._remove_users()
         self._remove_packages()
+        self._remove_users()  # after the services of a package that run as one
         if self.removed and self._does:
             self._call("systemctl", "try-restart", *READERS)
         self._remove_home()
