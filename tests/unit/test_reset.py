@@ -60,6 +60,7 @@ def machine(tmp_path: Path) -> Path:
         "etc/trainer/run.json",
         "etc/trainer/secrets/KEY",
         "etc/psfleet/firewall.nft",
+        "var/lib/prometheus/node-exporter/psfleet-gpus.prom",
         "opt/trainer/releases/abc/trainer/__main__.py",
         "usr/local/sbin/psfleet-check-release",
         "var/lib/trainer/local/runs/digits/run.json",

@@ -78,6 +78,7 @@ OWN = (
     "etc/chrony/conf.d/psfleet.conf",
     "etc/chrony.d/psfleet.conf",
     "etc/prometheus/psfleet*.yml",
+    "var/lib/prometheus/node-exporter/psfleet-*",
     "etc/exports.d/psfleet.exports",
     "etc/nfs.conf.d/psfleet.conf",
     "usr/local/sbin/psfleet-*",
