@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_look import clock_problem, resolve, source_to, way_problems
+from host_look import clock_problem, is_own, resolve, source_to, way_problems
 
 from fleet.site.host_check import member_addresses, sudo_mend
 
@@ -143,6 +143,19 @@ def test_the_members_are_those_who_speak_with_one_another() -> None:
     hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
     hostvars["b"]["cluster_address"] = "10.1.0.1"
     assert member_addresses(groups, hostvars) == {"a": "10.0.0.0", "b": "10.1.0.1", "c": "10.0.0.2"}
+
+
+def test_a_kernel_without_ipv6_has_no_address_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have addresses of both families."""
+    kinds = socket.socket
+
+    def without(family: int, kind: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return kinds(family, kind)
+
+    monkeypatch.setattr(socket, "socket", without)
+    assert (is_own("2001:db8::7"), is_own("127.0.0.1")) == (False, True)
 
 
 def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None]) -> None:

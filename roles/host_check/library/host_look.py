@@ -86,11 +86,11 @@ def source_to(address: str) -> str:
 def is_own(address: str) -> bool:
     """Whether an interface of this host has the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:  # a kernel without IPv6 has no such socket
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
