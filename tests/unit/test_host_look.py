@@ -158,6 +158,13 @@ def test_a_kernel_without_ipv6_has_no_address_of_it(monkeypatch: pytest.MonkeyPa
     assert (is_own("2001:db8::7"), is_own("127.0.0.1")) == (False, True)
 
 
+def test_of_a_names_addresses_the_one_with_a_route_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver has sorted them so (RFC 6724): a host without IPv6 reaches the others all the same."""
+    answers = [(0, 0, 0, "", ("203.0.113.5", 0)), (0, 0, 0, "", ("2001:db8::5", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    assert resolve("node-1.example.org") == ["203.0.113.5", "2001:db8::5"]
+
+
 def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None]) -> None:
     """One in the group gpu alone is no member, and is looked at all the same."""
     own("10.9.0.7")

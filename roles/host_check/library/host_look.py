@@ -68,9 +68,10 @@ Source = Callable[[str], str]
 
 
 def resolve(name: str) -> list[str]:
-    """Return the addresses of a name, or an address itself; none where the resolver has none."""
+    """Return the addresses of a name, reachable ones first, or an address itself; none where the resolver has none."""
     try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(each[4][0]) for each in found))
     except OSError:
         return []
 
