@@ -195,6 +195,8 @@ class ShortWay:
         facts = answer["steps"]["facts"]
         if facts.get("failed"):
             return str(facts["msg"])
+        if facts["unread"]:
+            return "systemd has yet to read what an earlier run wrote"
         wanted = role.look("close", {"__firewall_facts": facts})
         if wanted.refusals:
             return wanted.refusals[0]

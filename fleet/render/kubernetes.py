@@ -96,7 +96,9 @@ def _policy(wanted: Wanted) -> dict[str, Any]:
 
 def _budget(wanted: Wanted) -> dict[str, Any]:
     """One pod at a time is moved by those who drain nodes: a worker costs nobody a pause, a ps a short one."""
-    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(wanted)}}
+    # With the coordinator among them none would be moved: Kubernetes counts by the scale, which a Job lacks.
+    others = {"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["chief"]}
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(wanted), "matchExpressions": [others]}}
     return {**_object("PodDisruptionBudget", "policy/v1", wanted.name, wanted), "spec": spec}
 
 

@@ -34,6 +34,11 @@ def member_addresses(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str,
 def sudo_mend(result: Mapping[str, Any], user: str = "the login") -> str:
     """Say why a login does not become root, and what to write where."""
     text = outcome(result)
+    if "interpreter" in str(result.get("msg")):  # in Ansible's own words: "The module interpreter '…' was not found."
+        return (
+            f"it has no Python where Ansible looks for it ({text.splitlines()[-1]}); install it: apt-get install "
+            "python3. Or name the one that it has as ansible_python_interpreter"
+        )
     for sign, mend in SUDO.items():
         if sign in text.lower():
             return f"{mend.format(user=user)} (sudo: {text.splitlines()[-1]})"

@@ -23,7 +23,7 @@ HEADER = """\
 # Nothing in it is secret. A host that does not answer keeps its line, so that the others know it when it is back.
 """
 GROUPS = (
-    "chief", "ps", "worker", "evaluator", "data", "tensorboard", "prometheus", "alertmanager", "nfs_server",
+    "chief", "ps", "worker", "evaluator", "data", "tensorboard", "prometheus", "alertmanager", "nfs_server", "gpu",
 )  # fmt: skip
 
 

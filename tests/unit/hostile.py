@@ -41,7 +41,7 @@ PATHS: list[Any] = [
     "/tmp/x", "/var/tmp/x", "/opt", "/opt/trainer", "/opt/trainer/releases", "/srv", "/mnt", "/srv/../etc", "/srv/./x",
     "/srv//x", "/srv/x/", "//srv/x", "/srv/my share", "/srv/$(id)", "/srv/`id`", "/srv/a'b", '/srv/a"b', "/srv/a;b",
     "/srv/ä", "/srv/%i", "/srv/a\nb", "/srv/a:b", "/srv/a*", "~/x", "$HOME/x", "/srv/" + "a" * 300, "gs://bucket/x",
-    "{{ x }}", 7, True, None, ["/srv/x"], "/lost+found", "/snap/x", "/efi/x",
+    "{{ x }}", 7, True, None, ["/srv/x"], "/lost+found", "/snap/x", "/efi/x", "/.shared/x",
 ]  # fmt: skip
 NFS_PATHS = (
     "/etc",

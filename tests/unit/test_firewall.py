@@ -389,14 +389,23 @@ def test_who_holds_a_tun_device_is_found(tmp_path: Path) -> None:
     assert firewall_facts.holders("tun1", tmp_path) == {77}
 
 
+LISTENER = 'tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=1,fd=3))\n'
+ANSWERS = {"nft list tables": "", "ss -Hlntupe": LISTENER, "ss -Hnt state": ""}
+
+
+@pytest.mark.parametrize(("shown", "unread"), [("no\n\nno\n", False), ("no\n\nyes\n", True), ("", False)])
+def test_a_unit_whose_files_systemd_has_not_read_is_seen(shown: str, unread: bool) -> None:
+    host = module({**ANSWERS, "systemctl show --value --property=NeedDaemonReload trainer@*": shown})
+    assert firewall_facts.facts(host, {"names": [], "guarded": [], "kept": "/nowhere"})["unread"] is unread
+
+
 @pytest.mark.parametrize("error", [socket.EAI_AGAIN, socket.EAI_FAIL, socket.EAI_NONAME])
 def test_names_that_nobody_answers_for_are_not_left_out(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     def getaddrinfo(*_: object, **__: object) -> None:
         raise socket.gaierror(error, "for a moment")
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    listener = 'tcp LISTEN 0 128 0.0.0.0:22 0.0.0.0:* users:(("sshd",pid=1,fd=3))\n'
-    host = module({"nft list tables": "", "ss -Hlntupe": listener, "ss -Hnt state": ""})
+    host = module(ANSWERS)
     asked = {"names": ["node-1.example.org"], "guarded": [2222], "kept": "/nowhere"}
     if error == socket.EAI_NONAME:
         assert firewall_facts.facts(host, asked)["resolved"] == {"node-1.example.org": []}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_look import clock_problem, resolve, source_to, way_problems
+from host_look import clock_problem, is_own, resolve, source_to, way_problems
 
 from fleet.site.host_check import member_addresses, sudo_mend
 
@@ -128,8 +128,45 @@ def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) ->
     assert sudo_mend({"rc": 1}).endswith("exit code 1 and printed nothing")
 
 
+@pytest.mark.parametrize("said", ["sh: 1: /opt/python3: not found\n", "sh: /opt/python3: No such file or directory\n"])
+def test_a_python_that_is_missing_is_not_taken_for_sudo(said: str) -> None:
+    """As Ansible registers it of a minimal image, and of a path that is misspelt."""
+    found = {"msg": "The module interpreter '/opt/python3' was not found.", "module_stderr": said, "rc": 127}
+    text = sudo_mend(found, "admin")
+    assert "it has no Python" in text
+    assert "/opt/python3" in text
+    assert "sudo" not in text
+
+
 def test_the_members_are_those_who_speak_with_one_another() -> None:
     groups = {"chief": ["a"], "worker": ["b"], "nfs_server": ["c"], "gpu": ["d"], "all": ["a", "b", "c", "d", "e"]}
     hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
     hostvars["b"]["cluster_address"] = "10.1.0.1"
     assert member_addresses(groups, hostvars) == {"a": "10.0.0.0", "b": "10.1.0.1", "c": "10.0.0.2"}
+
+
+def test_a_kernel_without_ipv6_has_no_address_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name may have addresses of both families."""
+    kinds = socket.socket
+
+    def without(family: int, kind: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return kinds(family, kind)
+
+    monkeypatch.setattr(socket, "socket", without)
+    assert (is_own("2001:db8::7"), is_own("127.0.0.1")) == (False, True)
+
+
+def test_of_a_names_addresses_the_one_with_a_route_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The resolver has sorted them so (RFC 6724): a host without IPv6 reaches the others all the same."""
+    answers = [(0, 0, 0, "", ("203.0.113.5", 0)), (0, 0, 0, "", ("2001:db8::5", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+    assert resolve("node-1.example.org") == ["203.0.113.5", "2001:db8::5"]
+
+
+def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None]) -> None:
+    """One in the group gpu alone is no member, and is looked at all the same."""
+    own("10.9.0.7")
+    members = {name: address for name, address in MEMBERS.items() if name != "w"}
+    assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])

@@ -45,6 +45,23 @@ def environment(template: Mapping[str, Any], index: int) -> dict[str, str]:
     return found
 
 
+def test_pods_may_be_moved_though_a_job_has_no_scale() -> None:
+    """Kubernetes allows no disruption of any pod that a budget with `maxUnavailable` selects together with a Job's."""
+    objects = rendered(inventory())
+    selector = objects["PodDisruptionBudget", "mine"]["spec"]["selector"]
+    [beside] = selector["matchExpressions"]
+    assert beside["operator"] == "NotIn"
+    kinds: dict[str, set[str]] = {"budgeted": set(), "free": set()}
+    for (kind, _), one in objects.items():
+        if template := one.get("spec", {}).get("template"):
+            labels = template["metadata"]["labels"]
+            is_selected = selector["matchLabels"].items() <= labels.items() and (
+                labels[beside["key"]] not in beside["values"]
+            )
+            kinds["budgeted" if is_selected else "free"].add(kind)
+    assert kinds == {"budgeted": {"StatefulSet"}, "free": {"Job"}}
+
+
 def test_each_pod_is_a_task_of_the_same_cluster() -> None:
     objects = rendered(inventory())
     members = {

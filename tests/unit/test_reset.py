@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,11 @@ import first_state
 import host_reset
 import pytest
 import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+
+from fleet.roles import Ahead
+from fleet.wanted import UnknownTask, load
 
 ROOT = Path(__file__).resolve().parents[2]
 # What roles write and the reset leaves, each with its reason.
@@ -54,6 +60,7 @@ def machine(tmp_path: Path) -> Path:
         "etc/trainer/run.json",
         "etc/trainer/secrets/KEY",
         "etc/psfleet/firewall.nft",
+        "var/lib/prometheus/node-exporter/psfleet-gpus.prom",
         "opt/trainer/releases/abc/trainer/__main__.py",
         "usr/local/sbin/psfleet-check-release",
         "var/lib/trainer/local/runs/digits/run.json",
@@ -216,6 +223,49 @@ def test_packages_go_at_once_where_nothing_goes_with_them(machine: Path, monkeyp
     assert done.removed == ["package acl", "package rsync"]
 
 
+def test_a_user_goes_after_the_services_that_run_as_it(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`userdel` refuses one with processes, and the node exporter's package is what ends them."""
+    done = host_reset.Reset(Module(machine, packages=["prometheus-node-exporter"]))  # type: ignore[arg-type]
+    runs = {"prometheus-node-exporter"}
+
+    def call(*command: str) -> tuple[int, str]:
+        if command[0] == "dpkg-query":
+            return 0, "".join(f"installed {name}\n" for name in runs)
+        if "purge" in command and "--yes" in command:
+            runs.clear()
+        busy = command == ("userdel", "prometheus") and runs
+        return (8, "userdel: user prometheus is currently used by process 7\n") if busy else (0, "")
+
+    monkeypatch.setattr(done, "_real", True)
+    monkeypatch.setattr(done, "_call", call)
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name == "prometheus")
+    done.run()
+    assert {"user prometheus", "package prometheus-node-exporter"} <= set(done.removed)
+
+
+def test_services_that_stay_forget_what_is_gone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel exports what an NFS server has read, whatever file is there, and then nothing closes the host."""
+    exports = machine / "etc/exports.d/psfleet.exports"
+    exports.parent.mkdir()
+    exports.write_text("/srv/nfs/trainer 10.0.0.11(rw)\n")
+    seen: list[tuple[str, bool]] = []
+    done = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        done, "_call", lambda *command: (seen.append((" ".join(command), exports.exists())), (0, ""))[1]
+    )
+    done.run()
+    [(restart, there)] = [(line, there) for line, there in seen if "try-restart" in line]
+    assert ("nfs-server" in restart, "chrony" in restart, "systemd-journald" in restart, there) == (True,) * 3 + (
+        False,
+    )
+    assert seen.index((restart, False)) > seen.index(("systemctl daemon-reload", False))
+    seen.clear()
+    again = host_reset.Reset(Module(machine))  # type: ignore[arg-type]
+    monkeypatch.setattr(again, "_call", lambda *command: (seen.append((" ".join(command), False)), (0, ""))[1])
+    again.run()
+    assert not any("try-restart" in line for line, _ in seen)
+
+
 def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +290,33 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     (tmp_path / "opt").mkdir()
     first_state.main()
     assert (changes, file.exists()) == ([True, False, False], False)
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_the_first_state_is_noted_also_where_the_image_has_the_first_packages(has: bool) -> None:
+    """Those of later roles are missing all the same, and the reset would keep them for want of a note."""
+    facts = {"os_family": "Debian", "virtualization_role": "host", "virtualization_type": "kvm"}
+    place = ROOT / "roles/common"
+    known = {**load(place / "defaults/main.yml"), **load(place / "vars/main.yml")}
+    known |= {"common_uid": 6006, "ansible_facts": facts, "ansible_check_mode": False, "ansible_managed": "x"}
+
+    def render(value: Any, more: Mapping[str, Any], **options: Any) -> Any:
+        return Templar(loader=DataLoader(), variables={**known, **more}).template(value, **options)
+
+    role = Ahead(place, render, leads=True)
+    question = role.question("main")
+    packages = ["acl", "ca-certificates", "nftables", "rsync", "procps", "python3-apt", "chrony"]
+    lists = {"rc": 0, "stdout": "".join(f"installed {name}\n" for name in packages)}
+    steps = {name: lists if "command" in step else {"ActiveState": "", "UnitFileState": ""} if "unit" in step else {}
+             for name, step in question.steps.items()}  # fmt: skip
+    files = dict.fromkeys([*question.files, *question.looks])
+    files |= {"/var/lib/trainer": ["0755", "directory", "root 0", "root 0"]} if has else {}
+    answer = {"files": files, "texts": {}, "steps": steps}
+    if has:
+        assert role.difference("main", answer)
+        return
+    with pytest.raises(UnknownTask, match="Note what the machine had before"):
+        role.difference("main", answer)
 
 
 def written() -> set[str]:

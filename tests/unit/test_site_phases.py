@@ -55,6 +55,19 @@ def test_a_tasks_new_port_never_comes_without_its_table() -> None:
     assert "firewall : Close the host to strangers, or open it again" in output
 
 
+def test_each_host_that_is_watched_is_closed_and_has_the_address_where_it_is_asked(tmp_path: Path) -> None:
+    """The node exporter asks nobody for a password, and with encryption listens in the tunnel alone."""
+    inventory = yaml.safe_load((ROOT / "inventory/lab/hosts.yml").read_text())
+    more = {name: {"hosts": {name: {"ansible_host": "127.0.0.1"}}} for name in ("gpu", "prometheus")}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({**inventory, **more}))
+    output = listed(tmp_path / "hosts.yml", "--list-hosts")
+    found = re.findall(r"play #\d+ \(.*?\): (.*?)\t.*\n    pattern: .*\n    hosts \(\d+\):\n((?:      .*\n)*)", output)
+    hosts = {play: set(names.split()) for play, names in found}
+    assert "gpu" in hosts["Tell of every host"]
+    for play in ("Close the hosts to strangers", "Encrypt what the hosts say to one another"):
+        assert hosts[play] == hosts["Tell of every host"], play
+
+
 def test_the_phase_of_few_hosts_is_the_last_and_is_one() -> None:
     """A play that loses all of its hosts ends the run for the others too: also for what other hosts serve."""
     plays = re.findall(r"play #\d+ \((.*?)\)", listed(ROOT / "inventory/lab", "--list-hosts"))

@@ -187,6 +187,8 @@ def own_directory(text: str) -> str:
         raise ValueError("it is not absolute")
     if text != "/" and (not _PATH.fullmatch(text) or any(part in (".", "..") for part in text.split("/"))):
         raise ValueError("it has other characters than letters, digits, dots and dashes, or is not normalised")
+    if text.startswith("/."):
+        raise ValueError("systemd's name of a mount has no dot at its beginning")
     if len(text) > MAX_PATH:
         raise ValueError(f"it is {len(text)} characters long; {MAX_PATH} are the most")
     if hidden := next((tree for tree in HIDDEN_TREES if is_within(text, tree)), None):

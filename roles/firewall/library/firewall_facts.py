@@ -90,10 +90,16 @@ others:
   description: Other programs that filter packets, and are running.
   type: list
   returned: success
+unread:
+  description: Whether systemd has yet to read what a run wrote that was broken off then.
+  type: bool
+  returned: success
 """
 SERVICES = ("firewalld", "docker")
 SSH_SERVERS = ("sshd", "dropbear")
 UFW = Path("/etc/ufw/ufw.conf")
+# Which get drop-ins of the role's.
+UNITS = ("trainer@*", "tensorboard.service", "nftables.service")
 VPNS = ("wireguard", "tun")  # as ip names the kinds of devices
 SSH_UNITS = ("ssh.socket", "sshd.socket")  # systemd listens, and starts an sshd for each connection
 
@@ -297,6 +303,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
     _, sockets, _ = module.run_command(["systemctl", "show", "--property=Listen,ActiveState", *SSH_UNITS])
     _, active, _ = module.run_command(["systemctl", "is-active", *(f"{name}.service" for name in SERVICES)])
+    _, unread, _ = module.run_command(["systemctl", "show", "--value", "--property=NeedDaemonReload", *UNITS])
     ufw = read_or_nothing(UFW) if module.get_bin_path("ufw") else ""
     connection, login = session(os.getpid())
     found = listeners(output)
@@ -321,6 +328,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
             {f"{each.port}/{each.protocol} {each.program}".strip() for each in found if not is_local(each.address)}
         ),
         "others": others(active, ufw),
+        "unread": "yes" in unread.split(),
     }
 
 

@@ -68,9 +68,10 @@ Source = Callable[[str], str]
 
 
 def resolve(name: str) -> list[str]:
-    """Return the addresses of a name, or an address itself; none where the resolver has none."""
+    """Return the addresses of a name, reachable ones first, or an address itself; none where the resolver has none."""
     try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)})
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(each[4][0]) for each in found))
     except OSError:
         return []
 
@@ -86,11 +87,11 @@ def source_to(address: str) -> str:
 def is_own(address: str) -> bool:
     """Whether an interface of this host has the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:  # a kernel without IPv6 has no such socket
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
@@ -127,6 +128,8 @@ def way_problems(
         resolve: what a name means here.
         source: where packets to an address leave from.
     """
+    if name not in members:  # in the group gpu alone, whose hosts call nobody
+        return [], []
     own = [each for each in resolve(members[name]) if not _is_loopback(each)]
     loopback = [host for host in members if any(map(_is_loopback, resolve(members[host])))]
     problems = [_loopback_problem(name, host, members[host]) for host in loopback if host != name]

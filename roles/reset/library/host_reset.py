@@ -78,6 +78,7 @@ OWN = (
     "etc/chrony/conf.d/psfleet.conf",
     "etc/chrony.d/psfleet.conf",
     "etc/prometheus/psfleet*.yml",
+    "var/lib/prometheus/node-exporter/psfleet-*",
     "etc/exports.d/psfleet.exports",
     "etc/nfs.conf.d/psfleet.conf",
     "usr/local/sbin/psfleet-*",
@@ -91,6 +92,11 @@ OWN = (
 OF_THE_DRIVER = ("nvidia-persistenced.service.d", "psfleet-nvidia-devices.service")
 HOME, NOTED = "var/lib/trainer", "var/lib/psfleet"
 OURS_OF_PORTS = "# Of psfleet's tasks: "
+# What of them was there before has read files that are gone: psfleet's exports and settings end with a restart.
+READERS = (
+    *("systemd-journald", "chrony", "nfs-server"),
+    *("prometheus", "prometheus-alertmanager", "prometheus-node-exporter"),
+)
 MASKED = ("rpcbind.service", "rpcbind.socket", "rpc-statd.service", "nfs-mountd.service")
 
 
@@ -113,8 +119,10 @@ class Reset:
         self._give_ports_back()
         self._remove_files()
         self._reload()
-        self._remove_users()
         self._remove_packages()
+        self._remove_users()  # after the services of a package that run as one
+        if self.removed and self._does:
+            self._call("systemctl", "try-restart", *READERS)
         self._remove_home()
         self._remove(self._root / NOTED)
 
@@ -182,7 +190,6 @@ class Reset:
         if self.removed and self._does:
             self._call("systemctl", "daemon-reload")
             self._call("systemctl", "reset-failed", "trainer@*", "psfleet-*", "tensorboard*")
-            self._call("systemctl", "try-restart", "systemd-journald.service")
             for unit in MASKED:
                 if (self._root / UNITS / unit).is_symlink() and (self._root / UNITS / unit).readlink() == Path(
                     "/dev/null"
