@@ -42,37 +42,6 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
 PROBE = "Look at the path as the tasks' user, and write through it where it is shared"
 # Settings that were written again are in the history, as each other change of them.
 NOTE = "Note release and settings in the cluster's history"
-DAMAGED = [
-    ("head", "/etc/trainer/run.json", "Write the run settings"),
-    ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
-    ("worker-0", "/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
-    ("worker-0", "/etc/systemd/system/trainer@.service", "Install the unit"),
-]
-
-
-def test_damage_and_an_owed_restart_are_found_and_only_the_tasks_concerned_restarted(lab, long_run):
-    before, right = units(lab), {}
-    for name, pattern, _ in DAMAGED:
-        with lab[name].sudo():
-            file = lab[name].check_output(f"ls {pattern}")  # the Python version is a pattern
-            right[name, file] = lab[name].check_output(f"cat {file}")
-            lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
-    with lab["worker-1"].sudo():
-        # As a run leaves it that dies right after. A process has its environment file's content, whatever its time.
-        drop_in = "/etc/systemd/system/trainer@worker-1.service.d/psfleet-task.conf"
-        lab["worker-1"].run_expect([0], f"test -f {drop_in} && touch {drop_in}")
-    repaired = play("site.yml", inventory=long_run)
-    assert repaired.code == 0, repaired.failed
-    mended = {(name, what) for name, what in repaired.changed if what not in RESTARTING}
-    assert mended == {*((name, task) for name, _, task in DAMAGED), ("head", NOTE)}
-    for (name, file), text in right.items():
-        with lab[name].sudo():
-            assert lab[name].check_output(f"cat {file}") == text
-    after = units(lab)
-    assert [unit for unit in before if before[unit] == after[unit]] == ["ps-0"]
-    wait_for_progress(lab)
-
-
 # What a hand changes on a host, and the task that mends it.
 CHANGED = [
     ("head", "chmod 0600 /etc/systemd/journald.conf.d/60-psfleet.conf", "Keep the journal small"),
@@ -115,7 +84,38 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone(lab, long_run)
     after = units(lab)
     # Where the release's files were mended, tasks had started before.
     assert {unit for unit in before if before[unit] != after[unit]} <= {"ps-1", "worker-0", "chief-0"}
-    assert play("site.yml", inventory=long_run).changed == []
+
+
+DAMAGED = [
+    ("head", "/etc/trainer/run.json", "Write the run settings"),
+    ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),
+    ("worker-0", "/opt/trainer/current/trainer/__main__.py", "Unpack the code"),
+    ("worker-0", "/etc/systemd/system/trainer@.service", "Install the unit"),
+]
+
+
+def test_damage_and_an_owed_restart_are_found_and_only_the_tasks_concerned_restarted(lab, long_run):
+    before, right = units(lab), {}
+    for name, pattern, _ in DAMAGED:
+        with lab[name].sudo():
+            file = lab[name].check_output(f"ls {pattern}")  # the Python version is a pattern
+            right[name, file] = lab[name].check_output(f"cat {file}")
+            lab[name].run_expect([0], f"sh -c 'echo \"# damaged\" >> {file}'")
+    with lab["worker-1"].sudo():
+        # As a run leaves it that dies right after. A process has its environment file's content, whatever its time.
+        drop_in = "/etc/systemd/system/trainer@worker-1.service.d/psfleet-task.conf"
+        lab["worker-1"].run_expect([0], f"test -f {drop_in} && touch {drop_in}")
+    repaired = play("site.yml", inventory=long_run)
+    assert repaired.code == 0, repaired.failed
+    # Neither what the test before has had mended.
+    mended = {(name, what) for name, what in repaired.changed if what not in RESTARTING}
+    assert mended == {*((name, task) for name, _, task in DAMAGED), ("head", NOTE)}
+    for (name, file), text in right.items():
+        with lab[name].sudo():
+            assert lab[name].check_output(f"cat {file}") == text
+    after = units(lab)
+    assert [unit for unit in before if before[unit] == after[unit]] == ["ps-0"]
+    wait_for_progress(lab)
 
 
 def test_an_emptied_host_is_installed_alone_and_without_a_way_out(lab, long_run):

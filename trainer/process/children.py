@@ -56,7 +56,12 @@ def end_orphans(spared: Container[int]) -> None:
 
 def describe_code(code: int) -> str:
     """Return an exit code as a shell gives it, and which signal that was."""
-    return str(code) if code >= 0 else f"{128 - code} ({signal.Signals(-code).name})"
+    if code >= 0:
+        return str(code)
+    try:
+        return f"{128 - code} ({signal.Signals(-code).name})"
+    except ValueError:  # a real-time signal has no name here
+        return f"{128 - code} (signal {-code})"
 
 
 def describe_lack(code: int, kills: int) -> str:
