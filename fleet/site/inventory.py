@@ -133,11 +133,6 @@ def find_problems(source: Source) -> list[Problem]:
     return found
 
 
-def refuse_problems(inventory: Inventory) -> None:
-    """Raise OperatorMistake with everything that `ansible/preflight.yml` would find wrong with the inventory."""
-    load_inventory(inventory.source, check=True)
-
-
 def list_notes(inventory: Inventory) -> list[str]:
     """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
     from fleet.site.preflight.notes import preflight_notes

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import load_inventory, refuse_problems
+from fleet.site.inventory import load_inventory
 
 ROOT = Path(__file__).parents[2]
 FILES = {"aws": "aws_ec2.yml", "gcp": "gcp_compute.yml", "openstack": "openstack.yml"}
@@ -47,7 +47,7 @@ def workers(inventory):
 
 def test_tags_make_a_right_cluster(cloud, machines, tmp_path):
     found = load(cloud, machines, tmp_path)
-    refuse_problems(found)
+    load_inventory(found.source, check=True)
     jobs = [task.name for task in found.tasks]
     assert jobs == ["chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2", "evaluator-0"]
     assert workers(found) == dict(enumerate(WORKERS))
@@ -78,7 +78,7 @@ def test_a_machine_without_the_tag_is_refused_by_name(cloud, machines, tmp_path)
 
 def test_the_static_example_is_right():
     found = load_inventory(str(ROOT / "inventory" / "cloud-static"))
-    refuse_problems(found)
+    load_inventory(found.source, check=True)
     assert [(task.name, task.address) for task in found.tasks if task.job == "worker"] == [
         ("worker-0", "10.0.0.14"),
         ("worker-1", "10.0.0.15"),

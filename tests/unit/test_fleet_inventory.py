@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import OperatorMistake
-from fleet.site.inventory import Inventory, load_inventory, refuse_problems
+from fleet.site.inventory import Inventory, load_inventory
 from trainer.core.config import Config
 
 SMALL = """
@@ -89,7 +89,7 @@ def test_cluster_without_servers_can_be_looked_at_but_not_started(tmp_path: Path
     found = load(tmp_path, SMALL.replace("ps:\n", "stores:\n"))
     assert "ps" not in {task.job for task in found.tasks}
     with pytest.raises(OperatorMistake, match="group ps is empty"):
-        refuse_problems(found)
+        load_inventory(found.source, check=True)
 
 
 def test_run_and_steps_are_the_run_settings_or_their_defaults(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_tensorboard_address_has_the_inventorys_port(tmp_path: Path) -> None:
 def test_every_problem_that_preflight_finds_is_told(tmp_path: Path) -> None:
     found = load(tmp_path, SMALL + "    trainer_run: {program: 'a.b:C', stepz: 3}\n")
     with pytest.raises(OperatorMistake, match=r"(?s)cluster_uid is missing.*stepz"):
-        refuse_problems(found)
+        load_inventory(found.source, check=True)
 
 
 def test_unknown_task_is_answered_with_those_there_are(tmp_path: Path) -> None:
