@@ -198,7 +198,7 @@ def change(
     backups = {path: Path(shutil.copy2(path, aside(path))) for path in texts}
     try:
         for path, text in texts.items():
-            path.write_bytes(text.encode())
+            _put(path, text.encode())
         for path, there in moved.items():
             path.rename(there)
         read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
@@ -218,6 +218,15 @@ def change(
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
     return [*backups.values(), *(() if new else moved.values())]
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, also where a link names it."""
+    path = path.resolve()
+    partial = path.with_name(f".{path.name}.new")  # Ansible reads no hidden file
+    shutil.copy2(path, partial)
+    partial.write_bytes(data)
+    partial.replace(path)
 
 
 def _with_values(text: str, variables: Mapping[str, Any]) -> str:

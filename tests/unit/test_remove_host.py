@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import json
 import shlex
 import shutil
@@ -103,6 +104,29 @@ def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts
     inventory = load_inventory(str(place))
     remove_host(Cluster(inventory, hosts), desk, "w-a")  # typed twice
     assert "has no host w-a with a task: it is removed already" in fleet.printed(desk)
+
+
+def test_an_inventory_is_never_half_written(
+    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain(cluster(hosts), desk, "w-a", "sold")
+    (place / "hosts.yml").chmod(0o640)
+    before, write = (place / "hosts.yml").read_text(), Path.write_bytes
+
+    def end(path: Path, data: bytes) -> int:
+        write(path, data[: len(data) // 2])
+        os._exit(9)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(Path, "write_bytes", end)
+        remove_host(cluster(hosts), desk, "w-a", "sold")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert (place / "hosts.yml").read_text() == before
+    remove_host(cluster(hosts), desk, "w-a", "sold")
+    assert "w-a" not in (place / "hosts.yml").read_text()
+    assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
+    assert (place / "hosts.yml").stat().st_mode & 0o777 == 0o640
 
 
 def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
