@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_look import clock_problem, is_own, resolve, source_to, way_problems
+from host_look import clock_problem, is_own, resolve, source_to, tunnel_problem, way_problems
 
 from fleet.site.host_check import member_addresses, sudo_mend
 
@@ -170,3 +170,19 @@ def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None
     own("10.9.0.7")
     members = {name: address for name, address in MEMBERS.items() if name != "w"}
     assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])
+
+
+@pytest.mark.parametrize("state", ["1\n", None])
+def test_a_tunnel_of_ipv6_is_refused_where_the_kernel_has_none(tmp_path: Path, state: str | None) -> None:
+    setting = tmp_path / "disable_ipv6"
+    if state is not None:
+        setting.write_text(state)
+    problem = tunnel_problem("w", "fd6c:1d0e:77b2::1", setting) or ""
+    assert "host 'w': its tunnel is to have the address fd6c:1d0e:77b2::1, and IPv6 is off here" in problem
+    assert "net.ipv6.conf.default.disable_ipv6 = 0" in problem
+    assert [tunnel_problem("w", address, setting) for address in ("10.213.0.1", "")] == [None, None]
+
+
+def test_a_tunnel_of_ipv6_is_right_where_it_is_on(tmp_path: Path) -> None:
+    (tmp_path / "disable_ipv6").write_text("0\n")
+    assert tunnel_problem("w", "fd6c:1d0e:77b2::1", tmp_path / "disable_ipv6") is None

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -31,6 +32,10 @@ options:
     description: The control machine's clock, in seconds since the epoch.
     type: float
     required: true
+  tunnel:
+    description: The host's address in the encrypted tunnel; empty without encryption.
+    type: str
+    default: ""
 author:
   - psfleet
 """
@@ -61,6 +66,7 @@ notes:
 # Beyond that, signed lists of packages and certificates may count as expired, or as not yet good.
 CLOCK_SECONDS = 600
 MOST_NAMED = 3
+IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 PORT = 9  # of no service: nothing is sent there
 
 Resolve = Callable[[str], list[str]]
@@ -207,11 +213,25 @@ def _network(route: str, address: str) -> str:
     return " ".join([address, *parts])
 
 
-def look(name: str, members: Mapping[str, str], now: float) -> tuple[list[str], list[str]]:
+def tunnel_problem(name: str, address: str, setting: Path = IPV6_OFF) -> str | None:
+    """Say that a new interface can't have its address: hardened hosts often have IPv6 switched off."""
+    try:
+        is_off = setting.read_text(encoding="ascii").strip() != "0"
+    except FileNotFoundError:  # a kernel without IPv6
+        is_off = True
+    if ":" not in address or not is_off:
+        return None
+    return (
+        f"host '{name}': its tunnel is to have the address {address}, and IPv6 is off here; expected "
+        f"net.ipv6.conf.default.disable_ipv6 = 0, also in /etc/sysctl.d. Or give all hosts a wireguard_network of IPv4 "
+        "such as 10.213.0.0/24, and each a wireguard_address in it"
+    )
+
+
+def look(name: str, members: Mapping[str, str], now: float, tunnel: str = "") -> tuple[list[str], list[str]]:
     """Look at everything; return problems and notes."""
     problems, notes = way_problems(name, members)
-    clock = clock_problem(name, time.time(), now)
-    return [*_some(clock), *problems], notes
+    return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
 def _some(text: str | None) -> Iterable[str]:
@@ -224,10 +244,11 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "members": {"type": "dict", "required": True},
             "now": {"type": "float", "required": True},
+            "tunnel": {"type": "str", "default": ""},
         },
         supports_check_mode=True,
     )
-    problems, notes = look(module.params["name"], module.params["members"], module.params["now"])
+    problems, notes = look(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
     module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid())
 
 
