@@ -148,7 +148,7 @@ def test_a_model_too_large_for_this_host_is_refused_before_there_is_a_checkpoint
 ) -> None:
     RunDirectory(tmp_path, "a").set_state(RunState.TRAINING, 0, model_bytes=2**60)
     assert run_evaluator(config, Heard(), lambda: config, only_wait=True) == 78
-    assert "1073741824.0 GiB of variables" in caplog.text
+    assert "2147483648.0 GiB of variables" in caplog.text
     assert "take evaluation: distributed" in caplog.text
 
 
