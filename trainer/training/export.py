@@ -26,7 +26,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training.dynamic.served import ServedTables, key_bytes, piece_bytes
 from trainer.training.export_changes import VARIABLES, write_changes
-from trainer.training.export_shards import LargeVariables, slices_of
+from trainer.training.export_shards import LargeVariables, ReadsLarge, slices_of
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.input import WHOLE
 from trainer.training.keras.adapters import keras_of
@@ -37,6 +37,7 @@ from trainer.training.reserved import least_bytes
 log = logging.getLogger(__name__)
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
 HELD = 4  # times a model's bytes are taken while it is exported as a whole: its values, what is read, and first values
+LEAST_HELD = 3  # where it has several tables
 COMPARED = 4  # times a tensor's: two of it, which bytes differ, and what is written
 MEND = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
 WRITER = "SummaryWriter"  # in the type of its resource
@@ -110,28 +111,46 @@ def export_model(
     """
     target = target or directory.export
     temporary = target.with_name(f".{target.name}.new")
-    shutil.rmtree(temporary, ignore_errors=True)
+    element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
+    size, limit = bytes_of_checkpoint(directory, step), room(now=True)
     large = None
-    if HELD * bytes_of_checkpoint(directory, step) > room(now=True):
+    if HELD * size > limit:
         check_room(least_bytes_of_checkpoint(directory, step), "the export", MEND, now=True)
         large = LargeVariables(target.with_name(f".{target.name}.rows"))
+    try:
+        write_model(program, directory, step, element_spec, temporary, large)
+    except ReadsLarge:
+        if LEAST_HELD * size > limit:
+            raise
+        write_model(program, directory, step, element_spec, temporary)
+    sync_tree(temporary)
+    replace_directory(temporary, target)
+    log.info("exported the model of step %d to %s", step, target)
+    return str(target)
+
+
+def write_model(
+    program: Program,
+    directory: RunDirectory,
+    step: int,
+    element_spec: ElementSpec,
+    path: Path,
+    large: LargeVariables | None = None,
+) -> None:
+    """Write the checkpoint's model, as a whole or, with `large`, by shard; raises as `export_model`."""
+    shutil.rmtree(path, ignore_errors=True)
     tables = ServedTables.of(directory)
     tables.put_rows = large.put_rows if large else None
     with large.left_out() if large else contextlib.nullcontext():
         with tables.of_layers():
             model = build_model(program)
-        element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
 
         def restore() -> None:
             read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables, large)
 
-        save_model(program, model, str(temporary), element_spec, restore, tables)
+        save_model(program, model, str(path), element_spec, restore, tables)
         if large:
-            large.write(temporary)
-    sync_tree(temporary)
-    replace_directory(temporary, target)
-    log.info("exported the model of step %d to %s", step, target)
-    return str(target)
+            large.write(path)
 
 
 def export_version(program: Program, directory: RunDirectory, step: int, changes: bool = False) -> str:

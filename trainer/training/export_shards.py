@@ -34,6 +34,10 @@ Pieces = Callable[[], Iterable[tuple[int, Any]]]
 Shape = Sequence[int]
 
 
+class ReadsLarge(UserError):
+    """What is exported reads the values of a large variable."""
+
+
 class LargeVariables:
     """Those of a model that is built and exported meanwhile."""
 
@@ -117,7 +121,7 @@ def refusing(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
     def read(*given: Any, **named: Any) -> Any:
         if tf.executing_eagerly():
-            raise UserError(
+            raise ReadsLarge(
                 f"the export reads the values of {name}, and this host has no memory for the whole model: read it "
                 "within a tf.function, or export on a larger host with fab export --run NAME"
             )
