@@ -94,6 +94,23 @@ def test_a_peak_and_a_loss_that_is_no_number_outlast_every_thinning() -> None:
     assert "NaN" in [line["values"]["loss"] for line in lines]  # type: ignore[index]
 
 
+def test_of_changes_without_number_the_last_of_each_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_CHANGES", 10)
+    lines: list[dict[str, Any]] = [
+        {"t": 1, "members": {"worker-0": "starting", "worker-1": "training"}}, {"t": 2, "batch": 32},
+        {"t": 3, "members": {"worker-0": "training"}}, {"t": 4, "placed": {"ps-0": {"bytes": 1}}},
+    ]  # fmt: skip
+    lines += [{"t": 5 + n, "members": {"worker-2": f"state {n}"}} for n in range(10)]
+    kept = thin(thin(lines))
+    assert kept[0] == {
+        "t": 4,
+        "members": {"worker-0": "training", "worker-1": "training"},
+        "batch": 32,
+        "placed": {"ps-0": {"bytes": 1}},
+    }
+    assert kept[1:] == lines[4:]
+
+
 def test_of_a_month_each_day_is_known() -> None:
     lines: list[dict[str, Any]] = []
     for at in range(30_000):

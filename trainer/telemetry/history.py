@@ -126,12 +126,16 @@ def thin_file(path: Path, most: int) -> None:
 
 
 def thin(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep about every second line; of the steps that workers gave the sums, of changes the last ones."""
+    """Keep about every second line; of the steps that workers gave the sums, of old changes what they came to."""
     kinds: dict[str, list[Placed]] = {"numbers": [], "gave": [], "changes": [], "others": []}
     for place, line in enumerate(lines):
         kind = "numbers" if "step" in line else "gave" if "gave" in line else "others"
         kinds["changes" if line.keys() & {"members", "placed", "batch"} else kind].append((place, line))
-    kept = kinds["changes"][-MOST_CHANGES:]
+    older, kept = kinds["changes"][:-MOST_CHANGES], kinds["changes"][-MOST_CHANGES:]
+    if older:
+        states = {task: state for _, line in older for task, state in (line.get("members") or {}).items()}
+        last = {key: value for _, line in older for key, value in line.items()}
+        kept.insert(0, (older[-1][0], {**last, "members": states}))
     for kind in ("numbers", "others"):
         kept += thin_pairs(kinds[kind])
     for one, other in pairs(kinds["gave"]):
