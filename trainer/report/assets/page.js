@@ -93,7 +93,7 @@
     return { min: 0, max: most };
   };
   const axisOfX = (more) => {
-    const label = { color: colour("muted"), fontSize: 11, hideOverlap: true };
+    const label = { color: colour("muted"), fontSize: 11, hideOverlap: true, alignMinLabel: "left", alignMaxLabel: "right" };
     if (overTime()) {
       label.formatter = one
         ? { year: "{yyyy}", month: "{MMM}", day: "{MMM} {d}", hour: "{HH}:{mm}", minute: "{HH}:{mm}", second: "{HH}:{mm}:{ss}" }
