@@ -15,11 +15,13 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.report import html as pages
+from trainer.report import lanes as member_lanes
+from trainer.report import sections, summary
 from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.report.records import Records
 from trainer.report.summary import read_story, summarize
-from trainer.report.text import describe_curve, describe_shares, duration, size
+from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 
 # What the page carries of Apache ECharts. To renew it: `npm pack echarts`, take dist/echarts.min.js, LICENSE and NOTICE
@@ -189,6 +191,7 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
         ({"state": "failed", "message": "UserError: no data"}, "UserError: no data"),
         ({"state": "waiting", "message": "no answer from ps-1"}, "no answer from ps-1"),
         ({"state": "training", "without": {"worker-1": "silent"}}, "It trains without worker-1 (silent)"),
+        ({"state": "waiting", "without": {"ps-1": "away"}}, "It waits without ps-1 (away)"),
         ({"state": "stopped", "step": 7}, "`fab start-cluster --run night` goes on at step 7"),
     ],
 )
@@ -324,7 +327,61 @@ def test_a_record_that_is_damaged_costs_what_it_would_have_told(directory: RunDi
 
 def test_damage_is_said_on_the_page(directory: RunDirectory) -> None:
     directory.status.write_text("{")
-    assert "status.json is not JSON" in render([read_story(directory)])
+    page = render([read_story(directory)])
+    assert "status.json is not JSON" in page
+    assert "status.json is missing" not in page
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", 1e18, 10**400, -1e300])
+def test_a_number_beyond_all_bounds_costs_what_it_would_have_told(directory: RunDirectory, odd: Any) -> None:
+    record(directory.settings, created=odd)
+    record(directory.status, state="training", step=1, steps_per_second=odd, eta_seconds=odd, updated=odd,
+           ledger={"productive": 1, "goodput": odd, "elapsed": odd})  # fmt: skip
+    lines(directory.history, {"t": BEGAN, "step": odd, "values": {"loss": odd}}, {"t": odd, "step": 1})
+    lines(directory.event_log, {"time": odd, "event": "failed"}, {"time": BEGAN, "event": "failed", "seconds": odd})
+    assert "<h1>night" in render([read_story(directory)])
+
+
+def test_what_a_page_leaves_out_is_counted_all_the_same(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((summary, "MOST_MARKS"), (summary, "MOST_SAVES"), (sections, "MOST_ROWS")):
+        monkeypatch.setattr(module, name, 3)
+    events = [{"time": BEGAN, "event": "started"}, {"time": BEGAN + 1, "event": "training"}]
+    for n in range(10):
+        at = BEGAN + 2 + 3 * n
+        events += [
+            {"time": at, "event": "ps-lost", "task": "ps-0"}, {"time": at + 1, "event": "restored", "steps_lost": 5},
+            {"time": at + 2, "event": "training"}, {"time": at + 2, "event": "checkpoint-saved", "message": "step 9"},
+        ]  # fmt: skip
+    lines(directory.event_log, *events)
+    page = render([read_story(directory)])
+    assert re.search(r"<dt>faults</dt><dd>10<small>50 steps lost", page)
+    assert "The last 3 of 30<" in page
+    assert "The last 3 of 10 checkpoints" in page
+    assert "10 checkpoints, of which the last 3 are shown." in page
+
+
+def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_lanes, "MOST_SPANS", 20)
+    states = [{"t": BEGAN + n, "members": {"ps-0": "closed" if n % 2 else "training"}} for n in range(60)]
+    lines(directory.history, *states, {"t": BEGAN + 60, "members": {"ps-0": "away"}})
+    story = read_story(directory)
+    spans = {lane["task"]: lane["spans"] for lane in story["lanes"]}["ps-0"]
+    assert len(spans) == 20
+    assert [BEGAN + 60, BEGAN + 100, "away"] in spans
+    assert spans == sorted(spans)
+    assert "ps-0 was closed for 30 s and away for 40 s" in describe_lanes(story)
+
+
+def test_one_is_no_plural(directory: RunDirectory) -> None:
+    lines(directory.history, {"t": BEGAN, "placed": {"ps-0": {"bytes": 1, "variables": 1}}})
+    page = render([read_story(directory)])
+    assert "1 task, all there the whole time" in page
+    assert "1 checkpoint;" in page
+    assert "on 1 parameter server." in page
 
 
 def test_lines_of_other_kinds_are_passed_over(directory: RunDirectory) -> None:

@@ -57,11 +57,8 @@ def side_by_side(stories: Sequence[Mapping[str, Any]]) -> str:
             ],
         ),
         ("goodput", ["" if story["goodput"] is None else f"{100 * story['goodput']:.1f} %" for story in stories]),
-        ("faults", [str(sum(mark["kind"] == "fault" for mark in story["marks"])) for story in stories]),
-        (
-            "steps lost",
-            [f"{sum(mark['lost'] for mark in story['marks'] if mark['kind'] == 'recovery'):,}" for story in stories],
-        ),
+        ("faults", [f"{story['totals']['faults']:,}" for story in stories]),
+        ("steps lost", [f"{story['totals']['lost']:,}" for story in stories]),
     ]
     return columns(stories, rows)
 

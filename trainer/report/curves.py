@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.report.records import Records
-from trainer.report.values import finite, mapping, whole
+from trainer.report.values import finite, mapping, time_of, whole
 from trainer.telemetry.history import number_of
 
 MOST_POINTS = 100_000  # numbers of all curves of a page
@@ -65,7 +65,7 @@ def summarize_evaluations(records: Records) -> dict[str, Any]:
     """Return the evaluation's curves; of a run that has no list of them the last one alone."""
     rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
     if not rows and records.evaluation.get("metrics"):
-        at = number_of(records.evaluation.get("updated"))
+        at = time_of(records.evaluation.get("updated"))
         rows = (
             [{"t": at, "step": records.evaluation.get("step"), "values": records.evaluation["metrics"]}] if at else []
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.report.records import Records
@@ -72,11 +72,25 @@ def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any
     return [
         {
             "task": task,
-            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in spans[-budget:]],
-            "all": len(spans),
+            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in longest(spans, budget)],
+            "missed": missed_in(spans),
         }
         for task, spans in sorted(lanes.items(), key=lambda lane: order_of(lane[0]))
     ]
+
+
+def longest(spans: list[list[Any]], most: int) -> list[list[Any]]:
+    """Return so many spans at most, in their order."""
+    return sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
+
+
+def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:
+    """Return for how long a task was not present, by its state."""
+    missed: dict[str, float] = {}
+    for start, end, state in spans:
+        if state not in ("training", "serving", "starting", "running", "stopped"):
+            missed[state] = missed.get(state, 0.0) + end - start
+    return missed
 
 
 def within(span: Sequence[Any], alive: Sequence[tuple[float, float]]) -> list[list[Any]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from trainer.report.values import finite, text, whole
 
-MOST_MARKS = 2000
 # What befell a run, how it is said, and whether it is a fault or its end.
 FAULTS = {
     "member-lost": "worker lost",
@@ -81,7 +80,7 @@ def summarize_marks(
             open_faults[0]["lost"] += mark["lost"]
         if name in ENDS_A_FAULT:
             end_faults(event, mark, open_faults)
-    return marks[-MOST_MARKS:]
+    return marks
 
 
 def mark_of(event: Mapping[str, Any], kind: str, at_step: Callable[[float], int | None]) -> dict[str, Any]:

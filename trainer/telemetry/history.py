@@ -177,7 +177,7 @@ def number_of(value: Any) -> float | None:
     """Return a record's number, which may be a text there; None of what is none."""
     try:
         return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
