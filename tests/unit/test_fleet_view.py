@@ -20,9 +20,9 @@ from fleet.report import render_account
 from fleet.run import parse_run
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.terminal import is_terminal
+from fleet.terminal import is_read, is_terminal
 from fleet.verbs.status import show_status
-from fleet.verbs.watch_status import is_read, watch_status
+from fleet.verbs.watch_status import watch_status
 from fleet.view import console_of, draw
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_fleet_report import Terminal
