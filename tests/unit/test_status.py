@@ -93,6 +93,33 @@ def test_a_damaged_status_hides_no_other_run(tmp_path: Path) -> None:
     assert "status.json is not JSON" in describe(read_status(RunDirectory(tmp_path, "b")))
 
 
+@pytest.mark.parametrize(
+    "record", [{"state": "training"}, {"metrics": 3}, {"loss": "x"}, {"loss": []}, {"metrics": {"a": None}}]
+)
+def test_a_status_of_other_values_hides_no_other_run(tmp_path: Path, record: dict[str, Any]) -> None:
+    write_status(tmp_path, "a", state="training")
+    write_record(RunDirectory(tmp_path, "b").status, record)
+    found = {status.run: status for status in read_all(tmp_path)}
+    assert found["a"].state == "training"
+    assert found["b"].state == "unknown"
+    assert "status.json holds what no psfleet has written: " in found["b"].message
+
+
+def test_a_status_that_may_not_be_read_hides_no_other_run(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training")
+    RunDirectory(tmp_path, "b").status.mkdir(parents=True)
+    assert {status.run: status.state for status in read_all(tmp_path)} == {"a": "training", "b": "unknown"}
+
+
+@pytest.mark.parametrize("metrics", [3, {"a": None}, ["x"]])
+def test_an_evaluation_of_other_values_hides_nothing_else(tmp_path: Path, metrics: Any) -> None:
+    write_status(tmp_path, "a", state="training", step=3)
+    write_record(RunDirectory(tmp_path, "a").evaluation, {"step": 2, "metrics": metrics})
+    (status,) = read_all(tmp_path)
+    assert (status.state, status.step) == ("training", 3)
+    assert "evaluation.json holds what no psfleet has written: " in status.message
+
+
 def test_a_damaged_evaluation_hides_nothing_else(tmp_path: Path) -> None:
     write_status(tmp_path, "a", state="training", step=3, evaluation={"step": 1, "metrics": {"loss": 9.0}})
     directory = RunDirectory(tmp_path, "a")
