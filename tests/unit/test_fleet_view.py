@@ -93,6 +93,16 @@ def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.Pretence) -
     assert "\x1b[32mactive (running)" in text
 
 
+def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
+    hosts: fleet.Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = [line.rstrip() for line in plain(drawn(hosts)).splitlines()]
+    assert re.fullmatch(r"[━╸╺]{4,}  40 %  step 1200/3000  350.2 steps/s  5 s left", lines[1])
+    assert max(map(len, lines)) <= 60
+    assert {task.name for task in hosts.inventory.tasks} <= {line.split()[0] for line in lines if line}
+
+
 def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.Pretence) -> None:
     hosts.run_status = {**RUN, "message": f"first{EVIL}\nsecond", "program": EVIL, "run": f"a{EVIL}"}
     text = drawn(hosts)
