@@ -376,6 +376,15 @@ def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(
     assert "ps-0 was closed for 30 s and away for 40 s" in describe_lanes(story)
 
 
+def test_a_page_says_of_which_time_it_is(directory: RunDirectory) -> None:
+    """One of a run whose coordinator is gone, or that is opened a day later, still says that it trains."""
+    record(directory.status, run="night", state="training", step=500, updated=BEGAN + 160)
+    page = render([read_story(directory)])
+    ends = ["2023-11-14T22:13:20+00:00", "2023-11-14T22:16:00+00:00"]
+    assert re.search(r"<dt>time</dt><dd>2 min 40 s<small>(.*?)</small>", page)[1].count("<time ") == 2  # type: ignore[index]
+    assert all(f'datetime="{end}"' in page for end in ends)
+
+
 def test_one_is_no_plural(directory: RunDirectory) -> None:
     lines(directory.history, {"t": BEGAN, "placed": {"ps-0": {"bytes": 1, "variables": 1}}})
     page = render([read_story(directory)])

@@ -94,7 +94,9 @@ def tiles(story: Mapping[str, Any]) -> str:
         of = f"of {story['steps']:,}" if story["steps"] else ""
         found.append(("steps", f"{story['step']:,}", of))
     if story["began"] and story["until"]:
-        found.append(("time", duration(story["until"] - story["began"]), f"since {clock(story['began'])}"))
+        found.append(
+            ("time", duration(story["until"] - story["began"]), f"{clock(story['began'])} to {clock(story['until'])}")
+        )
     if story["goodput"] is not None:
         found.append(
             ("goodput", f"{100 * story['goodput']:.1f} %", f"of {duration(story['elapsed'] or 0)} that it was to train")
