@@ -8,10 +8,7 @@ from typing import Any
 
 from trainer.report.elements import escape, scrollable, section, with_code
 from trainer.report.sections import controls, curves
-from trainer.report.text import (
-    duration,
-    number,
-)
+from trainer.report.text import duration, number
 from trainer.run.records import in_words
 
 
@@ -41,12 +38,7 @@ def side_by_side(stories: Sequence[Mapping[str, Any]]) -> str:
     rows: list[tuple[str, list[str]]] = [("state", [story["state"] for story in stories])]
     for name in sorted(names, key=lambda name: (not name.startswith("evaluation"), name)):
         part, _, metric = name.partition(" ")
-        rows.append(
-            (
-                name,
-                [number(story["result"][part][metric]) if metric in story["result"][part] else "" for story in stories],
-            )
-        )
+        rows.append((name, [number(story["result"][part].get(metric, "")) for story in stories]))
     rows += [
         ("steps", ["" if story["step"] is None else f"{story['step']:,}" for story in stories]),
         (

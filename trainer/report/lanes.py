@@ -69,19 +69,15 @@ def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any
         if task != "chief-0" and alive:
             lanes[task] = [part for span in spans for part in within(span, alive)]
     budget = max(20, MOST_SPANS // max(1, len(lanes)))
+    drawn = {task: sorted(sorted(spans, key=lambda span: span[0] - span[1])[:budget]) for task, spans in lanes.items()}
     return [
         {
             "task": task,
-            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in longest(spans, budget)],
+            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in drawn[task]],
             "missed": missed_in(spans),
         }
         for task, spans in sorted(lanes.items(), key=lambda lane: order_of(lane[0]))
     ]
-
-
-def longest(spans: list[list[Any]], most: int) -> list[list[Any]]:
-    """Return so many spans at most, in their order."""
-    return sorted(sorted(spans, key=lambda span: span[0] - span[1])[:most])
 
 
 def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:

@@ -79,17 +79,9 @@ def advice(story: Mapping[str, Any]) -> str:
 
 def tiles(story: Mapping[str, Any]) -> str:
     result = story["result"]
-    found = []
-    for name, value in result["evaluation"].items():
-        found.append(
-            (
-                f"evaluation {name}",
-                number(value),
-                f"at step {result['evaluated']:,}" if result["evaluated"] is not None else "",
-            )
-        )
-    for name, value in result["training"].items():
-        found.append((f"training {name}", number(value), "as last shown"))
+    at = "" if result["evaluated"] is None else f"at step {result['evaluated']:,}"
+    found = [(f"evaluation {name}", number(value), at) for name, value in result["evaluation"].items()]
+    found += [(f"training {name}", number(value), "as last shown") for name, value in result["training"].items()]
     if story["step"] is not None:
         of = f"of {story['steps']:,}" if story["steps"] else ""
         found.append(("steps", f"{story['step']:,}", of))
