@@ -145,7 +145,7 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
     yield "psfleet_step", (), ledger["step"]
     for kind in KINDS:
         # In full it would fall a little at each crash, and Prometheus would count all of it once more.
-        yield "psfleet_time_seconds_total", (kind,), ledger[kind] - kept.taken_up[kind]
+        yield "psfleet_time_seconds_total", (kind,), round(ledger[kind] - kept.taken_up[kind], 3)
     values = {**({} if status.loss is None else {"loss": status.loss}), **status.metrics}
     yield from by_metric("psfleet_training_metric", values)
     tally = progress.tally
