@@ -7,6 +7,7 @@ import html
 import itertools
 import json
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,20 @@ def test_what_a_page_leaves_out_is_counted_all_the_same(
     assert "The last 3 of 30<" in page
     assert "The last 3 of 10 checkpoints" in page
     assert "10 checkpoints, of which the last 3 are shown." in page
+
+
+def test_a_run_that_was_resumed_a_thousand_times_takes_no_longer_for_it(directory: RunDirectory) -> None:
+    workers = [f"worker-{n}" for n in range(20)]
+    starts = [BEGAN + 100 * n for n in range(1000)]
+    lines(directory.event_log, *({"time": at, "event": "started"} for at in starts))
+    states = [{"t": at + wait, "members": dict.fromkeys(workers, what)} for at in starts
+              for wait, what in ((1, "starting"), (2, "training"), (90, "closed"))]  # fmt: skip
+    lines(directory.history, *states)
+    began = time.process_time()
+    found = {lane["task"]: lane["missed"] for lane in read_story(directory)["lanes"]}
+    assert time.process_time() - began < 5
+    assert found["worker-19"] == {"closed": 999}  # a second of each coordinator, until it has asked
+    assert found["chief-0"] == {"away": 9990}
 
 
 def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -89,8 +90,9 @@ def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:
     return missed
 
 
-def within(span: Sequence[Any], alive: Sequence[tuple[float, float]]) -> list[list[Any]]:
-    return [[max(span[0], a), min(span[1], b), span[2]] for a, b in alive if min(span[1], b) > max(span[0], a)]
+def within(span: Sequence[Any], alive: Sequence[tuple[float, ...]]) -> list[list[Any]]:
+    near = alive[max(0, bisect_left(alive, (span[0],)) - 1) : bisect_left(alive, (span[1],))]
+    return [[max(span[0], a), min(span[1], b), span[2]] for a, b in near if min(span[1], b) > max(span[0], a)]
 
 
 def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
@@ -101,7 +103,8 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
     for event in records.events:
         if event.get("event") == "started":
             if spans:
-                last = max((at for at in words if spans[-1][0] <= at < event["t"]), default=spans[-1][0])
+                heard = bisect_left(words, event["t"])
+                last = max([spans[-1][0], *words[max(0, heard - 1) : heard]])
                 spans[-1][1] = last
                 spans.append([last, event["t"], "stopped" if ended else "away"])
             spans.append([event["t"], until, "running"])
