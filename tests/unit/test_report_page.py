@@ -136,6 +136,12 @@ def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDi
     assert kinds(lost, taken, restored)[1] == ("lease-taken", "fault", 0)
     assert kinds(taken, restored)[0] == ("lease-taken", "fault", 7)
     assert kinds(recovering, restored)[0] == ("recovering", "fault", 7)
+    # What the training went on with cost it no step.
+    unsaved = {"time": BEGAN + 3, "event": "save-failed"}
+    worker = {"time": BEGAN + 4, "event": "member-lost", "task": "worker-0"}
+    on = {"time": BEGAN + 5, "event": "training", "message": "step 9"}
+    assert [lost for *_, lost in kinds(unsaved, worker, on, lost, restored)] == [0, 0, 0, 7, 7]
+    assert [lost for *_, lost in kinds(unsaved, worker, lost, restored)] == [0, 0, 7, 7]
 
 
 def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
