@@ -11,6 +11,7 @@ from trainer.report.values import mapping, read_ledger
 from trainer.telemetry.goodput import KINDS
 
 MOST_SPANS = 4000
+ROUNDED = 0.1  # as the history's times are
 BUCKETS = 240  # of the time, each with the seconds of each kind
 
 
@@ -91,8 +92,9 @@ def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:
 
 
 def within(span: Sequence[Any], alive: Sequence[tuple[float, ...]]) -> list[list[Any]]:
-    near = alive[max(0, bisect_left(alive, (span[0],)) - 1) : bisect_left(alive, (span[1],))]
-    return [[max(span[0], a), min(span[1], b), span[2]] for a, b in near if min(span[1], b) > max(span[0], a)]
+    """Return what is left of a span while the coordinator ran that told of it: the next one may not have the member."""
+    start, end = alive[max(0, bisect_left(alive, (span[0] + ROUNDED,)) - 1)]
+    return [[max(span[0], start), min(span[1], end), span[2]]] if min(span[1], end) > max(span[0], start) else []
 
 
 def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
@@ -103,7 +105,7 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
     for event in records.events:
         if event.get("event") == "started":
             if spans:
-                heard = bisect_left(words, event["t"])
+                heard = bisect_left(words, event["t"] - ROUNDED)
                 last = max([spans[-1][0], *words[max(0, heard - 1) : heard]])
                 spans[-1][1] = last
                 spans.append([last, event["t"], "stopped" if ended else "away"])
