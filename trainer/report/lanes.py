@@ -114,8 +114,6 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
         elif event.get("event") in ("stopped", "finished", "failed") and spans:
             spans[-1][1] = event["t"]
             ended = True
-    if spans and not ended and not records.status.get("updated"):
-        spans[-1][1] = until
     return spans
 
 
