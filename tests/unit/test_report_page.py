@@ -114,6 +114,14 @@ def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
     assert marks[2]["step"] == 300
 
 
+def test_a_fault_before_the_first_numbers_of_a_run_that_began_from_another(directory: RunDirectory) -> None:
+    lines(directory.history, {"t": BEGAN + 20, "step": 5300, "values": {"loss": 1}})
+    lines(directory.event_log, {"time": BEGAN, "event": "started"}, {"time": BEGAN + 9, "event": "ps-lost"})
+    assert read_story(directory)["marks"][0]["step"] == 0
+    record(directory.settings, created=BEGAN, **{"from": "other@5000"})
+    assert read_story(directory)["marks"][0]["step"] == 5000
+
+
 def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDirectory) -> None:
     def kinds(*events: dict[str, Any]) -> list[tuple[str, str, int]]:
         first = {"time": BEGAN + 1, "event": "training", "message": "step 1"}

@@ -80,12 +80,12 @@ def summarize_evaluations(records: Records) -> dict[str, Any]:
     }
 
 
-def steps_by_time(rows: Sequence[Mapping[str, Any]]) -> Callable[[float], int | None]:
-    """Return what says at which step the training stood at a time."""
+def steps_by_time(rows: Sequence[Mapping[str, Any]], first: int) -> Callable[[float], int | None]:
+    """Return what says at which step the training stood at a time; it began at the `first`."""
     times = [row["t"] for row in rows]
 
     def at(time: float) -> int | None:
         place = bisect_right(times, time) - 1
-        return int(rows[place]["step"]) if place >= 0 else 0 if rows else None
+        return int(rows[place]["step"]) if place >= 0 else first if rows else None
 
     return at

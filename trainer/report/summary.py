@@ -65,7 +65,8 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
     series = summarize_series(records, rows, most_points)
     evaluations = summarize_evaluations(records)
     began, until = span_of(records)
-    marks, saves = summarize_marks(records.events, steps_by_time(rows)), summarize_saves(records.events)
+    first = whole(text(records.settings.get("from")).rpartition("@")[2]) or 0
+    marks, saves = summarize_marks(records.events, steps_by_time(rows, first)), summarize_saves(records.events)
     story = {
         "run": records.run,
         "program": text(status.get("program") or records.settings.get("program")),
