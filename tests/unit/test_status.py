@@ -18,7 +18,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
-from trainer.telemetry.status import Status, describe, describe_all, read_all, read_status
+from trainer.telemetry.status import Status, describe, describe_all, describe_ways, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
@@ -235,3 +235,11 @@ def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path, capl
     progress.enter(RunState.TRAINING)
     progress.close()
     assert "cannot write" in caplog.text
+
+
+def test_of_many_broken_ways_some_are_named() -> None:
+    """A host of a ps that is cut off breaks a way of each worker."""
+    ways = {f"worker-{n}": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"} for n in range(300)}
+    told = describe_ways(ways)
+    assert told.startswith("300 of 600 work. worker-0 to ps-0: broken (no answer in 4 s). worker-1 to ps-0: ")
+    assert told.endswith("worker-19 to ps-0: broken (no answer in 4 s). And 280 more")

@@ -19,6 +19,7 @@ from trainer.run.records import numbers_of, read_record, write_record
 from trainer.telemetry.events import describe_event, read_events
 from trainer.telemetry.goodput import describe_ledger
 
+MOST_ODD = 20  # ways that are named in a line
 DAMAGE = (AttributeError, TypeError, ValueError)
 
 
@@ -218,7 +219,8 @@ def describe_ways(ways: Mapping[str, Mapping[str, str]]) -> str:
     cells = [(task, other, how) for task, row in ways.items() for other, how in row.items()]
     odd = [f"{task} to {other}: {how}" for task, other, how in cells if not how.startswith(("ok", "closed"))]
     broken = sum(how.startswith("broken") for _, _, how in cells)
-    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd])
+    more = [f"And {len(odd) - MOST_ODD} more"] if len(odd) > MOST_ODD else []
+    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd[:MOST_ODD], *more])
 
 
 def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:
