@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import math
 import os
 import re
@@ -139,6 +140,8 @@ def verb(
             bound = signature.bind(*words, **flags)
             bound.apply_defaults()
             given = dict(bound.arguments)
+            if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
+                sys.stdout.reconfigure(errors="backslashreplace")
             body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
@@ -49,3 +50,13 @@ def set_off(text: str) -> str:
 def is_terminal(stream: TextIO) -> bool:
     """Whether a stream takes colours and a rewritten screen: a terminal that is not dumb."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def is_read(stream: TextIO) -> bool:
+    """Whether a reader is left of what is written to a pipe."""
+    try:
+        poll = select.poll()
+        poll.register(stream, 0)
+        return not any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):  # it has no descriptor
+        return True

@@ -105,13 +105,15 @@ def _bar(run: Run) -> RenderableType:
     step, steps = run.step or 0, run.steps or 1
     done = min(1.0, step / steps)
     line = Table.grid(padding=(0, 2))
-    line.add_column(width=30)
+    line.add_column(max_width=30)
     cells = [f"{100 * done:.0f} %", f"step {step}/{steps}"]
     if run.state == "training":
         if run.steps_per_second is not None:
             cells.append(f"{render_number(run.steps_per_second)} steps/s")
         if run.eta_seconds is not None:
             cells.append(f"{render_duration(run.eta_seconds)} left")
+    for _ in cells:
+        line.add_column(no_wrap=True)
     bar = ProgressBar(total=1.0, completed=done, complete_style="green", finished_style="green")
     line.add_row(bar, *(Text(cell, "bold" if number == 0 else "") for number, cell in enumerate(cells)))
     return line
@@ -134,7 +136,8 @@ def _tasks(rows: Sequence[Mapping[str, Any]], run: Run | None, lines: int) -> Re
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in HEADER:
         right = name in ("RESTARTS", "STEPS/S", "STEPS")
-        table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+        # Of a narrow terminal the widest of the others gives room first.
+        table.add_column(_plain(name), justify="right" if right else "left", no_wrap=name == "TASK")
     workers = run.workers if run else {}
     paces = [pace for each in workers.values() if (pace := each.get("steps_per_second"))]
     median = statistics.median(paces) if paces else 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections import Counter
 
@@ -9,6 +11,7 @@ from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.tables import put
+from fleet.terminal import is_read
 from fleet.verbs import Desk
 
 # How many lines of each task's journal are shown.
@@ -31,6 +34,9 @@ def show_logs(
     number: Counter[str] = Counter()
 
     def show(entry: Entry) -> None:
+        if follow and not is_read(desk.answers or desk.out):
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the verb waits for what the hosts will say
+            return
         number[entry.task] += 1
         if desk.answers is not None:
             desk.answer("logs", entry.as_json(), on_a_line=True)

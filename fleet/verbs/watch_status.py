@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Callable, Mapping
-from typing import TextIO
 
 from rich.live import Live
 
@@ -14,7 +12,7 @@ from fleet.cluster import Cluster
 from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine
-from fleet.terminal import is_terminal
+from fleet.terminal import is_read, is_terminal
 from fleet.verbs import Desk
 from fleet.verbs.status import status_record
 from fleet.verbs.watch import RUN_SECONDS, UNITS_SECONDS, UNITS_SHARE
@@ -141,13 +139,3 @@ def in_a_line(inventory: Inventory, seen: Observation, quiet: Mapping[str, float
     rows = report.task_rows(inventory, seen, quiet)
     wrong = [f"{row['task']} {row['state']}" for row in rows if row["trouble"]]
     return "; ".join([report.render_run(seen.run).replace("\n", ";"), *wrong])
-
-
-def is_read(stream: TextIO) -> bool:
-    """Whether a reader is left of what is written to a pipe."""
-    try:
-        poll = select.poll()
-        poll.register(stream, 0)
-        return not any(event & select.POLLERR for _, event in poll.poll(0))
-    except (OSError, ValueError):  # it has no descriptor
-        return True

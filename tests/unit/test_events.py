@@ -50,6 +50,17 @@ def test_nothing_to_read_is_no_event(tmp_path: Path) -> None:
     assert read_events(tmp_path / "events.jsonl") == []
 
 
+@pytest.mark.parametrize("odd", ['"time": "x"', '"time": 1e300', '"time": 1, "seconds": "x"', '"time": NaN'])
+def test_an_event_that_can_not_be_said_is_none(tmp_path: Path, odd: str) -> None:
+    (tmp_path / "events.jsonl").write_text(f'{{"event": "odd", {odd}}}\n{{"event": "started", "time": 1}}\n')
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")] == ["started"]
+
+
+def test_an_event_of_several_lines_is_told_in_one() -> None:
+    told = describe_event({"time": 1, "event": "failed", "message": "ValueError: x\n  in net.py, line 3"})
+    assert told.endswith("  failed  ValueError: x   in net.py, line 3")
+
+
 def test_event_that_cannot_be_written_is_told_and_raises_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,5 +1,6 @@
 """The command line: what it lists, and the exit code that each kind of trouble ends with."""
 
+import io
 import json
 import os
 import signal
@@ -12,7 +13,8 @@ import pytest
 from fabric.main import make_program
 from invoke import Context, Exit
 
-from fleet.command_line import Call, leaving
+from fleet import command_line
+from fleet.command_line import Call, leaving, verb
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints", "hosts"]
@@ -54,6 +56,19 @@ def test_what_was_compiled_is_kept_for_the_next_call(tmp_path: Path) -> None:
     program = "from fabric.main import make_program; make_program().run()"
     subprocess.run([sys.executable, "-c", program, "--list"], cwd=ROOT, env=environment, check=True)
     assert list(tmp_path.rglob("fleet/command_line.*.pyc"))
+
+
+def test_a_terminal_that_lacks_letters_gets_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    monkeypatch.setattr(command_line, "_VERBS", set())
+
+    @verb()
+    def say(call: Call) -> None:
+        call.desk.say("für 漢字")
+
+    say(Context())
+    assert written.getvalue() == b"f\xfcr \\u6f22\\u5b57\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -1163,6 +1164,14 @@ def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: Pretence, desk: ver
     show_logs(Cluster(hosts.inventory, hosts), desk, None, 5, follow=False)
     assert "ps-0        | ps-0 says\n" in printed(desk)
     assert len(printed(desk).splitlines()) == len(TASKS)
+
+
+def test_logs_that_nobody_reads_any_more_are_followed_no_longer(hosts: Pretence) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        os.close(reader)
+        with pytest.raises(KeyboardInterrupt):
+            show_logs(Cluster(hosts.inventory, hosts), verbs.Desk(stream), "worker-1", 5, follow=True)
 
 
 @pytest.mark.parametrize("follow", [False, True])

@@ -20,9 +20,9 @@ from fleet.report import render_account
 from fleet.run import parse_run
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.terminal import is_terminal
+from fleet.terminal import is_read, is_terminal
 from fleet.verbs.status import show_status
-from fleet.verbs.watch_status import is_read, watch_status
+from fleet.verbs.watch_status import watch_status
 from fleet.view import console_of, draw
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_fleet_report import Terminal
@@ -91,6 +91,16 @@ def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.Pretence) -
     assert rows["worker-1"][-3:] == ["3", "49.5", "300"]
     assert re.search("\x1b\\[33m *49.5", text)  # less than half of the median's
     assert "\x1b[32mactive (running)" in text
+
+
+def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
+    hosts: fleet.Pretence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = [line.rstrip() for line in plain(drawn(hosts)).splitlines()]
+    assert re.fullmatch(r"[━╸╺]{4,}  40 %  step 1200/3000  350.2 steps/s  5 s left", lines[1])
+    assert max(map(len, lines)) <= 60
+    assert {task.name for task in hosts.inventory.tasks} <= {line.split()[0] for line in lines if line}
 
 
 def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.Pretence) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,37 @@ def test_a_peak_and_a_loss_that_is_no_number_outlast_every_thinning() -> None:
     while len(lines) > 4:
         lines = [dict(line) for line in thin(lines)]
     assert "NaN" in [line["values"]["loss"] for line in lines]  # type: ignore[index]
+
+
+def test_of_changes_without_number_the_last_of_each_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_CHANGES", 10)
+    lines: list[dict[str, Any]] = [
+        {"t": 1, "members": {"worker-0": "starting", "worker-1": "training"}}, {"t": 2, "batch": 32},
+        {"t": 3, "members": {"worker-0": "training"}}, {"t": 4, "placed": {"ps-0": {"bytes": 1}}},
+    ]  # fmt: skip
+    lines += [{"t": 5 + n, "members": {"worker-2": f"state {n}"}} for n in range(10)]
+    kept = thin(thin(lines))
+    assert kept[0] == {
+        "t": 4,
+        "members": {"worker-0": "training", "worker-1": "training"},
+        "batch": 32,
+        "placed": {"ps-0": {"bytes": 1}},
+    }
+    assert kept[1:] == lines[4:]
+
+
+def test_of_a_month_each_day_is_known() -> None:
+    lines: list[dict[str, Any]] = []
+    for at in range(30_000):
+        kind = {"ledger": {"productive": at}} if at % 3 else {"step": at, "values": {"loss": 1 / (1 + at)}}
+        lines.append({"t": at, **kind})
+        if len(lines) > 1000:
+            lines = [dict(line) for line in thin(lines)]
+            assert len(lines) <= 800
+    for kind in ("step", "ledger"):
+        days = Counter(line["t"] // 1000 for line in lines if kind in line)
+        assert sorted(days) == list(range(30)), kind
+        assert min(days.values()) > 3, kind
 
 
 def test_a_file_is_thinned_when_it_is_too_large_and_only_then(path: Path) -> None:

@@ -7,6 +7,7 @@ import html
 import itertools
 import json
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.report import html as pages
+from trainer.report import lanes as member_lanes
+from trainer.report import sections, summary
 from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.report.records import Records
 from trainer.report.summary import read_story, summarize
-from trainer.report.text import describe_curve, describe_shares, duration, size
+from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 
 # What the page carries of Apache ECharts. To renew it: `npm pack echarts`, take dist/echarts.min.js, LICENSE and NOTICE
@@ -111,6 +114,14 @@ def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
     assert marks[2]["step"] == 300
 
 
+def test_a_fault_before_the_first_numbers_of_a_run_that_began_from_another(directory: RunDirectory) -> None:
+    lines(directory.history, {"t": BEGAN + 20, "step": 5300, "values": {"loss": 1}})
+    lines(directory.event_log, {"time": BEGAN, "event": "started"}, {"time": BEGAN + 9, "event": "ps-lost"})
+    assert read_story(directory)["marks"][0]["step"] == 0
+    record(directory.settings, created=BEGAN, **{"from": "other@5000"})
+    assert read_story(directory)["marks"][0]["step"] == 5000
+
+
 def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDirectory) -> None:
     def kinds(*events: dict[str, Any]) -> list[tuple[str, str, int]]:
         first = {"time": BEGAN + 1, "event": "training", "message": "step 1"}
@@ -133,6 +144,12 @@ def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDi
     assert kinds(lost, taken, restored)[1] == ("lease-taken", "fault", 0)
     assert kinds(taken, restored)[0] == ("lease-taken", "fault", 7)
     assert kinds(recovering, restored)[0] == ("recovering", "fault", 7)
+    # What the training went on with cost it no step.
+    unsaved = {"time": BEGAN + 3, "event": "save-failed"}
+    worker = {"time": BEGAN + 4, "event": "member-lost", "task": "worker-0"}
+    on = {"time": BEGAN + 5, "event": "training", "message": "step 9"}
+    assert [lost for *_, lost in kinds(unsaved, worker, on, lost, restored)] == [0, 0, 0, 7, 7]
+    assert [lost for *_, lost in kinds(unsaved, worker, lost, restored)] == [0, 0, 7, 7]
 
 
 def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
@@ -142,6 +159,21 @@ def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
         [BEGAN, BEGAN + 70, "training"],
         [BEGAN + 70, BEGAN + 75, "closed"],
         [BEGAN + 75, BEGAN + 100, "training"],
+    ]
+
+
+def test_a_member_that_the_next_coordinator_does_not_know_has_left(directory: RunDirectory) -> None:
+    lines(directory.event_log, {"time": BEGAN, "event": "started"}, {"time": BEGAN + 40, "event": "stopped"},
+          {"time": BEGAN + 60.04, "event": "started"})  # fmt: skip
+    lines(directory.history, {"t": BEGAN + 1, "members": {"worker-0": "training", "worker-1": "training"}},
+          {"t": BEGAN + 60, "members": {"worker-0": "starting"}},
+          {"t": BEGAN + 65, "members": {"worker-0": "training"}})  # fmt: skip
+    lanes = {lane["task"]: lane["spans"] for lane in read_story(directory)["lanes"]}
+    assert lanes["worker-1"] == [[BEGAN + 1, BEGAN + 40, "training"]]
+    assert lanes["worker-0"] == [
+        [BEGAN + 1, BEGAN + 40, "training"],
+        [BEGAN + 60, BEGAN + 65, "starting"],
+        [BEGAN + 65, BEGAN + 100, "training"],
     ]
 
 
@@ -189,6 +221,7 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
         ({"state": "failed", "message": "UserError: no data"}, "UserError: no data"),
         ({"state": "waiting", "message": "no answer from ps-1"}, "no answer from ps-1"),
         ({"state": "training", "without": {"worker-1": "silent"}}, "It trains without worker-1 (silent)"),
+        ({"state": "waiting", "without": {"ps-1": "away"}}, "It waits without ps-1 (away)"),
         ({"state": "stopped", "step": 7}, "`fab start-cluster --run night` goes on at step 7"),
     ],
 )
@@ -324,7 +357,84 @@ def test_a_record_that_is_damaged_costs_what_it_would_have_told(directory: RunDi
 
 def test_damage_is_said_on_the_page(directory: RunDirectory) -> None:
     directory.status.write_text("{")
-    assert "status.json is not JSON" in render([read_story(directory)])
+    page = render([read_story(directory)])
+    assert "status.json is not JSON" in page
+    assert "status.json is missing" not in page
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", 1e18, 10**400, -1e300])
+def test_a_number_beyond_all_bounds_costs_what_it_would_have_told(directory: RunDirectory, odd: Any) -> None:
+    record(directory.settings, created=odd)
+    record(directory.status, state="training", step=1, steps_per_second=odd, eta_seconds=odd, updated=odd,
+           ledger={"productive": 1, "goodput": odd, "elapsed": odd})  # fmt: skip
+    lines(directory.history, {"t": BEGAN, "step": odd, "values": {"loss": odd}}, {"t": odd, "step": 1})
+    lines(directory.event_log, {"time": odd, "event": "failed"}, {"time": BEGAN, "event": "failed", "seconds": odd})
+    assert "<h1>night" in render([read_story(directory)])
+
+
+def test_what_a_page_leaves_out_is_counted_all_the_same(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((summary, "MOST_MARKS"), (summary, "MOST_SAVES"), (sections, "MOST_ROWS")):
+        monkeypatch.setattr(module, name, 3)
+    events = [{"time": BEGAN, "event": "started"}, {"time": BEGAN + 1, "event": "training"}]
+    for n in range(10):
+        at = BEGAN + 2 + 3 * n
+        events += [
+            {"time": at, "event": "ps-lost", "task": "ps-0"}, {"time": at + 1, "event": "restored", "steps_lost": 5},
+            {"time": at + 2, "event": "training"}, {"time": at + 2, "event": "checkpoint-saved", "message": "step 9"},
+        ]  # fmt: skip
+    lines(directory.event_log, *events)
+    page = render([read_story(directory)])
+    assert re.search(r"<dt>faults</dt><dd>10<small>50 steps lost", page)
+    assert "The last 3 of 30<" in page
+    assert "The last 3 of 10 checkpoints" in page
+    assert "10 checkpoints, of which the last 3 are shown." in page
+
+
+def test_a_run_that_was_resumed_a_thousand_times_takes_no_longer_for_it(directory: RunDirectory) -> None:
+    workers = [f"worker-{n}" for n in range(20)]
+    starts = [BEGAN + 100 * n for n in range(1000)]
+    lines(directory.event_log, *({"time": at, "event": "started"} for at in starts))
+    states = [{"t": at + wait, "members": dict.fromkeys(workers, what)} for at in starts
+              for wait, what in ((1, "starting"), (2, "training"), (90, "closed"))]  # fmt: skip
+    lines(directory.history, *states)
+    began = time.process_time()
+    found = {lane["task"]: lane["missed"] for lane in read_story(directory)["lanes"]}
+    assert time.process_time() - began < 5
+    assert found["worker-19"] == {}
+    assert found["chief-0"] == {"away": 9990}
+
+
+def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(member_lanes, "MOST_SPANS", 20)
+    states = [{"t": BEGAN + n, "members": {"ps-0": "closed" if n % 2 else "training"}} for n in range(60)]
+    lines(directory.history, *states, {"t": BEGAN + 60, "members": {"ps-0": "away"}})
+    story = read_story(directory)
+    spans = {lane["task"]: lane["spans"] for lane in story["lanes"]}["ps-0"]
+    assert len(spans) == 20
+    assert [BEGAN + 60, BEGAN + 100, "away"] in spans
+    assert spans == sorted(spans)
+    assert "ps-0 was closed for 30 s and away for 40 s" in describe_lanes(story)
+
+
+def test_a_page_says_of_which_time_it_is(directory: RunDirectory) -> None:
+    """One of a run whose coordinator is gone, or that is opened a day later, still says that it trains."""
+    record(directory.status, run="night", state="training", step=500, updated=BEGAN + 160)
+    page = render([read_story(directory)])
+    ends = ["2023-11-14T22:13:20+00:00", "2023-11-14T22:16:00+00:00"]
+    assert re.search(r"<dt>time</dt><dd>2 min 40 s<small>(.*?)</small>", page)[1].count("<time ") == 2  # type: ignore[index]
+    assert all(f'datetime="{end}"' in page for end in ends)
+
+
+def test_one_is_no_plural(directory: RunDirectory) -> None:
+    lines(directory.history, {"t": BEGAN, "placed": {"ps-0": {"bytes": 1, "variables": 1}}})
+    page = render([read_story(directory)])
+    assert "1 task, all there the whole time" in page
+    assert "1 checkpoint;" in page
+    assert "on 1 parameter server." in page
 
 
 def test_lines_of_other_kinds_are_passed_over(directory: RunDirectory) -> None:

@@ -24,7 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.telemetry import metrics
 from trainer.telemetry import progress as reporting
 from trainer.telemetry.events import FAULTS
-from trainer.telemetry.goodput import KINDS
+from trainer.telemetry.goodput import KINDS, Ledger
 from trainer.telemetry.gpu_use import GpuUse
 from trainer.telemetry.metrics import METRICS, MOST_METRICS, STATES, MetricsCollector
 from trainer.telemetry.outlets import prometheus as scrape
@@ -200,6 +200,17 @@ def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: P
     until(lambda: later.events.counts, "the events are counted")
     assert samples(collector)["psfleet_faults_total", "save-failed"] == 1
     later.close()
+
+
+def test_time_is_counted_from_what_the_process_before_wrote(tmp_path: Path, progress: Progress) -> None:
+    """What was scraped last is more than what was written: a counter that falls by a little counts in full again."""
+    record = {"productive": 36_000.0, "elapsed": 36_000.0, "step": 9, "highest_step": 9, "until": time.time() - 20}
+    progress.ledger = Ledger({**record, "ended": False})
+    collector = MetricsCollector()
+    collector.of("a", progress.tally, progress)
+    found = samples(collector)
+    assert found["psfleet_time_seconds_total", "productive"] == 0
+    assert found["psfleet_time_seconds_total", "down"] == pytest.approx(20, abs=5)
 
 
 def test_a_program_with_a_thousand_metrics_has_some_of_them_told(progress: Progress) -> None:

@@ -18,7 +18,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
-from trainer.telemetry.status import Status, describe, describe_all, read_all, read_status
+from trainer.telemetry.status import Status, describe, describe_all, describe_ways, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
@@ -91,6 +91,33 @@ def test_a_damaged_status_hides_no_other_run(tmp_path: Path) -> None:
     RunDirectory(tmp_path, "b").status.write_text("{")
     assert {status.run: status.state for status in read_all(tmp_path)} == {"a": "training", "b": "unknown"}
     assert "status.json is not JSON" in describe(read_status(RunDirectory(tmp_path, "b")))
+
+
+@pytest.mark.parametrize(
+    "record", [{"state": "training"}, {"metrics": 3}, {"loss": "x"}, {"loss": []}, {"metrics": {"a": None}}]
+)
+def test_a_status_of_other_values_hides_no_other_run(tmp_path: Path, record: dict[str, Any]) -> None:
+    write_status(tmp_path, "a", state="training")
+    write_record(RunDirectory(tmp_path, "b").status, record)
+    found = {status.run: status for status in read_all(tmp_path)}
+    assert found["a"].state == "training"
+    assert found["b"].state == "unknown"
+    assert "status.json holds what no psfleet has written: " in found["b"].message
+
+
+def test_a_status_that_may_not_be_read_hides_no_other_run(tmp_path: Path) -> None:
+    write_status(tmp_path, "a", state="training")
+    RunDirectory(tmp_path, "b").status.mkdir(parents=True)
+    assert {status.run: status.state for status in read_all(tmp_path)} == {"a": "training", "b": "unknown"}
+
+
+@pytest.mark.parametrize("metrics", [3, {"a": None}, ["x"]])
+def test_an_evaluation_of_other_values_hides_nothing_else(tmp_path: Path, metrics: Any) -> None:
+    write_status(tmp_path, "a", state="training", step=3)
+    write_record(RunDirectory(tmp_path, "a").evaluation, {"step": 2, "metrics": metrics})
+    (status,) = read_all(tmp_path)
+    assert (status.state, status.step) == ("training", 3)
+    assert "evaluation.json holds what no psfleet has written: " in status.message
 
 
 def test_a_damaged_evaluation_hides_nothing_else(tmp_path: Path) -> None:
@@ -208,3 +235,11 @@ def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path, capl
     progress.enter(RunState.TRAINING)
     progress.close()
     assert "cannot write" in caplog.text
+
+
+def test_of_many_broken_ways_some_are_named() -> None:
+    """A host of a ps that is cut off breaks a way of each worker."""
+    ways = {f"worker-{n}": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"} for n in range(300)}
+    told = describe_ways(ways)
+    assert told.startswith("300 of 600 work. worker-0 to ps-0: broken (no answer in 4 s). worker-1 to ps-0: ")
+    assert told.endswith("worker-19 to ps-0: broken (no answer in 4 s). And 280 more")

@@ -40,7 +40,8 @@ def on_state(story: Mapping[str, Any]) -> Iterator[str]:
         yield "How the run is can't be read from its records. `fab status` asks the tasks themselves."
     if story["without"] and state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
         absent = ", ".join(f"{task} ({how})" for task, how in sorted(story["without"].items()))
-        yield f"It trains without {absent}. `fab logs --task {min(story['without'])}` says why it is away."
+        verb = "waits" if state == RunState.WAITING else "trains"
+        yield f"It {verb} without {absent}. `fab logs --task {min(story['without'])}` says why it is away."
 
 
 def on_numbers(story: Mapping[str, Any]) -> Iterator[str]:

@@ -8,10 +8,7 @@ from typing import Any
 
 from trainer.report.elements import escape, scrollable, section, with_code
 from trainer.report.sections import controls, curves
-from trainer.report.text import (
-    duration,
-    number,
-)
+from trainer.report.text import duration, number
 from trainer.run.records import in_words
 
 
@@ -41,12 +38,7 @@ def side_by_side(stories: Sequence[Mapping[str, Any]]) -> str:
     rows: list[tuple[str, list[str]]] = [("state", [story["state"] for story in stories])]
     for name in sorted(names, key=lambda name: (not name.startswith("evaluation"), name)):
         part, _, metric = name.partition(" ")
-        rows.append(
-            (
-                name,
-                [number(story["result"][part][metric]) if metric in story["result"][part] else "" for story in stories],
-            )
-        )
+        rows.append((name, [number(story["result"][part].get(metric, "")) for story in stories]))
     rows += [
         ("steps", ["" if story["step"] is None else f"{story['step']:,}" for story in stories]),
         (
@@ -57,11 +49,8 @@ def side_by_side(stories: Sequence[Mapping[str, Any]]) -> str:
             ],
         ),
         ("goodput", ["" if story["goodput"] is None else f"{100 * story['goodput']:.1f} %" for story in stories]),
-        ("faults", [str(sum(mark["kind"] == "fault" for mark in story["marks"])) for story in stories]),
-        (
-            "steps lost",
-            [f"{sum(mark['lost'] for mark in story['marks'] if mark['kind'] == 'recovery'):,}" for story in stories],
-        ),
+        ("faults", [f"{story['totals']['faults']:,}" for story in stories]),
+        ("steps lost", [f"{story['totals']['lost']:,}" for story in stories]),
     ]
     return columns(stories, rows)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.report.records import Records
-from trainer.report.values import finite, mapping, whole
+from trainer.report.values import finite, mapping, time_of, whole
 from trainer.telemetry.history import number_of
 
 MOST_POINTS = 100_000  # numbers of all curves of a page
@@ -65,7 +65,7 @@ def summarize_evaluations(records: Records) -> dict[str, Any]:
     """Return the evaluation's curves; of a run that has no list of them the last one alone."""
     rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
     if not rows and records.evaluation.get("metrics"):
-        at = number_of(records.evaluation.get("updated"))
+        at = time_of(records.evaluation.get("updated"))
         rows = (
             [{"t": at, "step": records.evaluation.get("step"), "values": records.evaluation["metrics"]}] if at else []
         )
@@ -80,12 +80,12 @@ def summarize_evaluations(records: Records) -> dict[str, Any]:
     }
 
 
-def steps_by_time(rows: Sequence[Mapping[str, Any]]) -> Callable[[float], int | None]:
-    """Return what says at which step the training stood at a time."""
+def steps_by_time(rows: Sequence[Mapping[str, Any]], first: int) -> Callable[[float], int | None]:
+    """Return what says at which step the training stood at a time; it began at the `first`."""
     times = [row["t"] for row in rows]
 
     def at(time: float) -> int | None:
         place = bisect_right(times, time) - 1
-        return int(rows[place]["step"]) if place >= 0 else 0 if rows else None
+        return int(rows[place]["step"]) if place >= 0 else first if rows else None
 
     return at

@@ -16,24 +16,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from trainer.report import sections
 from trainer.report.comparison import compare
 from trainer.report.elements import escape
-from trainer.report.sections import (
-    advice,
-    controls,
-    curves,
-    header,
-    marks_table,
-    members_section,
-    placement_section,
-    saves_section,
-    settings_section,
-    tables_section,
-    tasks_section,
-    tiles,
-    time_section,
-    ways_section,
-)
 from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory
 from trainer.run.records import in_words, write_text
@@ -42,6 +27,11 @@ log = logging.getLogger(__name__)
 ASSETS = Path(__file__).with_name("assets")
 LIBRARY = "echarts-6.1.0.min.js"
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
+SECTIONS = (
+    sections.time_section, sections.members_section, sections.ways_section, sections.saves_section,
+    sections.placement_section, sections.tables_section, sections.tasks_section, sections.marks_table,
+    sections.settings_section,
+)  # fmt: skip
 PATIENCE = 100.0  # times as long as it took to write the page, the next one waits: 1 % of a processor
 
 
@@ -129,19 +119,8 @@ def drawn(story: Mapping[str, Any], several: bool) -> dict[str, Any]:
 def lay_out_run(story: Mapping[str, Any]) -> str:
     return "".join(
         [
-            header(story),
-            advice(story),
-            tiles(story),
-            controls(story),
-            curves([story]),
-            time_section(story),
-            members_section(story),
-            ways_section(story),
-            saves_section(story),
-            placement_section(story),
-            tables_section(story),
-            tasks_section(story),
-            marks_table(story),
-            settings_section(story),
+            *(make(story) for make in (sections.header, sections.advice, sections.tiles, sections.controls)),
+            sections.curves([story]),
+            *(make(story) for make in SECTIONS),
         ]
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainer.report.records import Records
@@ -10,6 +11,7 @@ from trainer.report.values import mapping, read_ledger
 from trainer.telemetry.goodput import KINDS
 
 MOST_SPANS = 4000
+ROUNDED = 0.1  # as the history's times are
 BUCKETS = 240  # of the time, each with the seconds of each kind
 
 
@@ -69,18 +71,30 @@ def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any
         if task != "chief-0" and alive:
             lanes[task] = [part for span in spans for part in within(span, alive)]
     budget = max(20, MOST_SPANS // max(1, len(lanes)))
+    drawn = {task: sorted(sorted(spans, key=lambda span: span[0] - span[1])[:budget]) for task, spans in lanes.items()}
     return [
         {
             "task": task,
-            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in spans[-budget:]],
-            "all": len(spans),
+            "spans": [[round(a, 1), round(b, 1), state] for a, b, state in drawn[task]],
+            "missed": missed_in(spans),
         }
         for task, spans in sorted(lanes.items(), key=lambda lane: order_of(lane[0]))
     ]
 
 
-def within(span: Sequence[Any], alive: Sequence[tuple[float, float]]) -> list[list[Any]]:
-    return [[max(span[0], a), min(span[1], b), span[2]] for a, b in alive if min(span[1], b) > max(span[0], a)]
+def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:
+    """Return for how long a task was not present, by its state."""
+    missed: dict[str, float] = {}
+    for start, end, state in spans:
+        if state not in ("training", "serving", "starting", "running", "stopped"):
+            missed[state] = missed.get(state, 0.0) + end - start
+    return missed
+
+
+def within(span: Sequence[Any], alive: Sequence[tuple[float, ...]]) -> list[list[Any]]:
+    """Return what is left of a span while the coordinator ran that told of it: the next one may not have the member."""
+    start, end = alive[max(0, bisect_left(alive, (span[0] + ROUNDED,)) - 1)]
+    return [[max(span[0], start), min(span[1], end), span[2]]] if min(span[1], end) > max(span[0], start) else []
 
 
 def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
@@ -91,7 +105,8 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
     for event in records.events:
         if event.get("event") == "started":
             if spans:
-                last = max((at for at in words if spans[-1][0] <= at < event["t"]), default=spans[-1][0])
+                heard = bisect_left(words, event["t"] - ROUNDED)
+                last = max([spans[-1][0], *words[max(0, heard - 1) : heard]])
                 spans[-1][1] = last
                 spans.append([last, event["t"], "stopped" if ended else "away"])
             spans.append([event["t"], until, "running"])
@@ -99,8 +114,6 @@ def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
         elif event.get("event") in ("stopped", "finished", "failed") and spans:
             spans[-1][1] = event["t"]
             ended = True
-    if spans and not ended and not records.status.get("updated"):
-        spans[-1][1] = until
     return spans
 
 

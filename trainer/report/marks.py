@@ -8,7 +8,6 @@ from typing import Any
 
 from trainer.report.values import finite, text, whole
 
-MOST_MARKS = 2000
 # What befell a run, how it is said, and whether it is a fault or its end.
 FAULTS = {
     "member-lost": "worker lost",
@@ -78,10 +77,16 @@ def summarize_marks(
         if kind == "fault":
             open_faults.append(mark)
         elif mark["lost"] and open_faults:
-            open_faults[0]["lost"] += mark["lost"]
+            min(open_faults, key=stops_nothing)["lost"] += mark["lost"]
         if name in ENDS_A_FAULT:
             end_faults(event, mark, open_faults)
-    return marks[-MOST_MARKS:]
+    return marks
+
+
+def stops_nothing(fault: Mapping[str, Any]) -> int:
+    """Return how unlikely it is that the training had to be restored for a fault."""
+    ends_it = fault["task"].startswith("ps-") or fault["event"] in (*FOLLOWS, "phase-overdue", "failed")
+    return 0 if ends_it else 1 if fault["event"] in MEMBER_FAULTS else 2
 
 
 def mark_of(event: Mapping[str, Any], kind: str, at_step: Callable[[float], int | None]) -> dict[str, Any]:

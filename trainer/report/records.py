@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainer.report.values import time_of
 from trainer.run.directory import RunDirectory
 from trainer.run.records import names_in, read_record
-from trainer.telemetry.history import number_of, read_lines
+from trainer.telemetry.history import read_lines
 
 
 @dataclasses.dataclass
@@ -63,9 +63,10 @@ def read_records(directory: RunDirectory) -> Records:
         if name.endswith(".jsonl"):
             lines = guarded(partial(read_all_lines, directory.tasks / name), [])
             records.tasks[name.removesuffix(".jsonl")] = timed(lines)
-    if not records.status:
+    if not records.status and not any(str(directory.status) in text for text in records.damage):
         records.damage.append("status.json is missing: how far the run is, and its result, are not known")
-    if not records.history and records.status.get("step"):
+    is_told = any(str(directory.history) in text for text in records.damage)
+    if not records.history and records.status.get("step") and not is_told:
         records.damage.append(
             "history.jsonl is missing: the curves and lanes are not known. Runs of earlier versions have none"
         )
@@ -80,7 +81,7 @@ def timed(lines: Iterable[dict[str, Any]], key: str = "t") -> list[dict[str, Any
     """Return the lines that have a time, in its order; it is `t` in each."""
     found = []
     for line in lines:
-        at = number_of(line.get(key))
-        if at is not None and math.isfinite(at) and at > 0:
+        at = time_of(line.get(key))
+        if at is not None:
             found.append({**line, "t": at})
     return sorted(found, key=lambda line: line["t"])

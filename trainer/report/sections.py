@@ -10,6 +10,7 @@ from trainer.report.curves import EXAMPLES, SPEED
 from trainer.report.elements import MOST_ROWS, bars, clock, details, escape, figure, section, thousands, with_code
 from trainer.report.lanes import order_of
 from trainer.report.text import (
+    counted,
     describe_curve,
     describe_lanes,
     describe_saves,
@@ -61,7 +62,7 @@ def strategy_of(story: Mapping[str, Any]) -> str:
         job = task.rpartition("-")[0]
         jobs[job] = jobs.get(job, 0) + 1
     names = {"worker": "worker", "ps": "parameter server", "data": "data worker", "evaluator": "evaluator"}
-    parts = [f"{count} {names[job]}{'s' * (count > 1)}" for job, count in sorted(jobs.items()) if job in names]
+    parts = [counted(count, names[job]) for job, count in sorted(jobs.items()) if job in names]
     return ": ".join(filter(None, [strategy, ", ".join(parts)]))
 
 
@@ -78,29 +79,22 @@ def advice(story: Mapping[str, Any]) -> str:
 
 def tiles(story: Mapping[str, Any]) -> str:
     result = story["result"]
-    found = []
-    for name, value in result["evaluation"].items():
-        found.append(
-            (
-                f"evaluation {name}",
-                number(value),
-                f"at step {result['evaluated']:,}" if result["evaluated"] is not None else "",
-            )
-        )
-    for name, value in result["training"].items():
-        found.append((f"training {name}", number(value), "as last shown"))
+    at = "" if result["evaluated"] is None else f"at step {result['evaluated']:,}"
+    found = [(f"evaluation {name}", number(value), at) for name, value in result["evaluation"].items()]
+    found += [(f"training {name}", number(value), "as last shown") for name, value in result["training"].items()]
     if story["step"] is not None:
         of = f"of {story['steps']:,}" if story["steps"] else ""
         found.append(("steps", f"{story['step']:,}", of))
     if story["began"] and story["until"]:
-        found.append(("time", duration(story["until"] - story["began"]), f"since {clock(story['began'])}"))
+        found.append(
+            ("time", duration(story["until"] - story["began"]), f"{clock(story['began'])} to {clock(story['until'])}")
+        )
     if story["goodput"] is not None:
         found.append(
             ("goodput", f"{100 * story['goodput']:.1f} %", f"of {duration(story['elapsed'] or 0)} that it was to train")
         )
-    faults = [mark for mark in story["marks"] if mark["kind"] == "fault"]
-    lost = sum(mark["lost"] for mark in story["marks"] if mark["kind"] == "recovery")
-    found.append(("faults", f"{len(faults)}", f"{lost:,} steps lost" if lost else "no step lost"))
+    lost = story["totals"]["lost"]
+    found.append(("faults", f"{story['totals']['faults']:,}", f"{lost:,} steps lost" if lost else "no step lost"))
     return (
         '<dl class="tiles">'
         + "".join(
@@ -183,22 +177,24 @@ def members_section(story: Mapping[str, Any]) -> str:
 
 
 def saves_section(story: Mapping[str, Any]) -> str:
-    saves = story["saves"]
+    saves, count = story["saves"], story["totals"]["saves"]
     if not saves:
         return ""
     rows = "".join(
         f'<tr><td>{clock(at)}</td><td class="number">{thousands(step)}</td>'
         f'<td class="number">{"" if seconds is None else escape(duration(seconds))}</td>'
-        f'<td class="number">{"" if count is None else escape(size(count))}</td></tr>'
-        for at, step, seconds, count in reversed(saves[-MOST_ROWS:])
+        f'<td class="number">{"" if held is None else escape(size(held))}</td></tr>'
+        for at, step, seconds, held in reversed(saves[-MOST_ROWS:])
     )
     table = details(
-        f"All {len(saves)} checkpoints" if len(saves) <= MOST_ROWS else f"The last {MOST_ROWS} checkpoints",
+        f"All {count} checkpoints" if count <= MOST_ROWS else f"The last {MOST_ROWS} of {count} checkpoints",
         ("time", "step", "took", "size"),
         rows,
     )
     return section(
-        "Checkpoints", figure("saves", "How long each save took, and its size", describe_saves(saves)) + table, "saves"
+        "Checkpoints",
+        figure("saves", "How long each save took, and its size", describe_saves(saves, count)) + table,
+        "saves",
     )
 
 
@@ -222,7 +218,7 @@ def placement_section(story: Mapping[str, Any]) -> str:
     most = max(held["bytes"] for held in placed.values()) or 1
     total = sum(held["bytes"] for held in placed.values())
     rows = [
-        (task, size(held["bytes"]), held["bytes"] / most, f"{held['variables']:,} variables")
+        (task, size(held["bytes"]), held["bytes"] / most, counted(held["variables"], "variable"))
         for task, held in placed.items()
     ]
     largest = "".join(
@@ -231,7 +227,8 @@ def placement_section(story: Mapping[str, Any]) -> str:
         for task, held in placed.items()
         for name, shape, count in held["largest"]
     )
-    message = f"{size(total)} of variables, with the optimizer's, on {len(placed)} parameter servers."
+    servers = counted(len(placed), "parameter server")
+    message = f"{size(total)} of variables, with the optimizer's, on {servers}."
     return section(
         "Placement",
         f'<p class="message">{escape(message)}</p>{bars(("parameter server", "bytes", "variables"), rows)}'
@@ -281,7 +278,7 @@ def tasks_section(story: Mapping[str, Any]) -> str:
 
 
 def marks_table(story: Mapping[str, Any]) -> str:
-    marks = story["marks"]
+    marks, count = story["marks"], story["totals"]["marks"]
     if not marks:
         return section("Faults and recoveries", '<p class="none">None.</p>', "faults")
     rows = "".join(
@@ -292,7 +289,7 @@ def marks_table(story: Mapping[str, Any]) -> str:
         f'<td class="number">{thousands(mark["lost"] or None)}</td><td>{escape(mark["message"])}</td></tr>'
         for mark in marks[-MOST_ROWS:]
     )
-    title = f"All {len(marks)}" if len(marks) <= MOST_ROWS else f"The last {MOST_ROWS} of {len(marks)}"
+    title = f"All {count}" if count <= MOST_ROWS else f"The last {MOST_ROWS} of {count}"
     return section("Faults and recoveries", details(title, COLUMNS, rows, len(marks) <= 30, "marks"), "faults")
 
 

@@ -15,11 +15,11 @@ from trainer.report.curves import MOST_POINTS, steps_by_time, summarize_evaluati
 from trainer.report.lanes import order_of, summarize_lanes, summarize_time
 from trainer.report.marks import step_in, summarize_marks
 from trainer.report.records import Records, read_records
-from trainer.report.values import finite, json_number, mapping, read_ledger, text, whole
+from trainer.report.values import finite, json_number, mapping, read_ledger, text, time_of, whole
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.history import number_of
 
-MOST_SAVES = 2000
+MOST_SAVES = MOST_MARKS = 2000
 TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "bytes")
 
 
@@ -32,15 +32,11 @@ def summarize_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page tells of a run's status."""
     return {
         "state": text(status.get("state")) or str(RunState.UNKNOWN),
-        "phase": text(status.get("phase")),
         "message": text(status.get("message")),
         "step": whole(status.get("step")),
         "steps": whole(status.get("steps")),
-        "speed": number_of(status.get("steps_per_second")),
-        "eta": number_of(status.get("eta_seconds")),
-        "updated": number_of(status.get("updated")),
-        "checkpoint": text(status.get("checkpoint")),
-        "exported": text(status.get("export")),
+        "speed": finite(status.get("steps_per_second")),
+        "eta": finite(status.get("eta_seconds")),
         "stale": {
             str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
             for task, each in mapping(status.get("workers")).items()
@@ -64,12 +60,13 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
     # A page is sent to others, whom it must not tell the address of a webhook.
     known = mapping(records.settings.get("settings"))
     settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
-    rows = [line for line in records.history if number_of(line.get("step")) is not None]
+    rows = [line for line in records.history if whole(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
     series = summarize_series(records, rows, most_points)
     evaluations = summarize_evaluations(records)
     began, until = span_of(records)
-    at_step = steps_by_time(rows)
+    first = whole(text(records.settings.get("from")).rpartition("@")[2]) or 0
+    marks, saves = summarize_marks(records.events, steps_by_time(rows, first)), summarize_saves(records.events)
     story = {
         "run": records.run,
         "program": text(status.get("program") or records.settings.get("program")),
@@ -82,16 +79,22 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
         "result": summarize_result(records),
         "began": began,
         "until": until,
-        "goodput": number_of(mapping(status.get("ledger")).get("goodput")),
-        "elapsed": number_of(mapping(status.get("ledger")).get("elapsed")),
+        "goodput": finite(mapping(status.get("ledger")).get("goodput")),
+        "elapsed": finite(mapping(status.get("ledger")).get("elapsed")),
         "ledger": ledger,
         "series": series,
         "evaluations": evaluations,
-        "marks": summarize_marks(records.events, at_step),
+        "marks": marks[-MOST_MARKS:],
         "time": summarize_time(records.history, ledger, began, until),
         "lanes": summarize_lanes(records, until),
         "gave": summarize_worker_steps(records.history),
-        "saves": summarize_saves(records.events),
+        "saves": saves[-MOST_SAVES:],
+        "totals": {
+            "marks": len(marks),
+            "saves": len(saves),
+            "faults": sum(mark["kind"] == "fault" for mark in marks),
+            "lost": sum(mark["lost"] for mark in marks if mark["kind"] == "recovery"),
+        },
         "placed": summarize_placed(records.history),
         "tasks": summarize_tasks(records.tasks),
         "damage": records.damage,
@@ -103,10 +106,10 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
 def span_of(records: Records) -> tuple[float | None, float | None]:
     """Return when the run began, and until when anything is known of it."""
     times = [line["t"] for lines in (records.events, records.history, records.evaluations) for line in lines[:1]]
-    created = number_of(records.settings.get("created"))
+    created = time_of(records.settings.get("created"))
     times += [created] if created else []
     ends = [line["t"] for lines in (records.events, records.history, records.evaluations) for line in lines[-1:]]
-    updated = number_of(records.status.get("updated"))
+    updated = time_of(records.status.get("updated"))
     ends += [updated] if updated else []
     return (min(times) if times else None), (max(ends) if ends else None)
 
@@ -145,7 +148,7 @@ def summarize_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
             finite(event.get("seconds")),
             whole(event.get("size")),
         ]
-        for event in saved[-MOST_SAVES:]
+        for event in saved
     ]
 
 

@@ -45,6 +45,10 @@ def size(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def state_in_words(story: Mapping[str, Any]) -> str:
     """Say in one or two sentences how the run stands."""
     state, step, steps = story["state"], story["step"], story["steps"]
@@ -122,14 +126,10 @@ def describe_lanes(story: Mapping[str, Any]) -> str:
     """Say who was not there, and for how long."""
     missing = []
     for lane in story["lanes"]:
-        gone: dict[str, float] = {}
-        for start, end, state in lane["spans"]:
-            if state not in ("training", "serving", "starting", "running", "stopped"):
-                gone[state] = gone.get(state, 0.0) + end - start
-        if gone:
-            absences = " and ".join(f"{state} for {duration(seconds)}" for state, seconds in gone.items())
+        if lane["missed"]:
+            absences = " and ".join(f"{state} for {duration(seconds)}" for state, seconds in lane["missed"].items())
             missing.append(f"{lane['task']} was {absences}")
-    tasks = f"{len(story['lanes'])} tasks"
+    tasks = counted(len(story["lanes"]), "task")
     if not missing:
         return f"{tasks}, all there the whole time."
     rest = f", and {len(missing) - 6} more were not there the whole time" if len(missing) > 6 else ""
@@ -161,10 +161,13 @@ def describe_shares(steps: Mapping[str, int]) -> str:
     return f"The median worker gave {usual:,} steps; {extremes}."
 
 
-def describe_saves(saves: Sequence[Sequence[Any]]) -> str:
+def describe_saves(saves: Sequence[Sequence[Any]], count: int) -> str:
+    """Say how long the shown saves took, of so many in all."""
     seconds = sorted(save[2] for save in saves if save[2] is not None)
     sizes = [save[3] for save in saves if save[3] is not None]
-    sentence = f"{len(saves)} checkpoints"
+    sentence = counted(count, "checkpoint")
+    if count > len(saves):
+        sentence += f", of which the last {len(saves):,} are shown"
     if seconds:
         sentence += (
             f"; a save took {duration(statistics.median(seconds))} in the median, and {duration(seconds[-1])} at most"

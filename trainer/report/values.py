@@ -9,6 +9,8 @@ from typing import Any
 from trainer.telemetry.goodput import FORMER, KINDS
 from trainer.telemetry.history import number_of
 
+LAST_TIME = 253_402_300_799.0  # of the year 9999
+
 
 def mapping(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
@@ -27,6 +29,12 @@ def finite(value: object) -> float | None:
     """Return a number that a curve can show, in the digits that it shows; None where it is none."""
     number = number_of(value)
     return float(f"{number:.5g}") if number is not None and math.isfinite(number) else None
+
+
+def time_of(value: object) -> float | None:
+    """Return a time that a clock may have shown; None where it is none."""
+    number = number_of(value)
+    return number if number is not None and 0 < number < LAST_TIME else None
 
 
 def json_number(value: object) -> float | str | None:

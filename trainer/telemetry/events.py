@@ -119,11 +119,13 @@ def count_events(path: Path) -> Counter[str]:
 
 
 def parse(line: str) -> dict[str, Any] | None:
+    """Return what a line says; None where it is no event, or one of values that can't be said."""
     try:
-        event = json.loads(line)
-    except ValueError:
+        event: dict[str, Any] = json.loads(line)
+        describe_event(event)
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return event
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
@@ -136,5 +138,5 @@ def describe_event(event: Mapping[str, Any]) -> str:
     if event.get("steps_lost"):
         parts.append(f"{event['steps_lost']} steps lost")
     if event.get("message"):
-        parts.append(str(event["message"]))
+        parts.append(str(event["message"]).replace("\n", " "))
     return "  ".join(parts)

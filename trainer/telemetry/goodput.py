@@ -51,6 +51,8 @@ class Ledger:
         self._now = now or steady_clock()
         record = record or {}
         self._seconds = {kind: float(record.get(kind, record.get(FORMER.get(kind, ""), 0.0))) for kind in KINDS}
+        self.taken_up = dict(self._seconds)
+        """The seconds of each kind that the process before had written."""
         self._step = int(record.get("step", 0))
         self._highest = int(record.get("highest_step", 0))
         self._training = 0.0  # since the step counter was last seen to move

@@ -16,11 +16,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ MOST_BYTES = 6 * 2**20
 MOST_CHANGES = 4000  # of members' states and of placements, the last ones
 LEDGER_SECONDS = 1.0
 WORKER_STEPS_SECONDS = 30.0
+Placed = tuple[int, Mapping[str, Any]]  # a line, and its place in the file
 
 
 class History:
@@ -124,20 +126,36 @@ def thin_file(path: Path, most: int) -> None:
 
 
 def thin(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep about every second line; of the steps that workers gave the sums, of changes the last ones."""
-    kinds: dict[str, list[tuple[int, Mapping[str, Any]]]] = {"numbers": [], "gave": [], "changes": [], "others": []}
+    """Keep about every second line; of the steps that workers gave the sums, of old changes what they came to."""
+    kinds: dict[str, list[Placed]] = {"numbers": [], "gave": [], "changes": [], "others": []}
     for place, line in enumerate(lines):
         kind = "numbers" if "step" in line else "gave" if "gave" in line else "others"
         kinds["changes" if line.keys() & {"members", "placed", "batch"} else kind].append((place, line))
-    kept = kinds["changes"][-MOST_CHANGES:] + kinds["others"][1::2]
-    for number, (one, other) in enumerate(pairs(kinds["numbers"])):
-        kept.append(one if other is None or prefer(one[1], other[1], highest=number % 2 == 0) else other)
+    older, kept = kinds["changes"][:-MOST_CHANGES], kinds["changes"][-MOST_CHANGES:]
+    if older:
+        states = {task: state for _, line in older for task, state in (line.get("members") or {}).items()}
+        last = {key: value for _, line in older for key, value in line.items()}
+        kept.insert(0, (older[-1][0], {**last, "members": states}))
+    for kind in ("numbers", "others"):
+        kept += thin_pairs(kinds[kind])
     for one, other in pairs(kinds["gave"]):
         place, last = other or one
         parts = [each[1]["gave"] for each in (one, other) if each]
         both = {task: sum(part.get(task, 0) for part in parts) for part in parts for task in part}
         kept.append((place, {"t": last["t"], "gave": both}))
     return [line for _, line in sorted(kept, key=lambda each: each[0])]
+
+
+def thin_pairs(lines: list[Placed]) -> Iterable[Placed]:
+    """Yield one of each two lines; both where they last for longer than usual, so that no old time is lost."""
+    starts = [number_of(line.get("t")) or 0.0 for _, line in [*lines[::2], *lines[-1:]]]
+    lasts = [after - before for before, after in pairwise(starts)]
+    usual = max(0.0, statistics.median_low(lasts)) if lasts else 0.0
+    for number, ((one, other), seconds) in enumerate(zip(pairs(lines), lasts, strict=True)):
+        if other is None or seconds > 1.5 * usual:
+            yield from filter(None, (one, other))
+        else:
+            yield one if prefer(one[1], other[1], highest=number % 2 == 0) else other
 
 
 def pairs(items: list[Any]) -> Iterable[tuple[Any, Any]]:
@@ -159,7 +177,7 @@ def number_of(value: Any) -> float | None:
     """Return a record's number, which may be a text there; None of what is none."""
     try:
         return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 

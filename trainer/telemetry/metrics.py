@@ -66,8 +66,8 @@ METRICS = {
         Metric("psfleet_input_passes", "gauge", "Passes whose files have all been given out"),
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
-        Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, over all processes",
-               ("kind",)),
+        Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, since the process "
+               "before told of it last", ("kind",)),
         Metric("psfleet_training_metric", "gauge", "Loss and metrics of the training as logged last", ("metric",)),
         Metric("psfleet_faults_total", "counter", "Faults of the run by their event, over all processes", ("kind",)),
         Metric("psfleet_member_state", "gauge", "1 for the member's state, else 0", ("member", "state")),
@@ -137,13 +137,15 @@ class MetricsCollector:
 
 def of_progress(progress: Progress) -> Iterator[Sample]:
     """Yield what the coordinator says of the run everywhere else, too."""
-    status, ledger = progress.status, progress.ledger.as_dict()
+    status, kept = progress.status, progress.ledger
+    ledger = kept.as_dict()
     for state in STATES:
         yield "psfleet_run_state", (state.value,), float(status.state is state)
     yield "psfleet_run_steps", (), status.steps
     yield "psfleet_step", (), ledger["step"]
     for kind in KINDS:
-        yield "psfleet_time_seconds_total", (kind,), ledger[kind]
+        # In full it would fall a little at each crash, and Prometheus would count all of it once more.
+        yield "psfleet_time_seconds_total", (kind,), round(ledger[kind] - kept.taken_up[kind], 3)
     values = {**({} if status.loss is None else {"loss": status.loss}), **status.metrics}
     yield from by_metric("psfleet_training_metric", values)
     tally = progress.tally

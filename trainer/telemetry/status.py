@@ -19,6 +19,9 @@ from trainer.run.records import numbers_of, read_record, write_record
 from trainer.telemetry.events import describe_event, read_events
 from trainer.telemetry.goodput import describe_ledger
 
+MOST_ODD = 20  # ways that are named in a line
+DAMAGE = (AttributeError, TypeError, ValueError)
+
 
 @dataclasses.dataclass
 class Status:
@@ -88,26 +91,22 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
         status.program, status.program_args, status.steps = config.program, dict(config.program_args), config.steps
     # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
     try:
-        record = read_record(directory.status) or {}
-    except ValueError as error:
-        record = {"run": directory.run, "run_dir": "", "state": RunState.UNKNOWN, "message": str(error)}
-    if record:
-        known = {field.name for field in dataclasses.fields(Status)}
-        status = Status(**{key: value for key, value in record.items() if key in known})
-        status.state = RunState.read(status.state)
-        status.loss = None if status.loss is None else float(status.loss)
-        status.metrics = numbers_of(status.metrics)
+        if record := read_record(directory.status):
+            status = parse_status(record)
+    except DAMAGE as error:
+        status = Status(directory.run, "", state=RunState.UNKNOWN, message=damage_of(directory.status, error))
     status.run_dir = str(directory.path)
     with contextlib.suppress(ValueError):  # a coordinator says that it is damaged
         status.begun_from = (read_record(directory.settings) or {}).get("from")
     evaluation = None
     try:
         evaluation = read_record(directory.evaluation)
-    except ValueError as error:
-        status.message = status.message or str(error)
+        metrics = numbers_of((evaluation or {}).get("metrics") or {})
+    except DAMAGE as error:
+        evaluation, status.message = None, status.message or damage_of(directory.evaluation, error)
     if evaluation is not None:
         if evaluation.get("step") != -1:  # as long as no evaluation has worked
-            status.evaluation = {"step": evaluation.get("step"), "metrics": numbers_of(evaluation.get("metrics") or {})}
+            status.evaluation = {"step": evaluation.get("step"), "metrics": metrics}
         why = f"not evaluated: {evaluation['failed']}" if "failed" in evaluation else evaluation.get("trouble", "")
         if why not in status.message:
             status.message = ". ".join(filter(None, (status.message, why)))
@@ -115,9 +114,29 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
     return status
 
 
+def parse_status(record: Mapping[str, Any]) -> Status:
+    """Make a status of a record, whose keys of a newer version are passed over."""
+    known = {field.name for field in dataclasses.fields(Status)}
+    status = Status(**{key: value for key, value in record.items() if key in known})
+    status.state = RunState.read(status.state)
+    status.loss = None if status.loss is None else float(status.loss)
+    status.metrics = numbers_of(status.metrics)
+    status.updated = None if status.updated is None else float(status.updated)
+    return status
+
+
+def damage_of(path: Path, error: Exception) -> str:
+    return str(error) if str(path) in str(error) else f"{path} holds what no psfleet has written: {error}"
+
+
 def read_all(shared_dir: Path) -> list[Status]:
     """Return the status of every run on the shared path, oldest update first."""
-    found = [read_status(directory) for directory in run_directories(shared_dir)]
+    found = []
+    for directory in run_directories(shared_dir):
+        try:
+            found.append(read_status(directory))
+        except OSError as error:  # of a run that may not be read
+            found.append(Status(directory.run, str(directory.path), state=RunState.UNKNOWN, message=str(error)))
     return sorted(found, key=lambda status: (status.updated or 0.0, status.run))
 
 
@@ -200,7 +219,8 @@ def describe_ways(ways: Mapping[str, Mapping[str, str]]) -> str:
     cells = [(task, other, how) for task, row in ways.items() for other, how in row.items()]
     odd = [f"{task} to {other}: {how}" for task, other, how in cells if not how.startswith(("ok", "closed"))]
     broken = sum(how.startswith("broken") for _, _, how in cells)
-    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd])
+    more = [f"And {len(odd) - MOST_ODD} more"] if len(odd) > MOST_ODD else []
+    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd[:MOST_ODD], *more])
 
 
 def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:

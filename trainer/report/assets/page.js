@@ -93,7 +93,7 @@
     return { min: 0, max: most };
   };
   const axisOfX = (more) => {
-    const label = { color: colour("muted"), fontSize: 11, hideOverlap: true };
+    const label = { color: colour("muted"), fontSize: 11, hideOverlap: true, alignMinLabel: "left", alignMaxLabel: "right" };
     if (overTime()) {
       label.formatter = one
         ? { year: "{yyyy}", month: "{MMM}", day: "{MMM} {d}", hour: "{HH}:{mm}", minute: "{HH}:{mm}", second: "{HH}:{mm}:{ss}" }
@@ -216,7 +216,7 @@
     if (log) for (const line of lines) line.data = line.data.map(([x, value]) => [x, value > 0 ? value : null]);
     return (chart) => ({
       animation: false, textStyle: { fontFamily: "system-ui, sans-serif" },
-      aria: { enabled: false }, grid: { left: 8, right: 14, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
+      aria: { enabled: false }, grid: { left: 8, right: 28, top: lines.length > 1 ? 32 : 14, bottom: 6, containLabel: true },
       legend: { show: lines.length > 1, type: "scroll", top: 0, left: 0, itemWidth: 18, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 }, data: lines.map((line) => line.name) },
       xAxis: axisOfX(), yAxis: [axisOfY({ ...withMarks(log), ...(log ? { type: "log" } : {}) }), { show: false, axisLabel: { show: false }, min: 0, max: 1 }],
       tooltip: tooltip({
@@ -237,7 +237,7 @@
     const { edges, kinds } = one.time;
     const share = (kind, at) => Math.min(100, (100 * kinds[kind][at]) / (edges[at + 1] - edges[at]));
     return {
-      animation: false, grid: { left: 8, right: 14, top: 32, bottom: 10, containLabel: true },
+      animation: false, grid: { left: 8, right: 28, top: 32, bottom: 10, containLabel: true },
       legend: { type: "scroll", top: 0, left: 0, itemWidth: 11, itemHeight: 11, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: { ...axisOfX(), type: "time", min: one.began * 1000, max: one.until * 1000 },
       yAxis: axisOfY({ min: 0, max: 100, axisLabel: { color: colour("muted"), fontSize: 11, formatter: "{value} %" } }),
@@ -261,7 +261,7 @@
     const spans = one.lanes.flatMap((lane, at) => lane.spans.map(([from, to, what]) => [at, from * 1000, to * 1000, what]));
     const faults = one.marks.filter((mark) => mark.task && tasks.includes(mark.task));
     return () => ({
-      animation: false, grid: { left: 8, right: 14, top: 30, bottom: 4, containLabel: true },
+      animation: false, grid: { left: 8, right: 28, top: 30, bottom: 4, containLabel: true },
       legend: { type: "scroll", top: 0, left: 0, itemWidth: 11, itemHeight: 11, selectedMode: false, textStyle: { color: colour("muted"), fontSize: 11 }, data: states },
       xAxis: { ...axisOfX(), type: "time", min: one.began * 1000, max: one.until * 1000 },
       yAxis: { type: "category", inverse: true, data: tasks, axisTick: { show: false }, axisLine: { show: false }, axisLabel: { color: colour("text"), fontSize: 11, interval: 0 } },
@@ -327,7 +327,7 @@
     const tasks = Object.entries(one.tasks);
     const format = (value) => `${digits(value)} ${unit.name}`;
     return {
-      animation: false, grid: { left: 8, right: 14, top: 32, bottom: 8, containLabel: true },
+      animation: false, grid: { left: 8, right: 28, top: 32, bottom: 8, containLabel: true },
       legend: { type: "scroll", top: 0, left: 0, itemWidth: 14, itemHeight: 13, textStyle: { color: colour("muted"), fontSize: 11 } },
       xAxis: { ...axisOfX(), type: "time", min: one.began * 1000, max: one.until * 1000 },
       yAxis: axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: format } }),

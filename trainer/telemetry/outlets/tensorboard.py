@@ -84,7 +84,7 @@ def write_mark(board: EventWriter, number: int, record: Mapping[str, Any]) -> No
     step, at = record["step"], record["time"]
     board.write(step, {"faults": number - 1}, at)
     board.write(step, {"faults": number}, at)
-    board.write_text(step, "faults", "    " + describe_event(record).replace("\n", " "), at)  # as it stands: code
+    board.write_text(step, "faults", "    " + describe_event(record), at)  # as it stands: code
 
 
 def describe_settings(config: Config) -> str:
