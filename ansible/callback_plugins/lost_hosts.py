@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.callback import CallbackBase
+from ansible.plugins.loader import filter_loader, test_loader
 
 from ansible import context
 
@@ -47,6 +48,8 @@ class CallbackModule(CallbackBase):
     CALLBACK_NAME = "lost_hosts"
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
+        for loader, any_name in ((filter_loader, "default"), (test_loader, "defined")):
+            loader.get(any_name)  # which loads all
         self.playbook = Path(playbook._file_name).resolve()
         self.plays_left = len(playbook.get_plays())
         self.play_seen: Any = None
