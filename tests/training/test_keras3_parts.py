@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from trainer.training.keras.keras3.seeds import drawing, forget_seeds
 from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.keras.keras3.steps import Step, added, changes_added
 from trainer.training.loop import callbacks
+from trainer.training.whole_weights import see_whole_weights
 
 # isort: split
 import keras
@@ -296,6 +297,50 @@ def test_what_is_set_is_no_change(split: bool) -> None:
 
     step(tf.constant([5.0, 6.0, 7.0]))
     assert tf.convert_to_tensor(own).numpy().tolist() == [6, 7, 8]
+
+
+class Halves(keras.metrics.Metric):
+    """Has two results, and notes the partitioner that its state is made with."""
+
+    made_with: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__(name="halves")
+        self.total = self.add_weight(shape=(2,), initializer=self.zeros)
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        self.made_with.append(getattr(tf.distribute.get_strategy().extended, "_variable_partitioner", None))
+        return tf.zeros(shape, dtype)
+
+    def update_state(self, truth: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(tf.reduce_sum(truth, axis=0))
+
+    def result(self) -> Any:
+        return {"left": self.total[0], "right": self.total[1]}
+
+
+def test_a_metrics_results_have_names_of_their_own() -> None:
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse", metrics=[Halves(), "mae"])
+    for _ in range(2):  # once more when its layers are built
+        prepare(made)
+    found = tf.function(made.test_step)((tf.zeros((3, 4)), tf.constant([[1.0, 2.0]] * 3)))
+    assert sorted(found) == ["left", "loss", "mae", "right"]
+    assert (float(found["left"]), float(found["right"])) == (3, 6)
+
+
+def test_a_metrics_state_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.distribute.get_strategy().extended, "_variable_partitioner", "in two", raising=False)
+    train_shards()
+    Halves.made_with.clear()
+    Halves()
+    assert Halves.made_with == [None]
+
+
+def test_a_split_variable_is_read_as_another_one() -> None:
+    see_whole_weights()
+    split = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+    assert split.value().numpy().tolist() == split.read_value().numpy().tolist() == [1, 2, 3]
 
 
 def test_a_layer_that_replaces_weights_is_refused() -> None:
