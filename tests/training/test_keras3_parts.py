@@ -242,6 +242,22 @@ def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
     assert "momentums/0001" not in found
 
 
+def test_the_slots_of_a_file_become_those_of_shards() -> None:
+    train_shards()
+    whole, split = (keras.Variable(np.zeros([4, 1]), dtype="float32") for _ in range(2))
+    split._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
+    saved, loaded, store = keras.optimizers.Adam(), keras.optimizers.Adam(), {}
+    saved.build([whole])
+    saved.apply([tf.constant([[1.0], [2.0], [3.0], [4.0]])])
+    saved.save_own_variables(store)
+    loaded.build(shards_of(split))
+    loaded.load_own_variables(store)
+    assert int(loaded.iterations.numpy()) == 1
+    for name in ("_momentums", "_velocities"):
+        [slot] = getattr(saved, name)
+        assert np.array_equal(np.concatenate([np.array(part) for part in getattr(loaded, name)]), np.array(slot))
+
+
 def test_averages_begin_with_the_weights() -> None:
     made = model(use_ema=True)
     build(made, None)

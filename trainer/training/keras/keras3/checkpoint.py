@@ -34,6 +34,12 @@ class Trained(tf.__internal__.tracking.AutoTrackable):
         return [*self.weights.values(), *(one for held in self.optimizer.values() for one in held.values())]
 
 
+def whole_slots(optimizer: Optimizer) -> list[Variable]:
+    """Return TensorFlow's variables of an optimizer in its own order, the slots of a split variable's shards as one."""
+    places = {id(one): place for place, one in enumerate(raw(optimizer.variables))}
+    return sorted(slots(optimizer, {}).values(), key=lambda one: places[id(getattr(one, "variables", [one])[0])])
+
+
 def raw(variables: Iterable[Variable]) -> list[Variable]:
     """Return TensorFlow's variables beneath Keras 3's; tf_keras has none of its own."""
     return [one._value if type(one).__module__.startswith("keras.") else one for one in variables]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import Layer, Tensor, Variable
+from trainer.core.contracts import Layer, Optimizer, Tensor, Variable
 from trainer.training.whole_weights import whole_variables
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -56,10 +56,28 @@ def train_shards() -> None:
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
         keras.Metric.add_variable = whole_variables()(keras.Metric.add_variable)
+    if not hasattr(keras.optimizers.Optimizer.load_own_variables, "__wrapped__"):
+        keras.optimizers.Optimizer.load_own_variables = by_wholes(keras.optimizers.Optimizer.load_own_variables)
     for name in ("trainable_weights", "trainable_variables"):
         plain = vars(keras.Layer)[name]
         if not hasattr(plain, "of_shards"):
             setattr(keras.Layer, name, OfShards(plain.fget))
+
+
+def by_wholes(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return an optimizer's `load_own_variables`, which reads the slots of whole variables into those of shards."""
+
+    @functools.wraps(plain)
+    def load(optimizer: Optimizer, store: Any) -> None:
+        from trainer.training.keras.keras3.checkpoint import whole_slots  # it imports this module
+
+        wholes = whole_slots(optimizer)
+        if not len(optimizer.variables) > len(wholes) == len(store.keys()):
+            return plain(optimizer, store)
+        for number, one in enumerate(wholes):
+            one.assign(tf.cast(store[str(number)][()], one.dtype))
+
+    return load
 
 
 def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
