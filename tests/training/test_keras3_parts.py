@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -256,6 +257,16 @@ def test_the_slots_of_a_file_become_those_of_shards() -> None:
     for name in ("_momentums", "_velocities"):
         [slot] = getattr(saved, name)
         assert np.array_equal(np.concatenate([np.array(part) for part in getattr(loaded, name)]), np.array(slot))
+
+
+def test_a_file_in_the_older_format_is_read_into_shards(tmp_path: Path) -> None:
+    train_shards()
+    saved, made = model(), model()
+    saved.save(tmp_path / "saved.h5")
+    kernel = made.layers[1].kernel
+    kernel._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
+    made.load_weights(tmp_path / "saved.h5")
+    assert np.array_equal(np.array(kernel), np.array(saved.layers[1].kernel))
 
 
 def test_averages_begin_with_the_weights() -> None:

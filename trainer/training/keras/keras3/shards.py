@@ -54,14 +54,23 @@ def train_shards() -> None:
         keras.Variable.numpy = lambda variable: np.array(variable)
     if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
+    from keras.src.legacy.saving import legacy_h5_format
+
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
         keras.Metric.add_variable = whole_variables()(keras.Metric.add_variable)
     if not hasattr(keras.optimizers.Optimizer.load_own_variables, "__wrapped__"):
         keras.optimizers.Optimizer.load_own_variables = by_wholes(keras.optimizers.Optimizer.load_own_variables)
+    legacy_h5_format._legacy_weights = whole_weights
     for name in ("trainable_weights", "trainable_variables"):
         plain = vars(keras.Layer)[name]
         if not hasattr(plain, "of_shards"):
             setattr(keras.Layer, name, OfShards(plain.fget))
+
+
+def whole_weights(layer: Layer) -> list[Variable]:
+    """Return a layer's weights in the order of a file .h5, a split one as a whole."""
+    weights = [vars(one).get("_whole", one) for one in layer.trainable_weights + layer.non_trainable_weights]
+    return list({id(one): one for one in weights}.values())
 
 
 def by_wholes(plain: Callable[..., None]) -> Callable[..., None]:
