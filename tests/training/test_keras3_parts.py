@@ -14,7 +14,7 @@ from trainer.core.failures import UserError
 from trainer.core.program import build_model
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
-from trainer.training.export import lacks_evaluation, lacks_export
+from trainer.training.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
 from trainer.training.keras.keras3.checkpoint import Trained, slots
 from trainer.training.keras.keras3.checks import (
@@ -23,6 +23,7 @@ from trainer.training.keras.keras3.checks import (
     refuse_model,
     warn_of_whole_tables,
 )
+from trainer.training.keras.keras3.model import Keras3Model
 from trainer.training.keras.keras3.names import named
 from trainer.training.keras.keras3.optimizers import begin_averages, optimizers_of
 from trainer.training.keras.keras3.seeds import drawing, forget_seeds
@@ -415,6 +416,29 @@ def test_a_model_without_call_is_told_what_it_needs_to_be_exported_and_evaluated
     assert lacks_evaluation(bare).endswith("give it a test_step, or set evaluation: none")
     assert not lacks_evaluation(tested)
     assert not lacks_evaluation(whole)
+
+
+def test_a_model_of_sparse_inputs_is_told_what_its_export_needs() -> None:
+    with pytest.raises(UserError, match="give the program a serving_signature"):
+        Keras3Model(keras.Model()).export("/nowhere", (tf.SparseTensorSpec([None, 4]), tf.TensorSpec([None])))
+
+
+class Summing(keras.Model):
+    def call(self, rows: Any) -> Any:
+        return tf.sparse.sparse_dense_matmul(rows, tf.ones([4, 1]))
+
+
+def test_a_model_of_sparse_inputs_is_exported_with_a_signature(tmp_path: Path) -> None:
+    spec, rows = tf.SparseTensorSpec([None, 4]), tf.sparse.from_dense([[1.0, 2.0, 0.0, 0.0]])
+    program = SimpleNamespace(
+        serving_signature=lambda model: tf.function(lambda rows: {"sum": model(rows)}, input_signature=[spec])
+    )
+    made = Summing()
+    made(rows)
+    save_model(program, made, str(tmp_path / "export"), (spec, None))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    found = served(rows=rows.indices, rows_1=rows.values, rows_2=rows.dense_shape)
+    assert found["sum"].numpy().tolist() == [[3]]
 
 
 def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
