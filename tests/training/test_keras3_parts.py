@@ -16,7 +16,7 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
-from trainer.training.keras.keras3.checkpoint import Trained, slots
+from trainer.training.keras.keras3.checkpoint import Trained, read_whole_slots, slots
 from trainer.training.keras.keras3.checks import (
     TABLE_BYTES,
     refuse_hidden_optimizers,
@@ -245,7 +245,7 @@ def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
 
 
 def test_the_slots_of_a_file_become_those_of_shards() -> None:
-    train_shards()
+    read_whole_slots()
     whole, split = (keras.Variable(np.zeros([4, 1]), dtype="float32") for _ in range(2))
     split._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
     saved, loaded, store = keras.optimizers.Adam(), keras.optimizers.Adam(), {}

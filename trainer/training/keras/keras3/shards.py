@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import Layer, Optimizer, Tensor, Variable
+from trainer.core.contracts import Layer, Tensor, Variable
 from trainer.training.whole_weights import whole_variables
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -58,8 +58,6 @@ def train_shards() -> None:
 
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
         keras.Metric.add_variable = whole_variables()(keras.Metric.add_variable)
-    if not hasattr(keras.optimizers.Optimizer.load_own_variables, "__wrapped__"):
-        keras.optimizers.Optimizer.load_own_variables = by_wholes(keras.optimizers.Optimizer.load_own_variables)
     legacy_h5_format._legacy_weights = whole_weights
     for name in ("trainable_weights", "trainable_variables"):
         plain = vars(keras.Layer)[name]
@@ -71,22 +69,6 @@ def whole_weights(layer: Layer) -> list[Variable]:
     """Return a layer's weights in the order of a file .h5, a split one as a whole."""
     weights = [vars(one).get("_whole", one) for one in layer.trainable_weights + layer.non_trainable_weights]
     return list({id(one): one for one in weights}.values())
-
-
-def by_wholes(plain: Callable[..., None]) -> Callable[..., None]:
-    """Return an optimizer's `load_own_variables`, which reads the slots of whole variables into those of shards."""
-
-    @functools.wraps(plain)
-    def load(optimizer: Optimizer, store: Any) -> None:
-        from trainer.training.keras.keras3.checkpoint import whole_slots  # it imports this module
-
-        wholes = whole_slots(optimizer)
-        if not len(optimizer.variables) > len(wholes) == len(store.keys()):
-            return plain(optimizer, store)
-        for number, one in enumerate(wholes):
-            one.assign(tf.cast(store[str(number)][()], one.dtype))
-
-    return load
 
 
 def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
