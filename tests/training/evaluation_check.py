@@ -26,7 +26,7 @@ RIGHT = {
     "mirrored": ("Uneven", "OwnTestStep"),
     "inline": ("Uneven", "OwnTestStep", "NotAdding", "Generated"),
     "distributed": ("Uneven", "TwoOutputs", "Regularized", "OwnTestStep", "NotAdding", "Files"),
-    "exact": ("Numbered", "Files"),
+    "exact": ("Numbered", "Files", "OneBatch"),
 }
 REFUSED = {
     "mirrored": ("Stray", "Endless", "Nothing"),

@@ -49,6 +49,7 @@ def ways() -> dict[str, Any]:
         ("distributed", "Files"),
         ("exact", "Numbered"),
         ("exact", "Files"),
+        ("exact", "OneBatch"),
     ],
 )
 def test_gives_what_one_process_gives_each_time(ways: dict[str, Any], way: str, program: str) -> None:

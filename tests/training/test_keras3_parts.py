@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,21 +14,23 @@ from trainer.core.failures import UserError
 from trainer.core.program import build_model
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
-from trainer.training.export import lacks_evaluation, lacks_export
+from trainer.training.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
-from trainer.training.keras.keras3.checkpoint import Trained, slots
+from trainer.training.keras.keras3.checkpoint import Trained, read_whole_slots, slots
 from trainer.training.keras.keras3.checks import (
     TABLE_BYTES,
     refuse_hidden_optimizers,
     refuse_model,
     warn_of_whole_tables,
 )
+from trainer.training.keras.keras3.model import Keras3Model
 from trainer.training.keras.keras3.names import named
 from trainer.training.keras.keras3.optimizers import begin_averages, optimizers_of
 from trainer.training.keras.keras3.seeds import drawing, forget_seeds
 from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.keras.keras3.steps import Step, added, changes_added
 from trainer.training.loop import callbacks
+from trainer.training.whole_weights import see_whole_weights
 
 # isort: split
 import keras
@@ -241,6 +244,32 @@ def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
     assert "momentums/0001" not in found
 
 
+def test_the_slots_of_a_file_become_those_of_shards() -> None:
+    read_whole_slots()
+    whole, split = (keras.Variable(np.zeros([4, 1]), dtype="float32") for _ in range(2))
+    split._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
+    saved, loaded, store = keras.optimizers.Adam(), keras.optimizers.Adam(), {}
+    saved.build([whole])
+    saved.apply([tf.constant([[1.0], [2.0], [3.0], [4.0]])])
+    saved.save_own_variables(store)
+    loaded.build(shards_of(split))
+    loaded.load_own_variables(store)
+    assert int(loaded.iterations.numpy()) == 1
+    for name in ("_momentums", "_velocities"):
+        [slot] = getattr(saved, name)
+        assert np.array_equal(np.concatenate([np.array(part) for part in getattr(loaded, name)]), np.array(slot))
+
+
+def test_a_file_in_the_older_format_is_read_into_shards(tmp_path: Path) -> None:
+    train_shards()
+    saved, made = model(), model()
+    saved.save(tmp_path / "saved.h5")
+    kernel = made.layers[1].kernel
+    kernel._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])
+    made.load_weights(tmp_path / "saved.h5")
+    assert np.array_equal(np.array(kernel), np.array(saved.layers[1].kernel))
+
+
 def test_averages_begin_with_the_weights() -> None:
     made = model(use_ema=True)
     build(made, None)
@@ -298,6 +327,50 @@ def test_what_is_set_is_no_change(split: bool) -> None:
     assert tf.convert_to_tensor(own).numpy().tolist() == [6, 7, 8]
 
 
+class Halves(keras.metrics.Metric):
+    """Has two results, and notes the partitioner that its state is made with."""
+
+    made_with: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        super().__init__(name="halves")
+        self.total = self.add_weight(shape=(2,), initializer=self.zeros)
+
+    def zeros(self, shape: Any, dtype: Any) -> Any:
+        self.made_with.append(getattr(tf.distribute.get_strategy().extended, "_variable_partitioner", None))
+        return tf.zeros(shape, dtype)
+
+    def update_state(self, truth: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.total.assign_add(tf.reduce_sum(truth, axis=0))
+
+    def result(self) -> Any:
+        return {"left": self.total[0], "right": self.total[1]}
+
+
+def test_a_metrics_results_have_names_of_their_own() -> None:
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    made.compile("sgd", "mse", metrics=[Halves(), "mae"])
+    for _ in range(2):  # once more when its layers are built
+        prepare(made)
+    found = tf.function(made.test_step)((tf.zeros((3, 4)), tf.constant([[1.0, 2.0]] * 3)))
+    assert sorted(found) == ["left", "loss", "mae", "right"]
+    assert (float(found["left"]), float(found["right"])) == (3, 6)
+
+
+def test_a_metrics_state_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf.distribute.get_strategy().extended, "_variable_partitioner", "in two", raising=False)
+    train_shards()
+    Halves.made_with.clear()
+    Halves()
+    assert Halves.made_with == [None]
+
+
+def test_a_split_variable_is_read_as_another_one() -> None:
+    see_whole_weights()
+    split = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
+    assert split.value().numpy().tolist() == split.read_value().numpy().tolist() == [1, 2, 3]
+
+
 def test_a_layer_that_replaces_weights_is_refused() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.SpectralNormalization(keras.layers.Dense(1))])
     made.compile("sgd", "mse", jit_compile=False)
@@ -343,6 +416,29 @@ def test_a_model_without_call_is_told_what_it_needs_to_be_exported_and_evaluated
     assert lacks_evaluation(bare).endswith("give it a test_step, or set evaluation: none")
     assert not lacks_evaluation(tested)
     assert not lacks_evaluation(whole)
+
+
+def test_a_model_of_sparse_inputs_is_told_what_its_export_needs() -> None:
+    with pytest.raises(UserError, match="give the program a serving_signature"):
+        Keras3Model(keras.Model()).export("/nowhere", (tf.SparseTensorSpec([None, 4]), tf.TensorSpec([None])))
+
+
+class Summing(keras.Model):
+    def call(self, rows: Any) -> Any:
+        return tf.sparse.sparse_dense_matmul(rows, tf.ones([4, 1]))
+
+
+def test_a_model_of_sparse_inputs_is_exported_with_a_signature(tmp_path: Path) -> None:
+    spec, rows = tf.SparseTensorSpec([None, 4]), tf.sparse.from_dense([[1.0, 2.0, 0.0, 0.0]])
+    program = SimpleNamespace(
+        serving_signature=lambda model: tf.function(lambda rows: {"sum": model(rows)}, input_signature=[spec])
+    )
+    made = Summing()
+    made(rows)
+    save_model(program, made, str(tmp_path / "export"), (spec, None))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    found = served(rows=rows.indices, rows_1=rows.values, rows_2=rows.dense_shape)
+    assert found["sum"].numpy().tolist() == [[3]]
 
 
 def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:

@@ -217,6 +217,8 @@ class Exact:
 
     def _distribute(self, dataset: tf.data.Dataset, shards: int) -> Dataset:
         """Give the workers a dataset, once: `evaluate` would do so each time, and they would keep them all."""
+        # A part without a batch is an error there.
+        shards = int(dataset.take(shards).reduce(np.int64(0), lambda number, *_: number + 1))
         self._model._cluster_coordinator = tf.distribute.coordinator.ClusterCoordinator(self._strategy)
         with self._strategy.scope():
             return tf.keras.__internal__.utils.get_data_handler(

@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +31,7 @@ from trainer.training.tf_internals.saving import tracing_saves
 from trainer.training.tf_internals.seeds import kept_seeds
 
 log = logging.getLogger(__name__)
+Trackable = tf.__internal__.tracking.Trackable
 # What another state of the machine, of files or of the weights' values may change: it proves nothing of the export.
 UNSURE = (tf.errors.OpError, OSError, MemoryError)
 
@@ -66,11 +68,34 @@ def is_new(directory: RunDirectory) -> bool:
 def trace_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
     """Do what the export does but for the values; raises what goes wrong."""
     own = copy.copy(program)  # what build_model keeps in it is not the training's
+    package, copies = type(program).__module__.partition(".")[0], {id(program): own}
+    for name, value in getattr(own, "__dict__", {}).items():
+        vars(own)[name] = apart(value, package, copies)
     with kept_randomness(), tf.variable_creator_scope(reserving()), tracing_saves():
         tables = ServedTables.of(directory)
         with tables.of_layers():
             model = build_model(own)
         save_model(own, model, str(directory.export), element_spec, tables=tables)
+
+
+def apart(value: Any, package: str, copies: dict[int, Any]) -> Any:
+    """Return a copy of a list, a dict or an object of this package, with copies of those in it; anything else as it is.
+
+    What TensorFlow tracks, such as a layer, stays as it is.
+    """
+    is_own = type(value).__module__.partition(".")[0] == package
+    inside = getattr(value, "__dict__", None) if is_own else value
+    if id(value) in copies or isinstance(value, Trackable) or not isinstance(inside, dict | list):
+        return copies.get(id(value), value)
+    try:
+        one = copies[id(value)] = copy.copy(value)
+    except Exception:  # it may hold what can't be copied
+        return value
+    if one is not value:  # as an Enum's member is
+        inside = vars(one) if is_own else one
+        for key, each in inside.items() if isinstance(inside, dict) else enumerate(inside):
+            inside[key] = apart(each, package, copies)
+    return one
 
 
 @contextlib.contextmanager

@@ -132,6 +132,7 @@ def see_whole_weights() -> None:
     legacy.get_weights = with_whole_slots(legacy.get_weights)
     patch_hdf5_format(lambda plain: with_whole_lists(plain, model=1), whole_and_listed)
     ShardedVariable.assign = checking_shape(ShardedVariable.assign)
+    ShardedVariable.value = ShardedVariable.read_value = tf.convert_to_tensor  # which each other variable has
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
 

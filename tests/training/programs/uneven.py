@@ -68,6 +68,13 @@ class Numbered(Uneven):
         return number, number
 
 
+class OneBatch(Numbered):
+    """Has fewer batches than workers."""
+
+    def eval_dataset(self, context):
+        return super().eval_dataset(context).take(1)
+
+
 class Slow(Numbered):
     """Says on the machine that reads it which example is read; takes 80 ms a batch."""
 

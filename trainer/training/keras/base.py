@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
 from trainer.training.dynamic.tables import DynamicTables
+
+SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
 class KerasModel(Protocol):

@@ -23,7 +23,7 @@ from trainer.core.contracts import (
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
-from trainer.training.keras.base import has_call
+from trainer.training.keras.base import SPARSE, has_call
 from trainer.training.one_update import gather
 from trainer.training.optimizers import (
     averaged,
@@ -37,7 +37,6 @@ from trainer.training.optimizers import (
 from trainer.training.row_updates import update_by_rows
 
 log = logging.getLogger(__name__)
-SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
 
 
 class Keras2Model:

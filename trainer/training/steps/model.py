@@ -10,6 +10,7 @@ from trainer.core.contracts import Model, Program, Strategy, Variable
 from trainer.core.program import build_model
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.keras3.checkpoint import read_whole_slots
 from trainer.training.keras.keras3.seeds import forget_seeds
 from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.outside import refuse_outside_model
@@ -24,6 +25,7 @@ def make_model(program: Program, strategy: Strategy, tables: DynamicTables | Non
     with strategy.scope(), no_loss_scaling():
         forget_seeds()
         train_shards()
+        read_whole_slots()
         with building_whole(), keeping_default_graph(), tables.of_layers() if tables else contextlib.nullcontext():
             model = build_model(program)
         remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)

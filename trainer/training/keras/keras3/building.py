@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from trainer.core.contracts import ElementSpec, Model, Tensor
@@ -20,9 +22,18 @@ def prepare(model: Model) -> None:
 
     refuse_model(model)
     train_shards()
+    if "get_metrics_result" not in vars(model):
+        plain = model.get_metrics_result
+        object.__setattr__(model, "get_metrics_result", lambda: flat(plain()))
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Embedding) and not layer.quantization_mode and not layer.lora_rank:
             object.__setattr__(layer, LOOKS_UP_ROWS, True)
+
+
+def flat(results: dict[str, Any]) -> dict[str, Any]:
+    """Return results by name, also those of a metric that has several: `compile` keeps them in a dict of their own."""
+    parts = (value if isinstance(value, dict) else {name: value} for name, value in results.items())
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def is_built(model: Model) -> bool:

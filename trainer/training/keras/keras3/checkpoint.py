@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -32,6 +34,30 @@ class Trained(tf.__internal__.tracking.AutoTrackable):
     def variables(self) -> list[Variable]:
         """The variables as TensorFlow has them, a split one as a whole."""
         return [*self.weights.values(), *(one for held in self.optimizer.values() for one in held.values())]
+
+
+def whole_slots(optimizer: Optimizer) -> list[Variable]:
+    """Return TensorFlow's variables of an optimizer in its own order, the slots of a split variable's shards as one."""
+    places = {id(one): place for place, one in enumerate(raw(optimizer.variables))}
+    return sorted(slots(optimizer, {}).values(), key=lambda one: places[id(getattr(one, "variables", [one])[0])])
+
+
+def read_whole_slots() -> None:
+    """Have optimizers of Keras 3, if it is imported, read a file's slots of whole variables into those of shards."""
+    keras = sys.modules.get("keras")
+    if keras is None or hasattr(keras.optimizers.Optimizer.load_own_variables, "__wrapped__"):
+        return
+    plain = keras.optimizers.Optimizer.load_own_variables
+
+    @functools.wraps(plain)
+    def load(optimizer: Optimizer, store: Any) -> None:
+        wholes = whole_slots(optimizer)
+        if not len(optimizer.variables) > len(wholes) == len(store.keys()):
+            return plain(optimizer, store)
+        for number, one in enumerate(wholes):
+            one.assign(tf.cast(store[str(number)][()], one.dtype))
+
+    keras.optimizers.Optimizer.load_own_variables = load
 
 
 def raw(variables: Iterable[Variable]) -> list[Variable]:

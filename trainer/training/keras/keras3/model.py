@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.core.failures import UserError
 from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.keras.base import has_call
+from trainer.training.keras.base import SPARSE, has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import Trained, raw
 from trainer.training.keras.keras3.checks import refuse_hidden_optimizers, refuse_settings, warn_of_whole_tables
@@ -109,14 +110,22 @@ class Keras3Model:
         return Callbacks(found, **arguments)
 
     def ensure_built(self, element_spec: ElementSpec) -> bool:
-        is_functional = bool(getattr(self.model, "inputs", None))
-        return is_functional or not has_call(self) or call_with_symbols(self.model, element_spec)
+        if getattr(self.model, "inputs", None) or not has_call(self):
+            return True
+        return call_with_symbols(self.model, element_spec) and not is_sparse(element_spec)
 
     def export(self, path: str, element_spec: ElementSpec) -> None:
         """Export the model; of one that has no inputs of its own Keras would take all types for float32."""
         has_inputs = getattr(self.model, "inputs", None)
+        if not has_inputs and is_sparse(element_spec):
+            raise UserError("Keras 3 exports sparse and ragged inputs as dense: give the program a serving_signature")
         spec = None if has_inputs else [tf.nest.map_structure(batches, features_of(element_spec))]
         self.model.export(path, input_signature=spec, verbose=False)
+
+
+def is_sparse(element_spec: ElementSpec) -> bool:
+    """Return whether the features have sparse or ragged parts, which Keras traces as dense ones when it saves."""
+    return any(isinstance(one, SPARSE) for one in tf.nest.flatten(features_of(element_spec)))
 
 
 def batches(spec: ElementSpec) -> ElementSpec:

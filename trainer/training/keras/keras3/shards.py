@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
+from trainer.training.whole_weights import whole_variables
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 LOOKS_UP_ROWS = "_looks_up_rows"
@@ -40,8 +41,9 @@ def shards_of(variable: Variable) -> list[Variable]:
 def train_shards() -> None:
     """Have layers of Keras 3, if it is imported, name shards as what is trained: gradients and slots are of these.
 
-    What reads a split variable as an array, to save it or to keep the best weights, gets it whole. Call it before
-    build_model, which may build an optimizer.
+    What reads a split variable as an array, to save it or to keep the best weights, gets it whole. Metrics' states stay
+    whole: what is assigned to shards says no more how they are merged. Call it before build_model, which may build an
+    optimizer.
     """
     keras = sys.modules.get("keras")
     if keras is None:
@@ -52,10 +54,21 @@ def train_shards() -> None:
         keras.Variable.numpy = lambda variable: np.array(variable)
     if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
+    from keras.src.legacy.saving import legacy_h5_format
+
+    if not hasattr(keras.Metric.add_variable, "__wrapped__"):
+        keras.Metric.add_variable = whole_variables()(keras.Metric.add_variable)
+    legacy_h5_format._legacy_weights = whole_weights
     for name in ("trainable_weights", "trainable_variables"):
         plain = vars(keras.Layer)[name]
         if not hasattr(plain, "of_shards"):
             setattr(keras.Layer, name, OfShards(plain.fget))
+
+
+def whole_weights(layer: Layer) -> list[Variable]:
+    """Return a layer's weights in the order of a file .h5, a split one as a whole."""
+    weights = [vars(one).get("_whole", one) for one in layer.trainable_weights + layer.non_trainable_weights]
+    return list({id(one): one for one in weights}.values())
 
 
 def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
