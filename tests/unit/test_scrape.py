@@ -72,6 +72,7 @@ def full(progress: Progress) -> MetricsCollector:
     progress.evaluated(100, {"loss": 0.4})
     tally.ways = {"worker-0": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"}}
     tally.members = lambda: {"worker-0": Seen("training", 0.3), "ps-0": Seen("given up", 40.0)}
+    tally.drained = lambda: ["ps-0"]
     progress.events.write("member-lost", task="worker-0")
     progress.events.write("save-failed")
     collector = MetricsCollector(MEMBER_STATES, restarts=2, release="abc")
@@ -153,6 +154,7 @@ def test_numbers_are_those_of_the_run(progress: Progress) -> None:
     assert found["psfleet_member_state", "ps-0", "given up"] == 1
     assert sum(found["psfleet_member_state", "ps-0", state] for state in MEMBER_STATES) == 1
     assert found["psfleet_member_silence_seconds", "ps-0"] == 40
+    assert (found["psfleet_member_drained", "ps-0"], found["psfleet_member_drained", "worker-0"]) == (1, 0)
     assert found["psfleet_way_works", "worker-0", "ps-0"] == 0
     assert found["psfleet_way_works", "worker-0", "ps-1"] == 1
     assert found["psfleet_task_restarts_total",] == 2

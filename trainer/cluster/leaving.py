@@ -31,6 +31,11 @@ def names() -> list[str]:
     return sorted({*_named_in(LEAVING), *_named_in(DRAINED)})
 
 
+def drained() -> list[str]:
+    """Return who is away until an operator has them back."""
+    return _named_in(DRAINED)
+
+
 def away_for_a_reboot() -> list[str]:
     """Return who is back soon."""
     return _named_in(LEAVING)

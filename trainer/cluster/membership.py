@@ -22,7 +22,7 @@ from trainer.cluster.formation import form, names
 from trainer.cluster.growth import Growing
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.last_words import LEAVE_SECONDS, say_last
-from trainer.cluster.leaving import is_leaving, leaving_ps
+from trainer.cluster.leaving import drained, is_leaving, leaving_ps
 from trainer.cluster.liveness import live
 from trainer.cluster.member import Member, State
 from trainer.cluster.member_news import CALL_FAILED, MemberNews
@@ -96,7 +96,7 @@ class Membership:
         )
         self._ways = WayReader(self.heartbeat.members)
         self.heartbeat.on_beat = self.look
-        progress.tally.members = self.seen
+        progress.tally.members, progress.tally.drained = self.seen, drained
         self._fence = Fence(self._silent_addresses)
         self.heartbeat.start()
         self._fence.start()

@@ -72,6 +72,8 @@ METRICS = {
         Metric("psfleet_faults_total", "counter", "Faults of the run by their event, over all processes", ("kind",)),
         Metric("psfleet_member_state", "gauge", "1 for the member's state, else 0", ("member", "state")),
         Metric("psfleet_member_silence_seconds", "gauge", "Time since the member's last answer", ("member",)),
+        Metric("psfleet_member_drained", "gauge", "1 where an operator has drained the member's host, else 0",
+               ("member",)),
         Metric("psfleet_way_works", "gauge", "1 where a member reaches another one, else 0", ("source", "target")),
         Metric("psfleet_checkpoint_step", "gauge", "Step of the newest checkpoint"),
         Metric("psfleet_checkpoint_timestamp_seconds", "gauge", "When it was saved, since 1970"),
@@ -176,10 +178,13 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
 
 def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:
     """Yield what there is only once it is known."""
-    for member, seen in (tally.members() if tally.members else {}).items():
+    members, drained = tally.members() if tally.members else {}, tally.drained()
+    for member, seen in members.items():
         for state in member_states:
             yield "psfleet_member_state", (member, state), float(seen.state == state)
         yield "psfleet_member_silence_seconds", (member,), seen.silence
+    for member in sorted({*members, *drained}):
+        yield "psfleet_member_drained", (member,), float(member in drained)
     for source, row in tally.ways.items():
         for target, how in row.items():
             yield "psfleet_way_works", (source, target), float(not how.startswith("broken"))

@@ -84,6 +84,8 @@ class Tally:
     """How each member reaches each other one."""
     members: Callable[[], Mapping[str, Seen]] | None = None
     """What asks for the members, where there are some to be watched."""
+    drained: Callable[[], Sequence[str]] = list
+    """What asks which tasks' hosts an operator has drained."""
     _tables_before: tuple[Mapping[str, Mapping[str, int]], float] = ({}, 0.0)
 
     def returned(self, worker: int, steps: int, seconds: float, stale: tuple[int, int] | None = None) -> None:
