@@ -452,6 +452,7 @@ def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
     show_history(cluster(hosts), desk, verb="drain", host="w-b")
     shown = fleet.printed(desk)
     assert "a new disk" in shown.partition("WHEN")[2]
+    assert "WHAT\n" in shown  # a long one widens no column
     assert "undrain" not in shown.partition("WHEN")[2]
     assert "1 lines of it can't be read" in shown
 
