@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -28,6 +29,7 @@ def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
     """Export the run's newest checkpoint and print where the SavedModel is; returns the exit code."""
     try:
         step, program, arguments, trains = find(directory)
+        os.environ.setdefault("DATA_DIR", str(directory.path.parents[1] / "data"))  # as a task has it
         prepare_tensorflow()
         from trainer.training.export import export_now
 

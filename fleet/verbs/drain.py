@@ -134,7 +134,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if not starts:
         desk.say(f"{host} is ready; the cluster is stopped. Start it: fab start-cluster")
     elif joined:
-        desk.say(f"{host} is back: {_names(tasks)} take part. Look: fab hosts")
+        desk.say(f"{host} is back with {_names(tasks)}. Look: fab hosts")
     else:
         desk.say(f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status")
     _answer(desk, "undrain", "done", host, cost)

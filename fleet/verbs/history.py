@@ -76,12 +76,12 @@ def render(acts: Sequence[Mapping[str, Any]]) -> str:
             act.get("outcome"),
             f"{act.get('who', '?')}@{act.get('from', '?')}",
             render_duration(act.get("seconds")) if act.get("seconds") else None,
-            "; ".join(filter(None, (describe(act), act.get("message")))),
             act.get("reason"),
+            "; ".join(filter(None, (describe(act), act.get("message")))),
         ]
         for act in acts
     ]
-    return render_table(["WHEN", "VERB", "OUTCOME", "WHO", "TOOK", "WHAT", "WHY"], rows)
+    return render_table(["WHEN", "VERB", "OUTCOME", "WHO", "TOOK", "WHY", "WHAT"], rows)
 
 
 def describe(act: Mapping[str, Any]) -> str:

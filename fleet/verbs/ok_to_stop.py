@@ -39,7 +39,8 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
     if cost.refusals:
         return list(cost.refusals)
     if cost.steps_lost != 0 or not cost.pause.startswith("none"):
-        return [f"{cost.lost}. Nothing is lost after: {', then '.join(f'fab drain {host}' for host in hosts)}"]
+        reason = f"a pause of {cost.pause}" if cost.steps_lost == 0 else cost.lost
+        return [f"{reason}. Nothing is lost after: {', then '.join(f'fab drain {host}' for host in hosts)}"]
     return []
 
 

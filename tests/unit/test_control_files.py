@@ -164,7 +164,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
         ("nets.resnet:Outer.Inner.build_model", "is a function; expected a class or an object with build_"),
         ("nets.resnet:number", "is a plain value; expected a class"),
         ("nets.resnet:Short", "expected train_dataset(self, context) in nets/resnet.py:"),
-        ("nets.broken:Net", "nets/broken.py:2 is no Python"),
+        ("nets.broken:Net", "nets/broken.py:2 is no Python: invalid syntax"),
         ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
         ("trainer.examples.digits:Digit", "trainer/examples/digits.py has no Digit. Did you mean Digits?"),
@@ -175,6 +175,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
 def test_a_misspelt_program_is_refused(project: Path, program: str, message: str) -> None:
     (problem,) = problems(project, program, release_program="mine")
     assert message in problem
+    assert "<unknown>" not in problem
 
 
 @pytest.mark.parametrize(

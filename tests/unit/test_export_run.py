@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,8 @@ OPTIONS = argparse.Namespace(json=False, changes=False)
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.setenv("DATA_DIR", "")  # so that it is put back afterwards
+    monkeypatch.delenv("DATA_DIR")
     monkeypatch.setattr(export_run, "prepare_tensorflow", lambda: None)
     exported = SimpleNamespace(
         export_now=lambda program, directory, step: "",
@@ -60,6 +63,12 @@ def test_a_run_whose_coordinator_was_killed_in_its_export_is_finished(directory:
     assert export(directory) == FINISHED
     status = read_status(directory)
     assert (status.state, status.message, status.export) == (RunState.FINISHED, "", str(directory.export))
+
+
+def test_a_program_finds_its_data_as_in_a_task(directory: RunDirectory) -> None:
+    say(directory, RunState.STOPPED, "")
+    assert export(directory) == FINISHED
+    assert os.environ["DATA_DIR"] == str(directory.path.parent.parent / "data")
 
 
 def test_a_run_that_failed_still_says_why(directory: RunDirectory) -> None:

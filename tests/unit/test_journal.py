@@ -188,3 +188,18 @@ def test_tensorflow_is_heard_once_and_not_of_what_is_expected() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
     assert [line.partition(" ")[2] for line in done.stderr.splitlines()] == ["warning: slow"]
+
+
+def test_an_error_that_tensorflow_logs_is_one_line() -> None:
+    program = (
+        "import logging\n"
+        "from trainer.core.runtime import prepare_tensorflow\n"
+        "from trainer.telemetry.logs import set_up_logging\n"
+        "prepare_tensorflow()\n"
+        "set_up_logging(journal=False)\n"
+        "error = ValueError('first\\nsecond')\n"
+        "logging.getLogger('tensorflow').error('/task:%d has failed: %r:%s', 1, error, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, timeout=60)
+    said = [line.partition(" ")[2] for line in done.stderr.splitlines()]
+    assert said == ["error: /task:1 has failed: ValueError: first"]

@@ -82,6 +82,7 @@ def test_module_that_lacks_a_library_names_the_line(programs: Path) -> None:
     with pytest.raises(UserError) as caught:
         load_program(f"{name}:Good", {})
     assert f"{programs}/needs_library.py:2: ModuleNotFoundError: No module named 'no_such_library'" in str(caught.value)
+    assert "release_lock" in str(caught.value)
 
 
 def test_module_that_fails_names_the_line(programs: Path) -> None:

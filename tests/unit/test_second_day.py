@@ -22,6 +22,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.verbs.cost import Cost
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.history import show_history
 from fleet.verbs.hosts import show_hosts
@@ -151,7 +152,7 @@ def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, desk: v
     undrain(cluster(hosts), desk, "w-b")
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
-    assert "worker-1 take part" in fleet.printed(desk)
+    assert "w-b is back with worker-1" in fleet.printed(desk)
 
 
 def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
@@ -386,6 +387,13 @@ def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, m
         ok_to_stop(cluster(hosts), desk, host.split(","))
 
 
+def test_a_pause_that_costs_no_step_is_named(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = Cost(["ps-b"], ["ps-1"], "35 s", 0, "0 steps")
+    monkeypatch.setattr("fleet.verbs.ok_to_stop.look", lambda *_, **__: (None, cost))
+    with pytest.raises(ClusterTrouble, match="not now: a pause of 35 s"):
+        ok_to_stop(cluster(hosts), desk, ["ps-b"])
+
+
 def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, desk: verbs.Desk) -> None:
     hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
     with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
@@ -452,6 +460,7 @@ def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
     show_history(cluster(hosts), desk, verb="drain", host="w-b")
     shown = fleet.printed(desk)
     assert "a new disk" in shown.partition("WHEN")[2]
+    assert "WHAT\n" in shown  # a long one widens no column
     assert "undrain" not in shown.partition("WHEN")[2]
     assert "1 lines of it can't be read" in shown
 

@@ -18,7 +18,7 @@ def failed_alike(error: Exception) -> UserError:
     """Return the error that the program has, where every worker reports it and none has ended."""
     return UserError(
         f"every worker fails in the same way, again and again, and none of them has ended: {explain(error)}. "
-        "So the program is at fault, not a machine. Make in build_model what a step or a dataset uses: a variable, "
-        "table, optimizer or generator that is made elsewhere lies in the coordinator, where workers can't reach "
-        "it (docs/programs.md)"
+        "So the program or its data are at fault, not a machine. Where it names a device: make in build_model what a "
+        "step or a dataset uses. A variable, table, optimizer or generator that is made elsewhere lies in the "
+        "coordinator, where workers can't reach it (docs/programs.md)"
     )

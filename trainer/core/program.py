@@ -32,7 +32,8 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
                 f"program {name}: there is no module {error.name!r}; looked first in {places}. "
                 "The program's package must lie beside the trainer or be installed"
             ) from error
-        raise UserError(f"program {name}: {explain(error)}") from error
+        mend = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
+        raise UserError(f"program {name}: {explain(error)}: {mend}") from error
     except (Exception, SystemExit) as error:
         if not is_the_programs(error):
             raise

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 
+from trainer.core.failures import explain
 from trainer.core.proxies import bypass_proxies
 
 ENVIRONMENT = {
@@ -48,5 +49,7 @@ def prepare_tensorflow() -> None:
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Drop TensorFlow's warnings of what is expected."""
+    """Drop TensorFlow's warnings of what is expected, and say its errors in short: each has the whole text twice."""
+    if errors := [one for one in record.args or () if isinstance(one, Exception)]:
+        record.msg, record.args = record.getMessage().partition(repr(errors[0]))[0] + explain(errors[0]), ()
     return not any(known in record.getMessage() for known in EXPECTED)
