@@ -50,6 +50,7 @@ from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 log = logging.getLogger("trainer")
 RELEASE_SECONDS = 10.0
+NO_RUN = "there is no run {} yet: `fab start-cluster` begins what is chosen, `fab runs` lists all"
 
 
 def main(argv: list[str], environment: Mapping[str, str]) -> int:
@@ -308,7 +309,7 @@ def directory_of(options: argparse.Namespace, environment: Mapping[str, str]) ->
 def show_checkpoints(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     directory = directory_of(options, environment)
     if not directory.path.is_dir():
-        raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
+        raise ConfigError(NO_RUN.format(directory.run))
     found = read_checkpoints(directory)
     print(to_json(found) if options.json else describe_checkpoints(found))
     return 0
@@ -364,7 +365,7 @@ def make_report(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     directories = [RunDirectory(shared_dir, name) for name in dict.fromkeys(names)]
     for directory in directories:
         if Path(directory.run).name != directory.run or not directory.path.is_dir():
-            raise ConfigError(f"there is no run {directory.run}: `runs` lists those that are there")
+            raise ConfigError(NO_RUN.format(directory.run))
     page = render([read_story(directory) for directory in directories])
     print(to_json({"runs": [each.run for each in directories], "html": page}) if options.json else page)
     return 0

@@ -61,7 +61,9 @@ def test_an_address_is_the_hosts(tmp_path: Path) -> None:
 
 def test_a_second_time_nothing_is_lost(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    assert all(line.startswith("made ") for line in make(site, "a", "b"))
+    *made, last = make(site, "a", "b")
+    assert all(line.startswith("made ") for line in made)
+    assert last == f"next: cd {site}, and type what README.md says there"
     (site / "programs/digits.py").write_text("mine = 1\n")
     (site / "site.yml").unlink()
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}

@@ -92,7 +92,7 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     """Remove a run with all that it has; one that was removed before is none to do. Raises UserError."""
     shared_dir = Path(config.shared_dir)
     if not RUN_NAME.fullmatch(run):
-        raise UserError(f"--run {run!r} can't name a run: `runs` lists those that are there")
+        raise UserError(f"--run {run!r} can't name a run: `fab runs` lists all")
     directory = RunDirectory(shared_dir, run)
     there = directory.path.is_dir()
     outcome = PLANNED if plan else DONE if there else GONE
