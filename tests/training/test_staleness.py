@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import tensorflow as tf
+from processes import until
+from tensorflow.python.data.experimental.ops import testing
 
 from trainer.training.staleness import SCOPE, Staleness
 from trainer.training.steps.traced_call import StepCopy
@@ -39,6 +42,26 @@ def test_an_update_is_stale_by_the_updates_of_others_since_its_batch_was_there(i
     counts = [one for one, _ in stale.states]
     assert [int(one) for one in counts] == [2, 8, 6]
     assert stale.found(counts, steps=2) == (8, 6)
+
+
+def test_updates_of_others_count_while_a_gradient_is_computed(iterations: tf.Variable) -> None:
+    """The optimizer's count waits for no gradient."""
+    stale, weight = Staleness(SimpleNamespace(iterations=iterations)), tf.Variable(0, dtype=tf.int64)
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        with stale.measured([]):
+            gradient = tf.data.Dataset.range(1).apply(testing.sleep(1_000_000)).get_single_element()
+            weight.assign_add(gradient)
+            iterations.assign_add(1)
+
+    step.get_concrete_function()
+    one = threading.Thread(target=step)
+    one.start()
+    until(lambda: int(iterations) == 6, "the step's count")
+    iterations.assign_add(3)
+    one.join()
+    assert [int(each) for each, _ in stale.states] == [1, 3, 3]
 
 
 def test_steps_that_are_not_counted_are_taken_for_like_the_others(iterations: tf.Variable) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Optimizer, Structure, Tensor
+from trainer.core.contracts import Operation, Optimizer, Structure, Tensor
 from trainer.training.metrics import MAXIMUM, SUM
 
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "MutexLock")
 SCOPE = "psfleet_staleness"  # of all operations that count: a step does its work without them too
 
 
@@ -35,6 +36,17 @@ class Staleness:
         counted, found, highest = map(int, states)
         return round(found * steps / max(counted, 1)), highest
 
+    def _updates(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Return those that change what is read: the optimizer's count is raised at once, and waits for no gradient.
+
+        Where some are on the count's ps, these alone are waited for, so that no ps waits for another.
+        """
+        changes = [
+            one for one in operations if one.type not in READS and any(each.dtype == tf.resource for each in one.inputs)
+        ]
+        beside = [one for one in changes if one.device == self._iterations.device]
+        return beside or changes
+
     @contextlib.contextmanager
     def measured(self, batch: Structure) -> Iterator[None]:
         """Count that of the step that is traced meanwhile, which begins when its batch is there."""
@@ -43,8 +55,10 @@ class Staleness:
             return
         with tf.name_scope(SCOPE), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             began = self._iterations.read_value()
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
         yield
-        with tf.name_scope(SCOPE):
+        with tf.name_scope(SCOPE), tf.control_dependencies(self._updates(graph.get_operations()[before:])):
             others = tf.cast(tf.maximum(self._iterations.read_value() - began - 1, 0), tf.int64)
             self._steps.assign_add(1)
             self._sum.assign_add(others)
