@@ -217,6 +217,16 @@ def test_absences_are_told_once_when_they_are_long_and_returns_of_those_alone() 
     assert absences.look(["worker-0"], 190.0) == ([], {})  # counted again
 
 
+def test_what_an_operator_has_drained_is_not_told_to_be_away() -> None:
+    absences = Absences(60.0)
+    assert absences.look(["worker-0"], 100.0, ["worker-0"]) == ([], {})
+    assert absences.look(["worker-0"], 900.0, ["worker-0"]) == ([], {})
+    assert absences.look(["worker-0"], 950.0) == ([], {})  # undrained, and not back yet
+    assert absences.look(["worker-0"], 960.0) == ([], {"worker-0": 60.0})
+    assert absences.look(["worker-0"], 970.0, ["worker-0"]) == ([], {})
+    assert absences.look([], 980.0) == (["worker-0"], {})
+
+
 def test_only_what_ends_a_run_for_good_is_told(serve: Callable[..., Server]) -> None:
     server = serve(200)
     notifier = notifications_of(notify_webhook=server.url)

@@ -208,7 +208,7 @@ class Progress:
                 self.status.without = members
                 self._show()
             if self._writes and self._notifications is not None:
-                self._notifications.without(self.status)
+                self._notifications.without(self.status, self.tally.drained())
 
     def ways(self, ways: dict[str, dict[str, str]]) -> None:
         """Say how the members reach each other."""

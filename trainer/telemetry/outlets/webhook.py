@@ -57,12 +57,17 @@ class Absences:
         self._since: dict[str, float] = {}
         self._reported: set[str] = set()
 
-    def look(self, absent: Collection[str], now: float) -> tuple[list[str], dict[str, float]]:
-        """Return the members whose return is to be told, and those that are away for long, with the seconds."""
+    def look(
+        self, absent: Collection[str], now: float, on_purpose: Collection[str] = ()
+    ) -> tuple[list[str], dict[str, float]]:
+        """Return the members whose return is to be told, and those that are away for long, with the seconds.
+
+        The time of those that are away `on_purpose` does not count.
+        """
         here = self._since.keys() - absent
         back = sorted(here & self._reported)
         self._reported -= here
-        self._since = {task: self._since.get(task, now) for task in absent}
+        self._since = {task: now if task in on_purpose else self._since.get(task, now) for task in absent}
         times = {task: now - since for task, since in self._since.items()}
         long = {task: seconds for task, seconds in times.items() if seconds >= self._seconds}
         away = {task: seconds for task, seconds in long.items() if task not in self._reported}
@@ -96,9 +101,12 @@ class Notifications:
         if status.state in (RunState.FINISHED, RunState.FAILED):
             self._post(str(status.state), status, status.message)
 
-    def without(self, status: Status) -> None:
-        """Members take no part: tell of each that is away for long, and of its return. Call it again and again."""
-        back, away = self._absences.look(status.without, self._clock())
+    def without(self, status: Status, drained: Collection[str] = ()) -> None:
+        """Members take no part: tell of each that is away for long, and of its return. Call it again and again.
+
+        Those that an operator has drained are away on purpose.
+        """
+        back, away = self._absences.look(status.without, self._clock(), drained)
         for task in back:
             self._post("member-back", status, f"{task} takes part again", task)
         for task, seconds in away.items():
