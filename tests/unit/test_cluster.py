@@ -62,8 +62,6 @@ def test_the_setting_needs_a_data_service() -> None:
         (tf_config("chief", ps="p:1"), "job 'ps' must be a list of host:port, not 'p:1'"),
         (tf_config("chief", servers=["p:1"]), "the cluster's job 'servers' is none of chief, worker, ps"),
         (tf_config("chief", chief=["h:1", "h:2"]), "a cluster has one chief, not h:1, h:2"),
-        (tf_config("ps", ps=["p:1", "w:1"], worker=["w:1"]), "have one address, w:1: expected one for each task"),
-        (tf_config("worker", 1, worker=["w:1", "w:1"]), "worker 0 and worker 1 have one address, w:1"),
         (tf_config("chief", data=["d:1"]), "the data service has .* expected one dispatcher beside its data workers"),
         (tf_config("data", 1, dispatcher=["h:2"], data=["d:1"]), "the task is data 1, and the cluster lists no such"),
         (tf_config("ps", chief=[]), "TF_CONFIG: the cluster has no chief. In TensorFlow 1 worker 0 was it"),

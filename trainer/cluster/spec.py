@@ -75,7 +75,6 @@ class Cluster:
             )
         if len(cluster.jobs["chief"]) > 1:
             raise ConfigError(f"a cluster has one chief, not {', '.join(cluster.jobs['chief'])}")
-        refuse_shared_addresses(given)
         return cluster
 
     def as_tf_config(self) -> str:
@@ -178,19 +177,6 @@ def addresses(job: str, value: object) -> list[str]:
         if match is None or not 1 <= int(match[2]) <= 65535:
             raise ConfigError(f"job {job!r} must be a list of host:port, and {item!r} is none")
     return value
-
-
-def refuse_shared_addresses(jobs: Mapping[str, list[str]]) -> None:
-    """Raise ConfigError where two tasks listen on one address: the second one would try for ever."""
-    tasks: dict[str, str] = {}
-    for job, members in jobs.items():
-        for index, member in enumerate(members):
-            if other := tasks.get(member):
-                raise ConfigError(
-                    f"{other} and {job} {index} have one address, {member}: expected one for each task; give one of "
-                    "them another port"
-                )
-            tasks[member] = f"{job} {index}"
 
 
 def renamed_job(job: str) -> str:
