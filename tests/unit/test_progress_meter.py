@@ -41,23 +41,3 @@ def test_a_time_that_is_left_out_neither_counts_nor_makes_numbers_due() -> None:
     found.leave_out(5)
     assert not found.is_due(64.9)
     assert found.stretch(110, 65) == Stretch(10, 1.0, {"worker-0": 0, "worker-1": 0})
-
-
-def test_what_is_compiled_before_the_first_step_is_in_no_speed() -> None:
-    found = meter()
-    found.add_steps("worker-0", 1)
-    found.warm(101, 80)
-    assert not found.is_due(90)  # of one call alone there is no speed
-    found.add_steps("worker-1", 4)
-    assert not found.is_due(81.9)
-    assert found.is_due(82)
-    assert found.stretch(105, 82) == Stretch(2, 2.0, {"worker-0": 1, "worker-1": 4})
-    found.begin(105, 82)
-    assert (found.is_due(91.9), found.is_due(92)) == (False, True)
-
-
-def test_a_training_of_one_call_has_its_numbers_too() -> None:
-    found = meter()
-    found.add_steps("worker-0", 1)
-    found.warm(101, 80)
-    assert found.stretch(101, 80) == Stretch(30, 1 / 30, {"worker-0": 1, "worker-1": 0})

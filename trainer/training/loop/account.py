@@ -44,7 +44,6 @@ class Account:
         if before < step and self._began is not None:
             seconds, self._began = time.monotonic() - self._began, None
             self._progress.events.write("training", seconds=seconds, message=f"step {step}")
-            self._meter.warm(step, time.monotonic())
             self._progress.advanced(step)
         return before
 

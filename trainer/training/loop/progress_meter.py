@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SETTLED_SECONDS = 2.0
-
 
 @dataclass(frozen=True)
 class Stretch:
@@ -26,16 +24,11 @@ class ProgressMeter:
         self._began = 0.0
         self._step = 0
         self._given = dict.fromkeys(tasks, 0)
-        self._warm, self._given_cold = (0, 0.0), 0
 
     def begin(self, step: int, now: float) -> None:
         """Measure from this step and moment on; the steps that tasks gave before are shown."""
-        self._step, self._began = self._warm = step, now
+        self._step, self._began = step, now
         self._given = dict.fromkeys(self._given, 0)
-
-    def warm(self, step: int, now: float) -> None:
-        """Measure the speed from here on: before, there was something to compile."""
-        self._warm, self._given_cold = (step, now), sum(self._given.values())
 
     def join(self, task: str) -> None:
         """One more task trains."""
@@ -48,19 +41,14 @@ class ProgressMeter:
     def leave_out(self, seconds: float) -> None:
         """Leave a time out in which nothing could be trained."""
         self._began += seconds
-        self._warm = self._warm[0], self._warm[1] + seconds
 
     def is_due(self, now: float) -> bool:
         """Return whether it is time to show numbers."""
-        if self._warm[1] > self._began:  # a speed needs more steps than those of the first call
-            settled = now - self._warm[1] >= SETTLED_SECONDS and sum(self._given.values()) > self._given_cold
-            return settled and now - self._began >= self._interval
         return now - self._began >= self._interval
 
     def stretch(self, step: int, now: float) -> Stretch | None:
         """Return the training up to this step; nothing where no step has ended since the numbers were shown."""
         if step <= self._step:
             return None
-        before, began = self._warm if step > self._warm[0] else (self._step, self._began)
-        seconds = now - began
-        return Stretch(seconds, (step - before) / max(seconds, 1e-9), self._given)
+        seconds = now - self._began
+        return Stretch(seconds, (step - self._step) / max(seconds, 1e-9), self._given)
