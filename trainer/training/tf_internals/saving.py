@@ -33,6 +33,13 @@ def patch_hdf5_format(
     hdf5_format._legacy_weights = listed
 
 
+def list_h5_weights(listed: Callable[[Any], list[Any]]) -> None:
+    """Have `listed` list the weights of a layer of Keras 3 in the order of a file .h5."""
+    from keras.src.legacy.saving import legacy_h5_format
+
+    legacy_h5_format._legacy_weights = listed
+
+
 def load_saved_model_within(scope: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
     """Have `tf.saved_model.load` make its variables within `scope`; tf_keras loads its models without that."""
     plain = saved_model_load.load_partial

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
+from trainer.training.tf_internals.saving import list_h5_weights
 from trainer.training.whole_weights import whole_variables
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -54,11 +55,9 @@ def train_shards() -> None:
         keras.Variable.numpy = lambda variable: np.array(variable)
     if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
-    from keras.src.legacy.saving import legacy_h5_format
-
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
         keras.Metric.add_variable = whole_variables()(keras.Metric.add_variable)
-    legacy_h5_format._legacy_weights = whole_weights
+    list_h5_weights(whole_weights)
     for name in ("trainable_weights", "trainable_variables"):
         plain = vars(keras.Layer)[name]
         if not hasattr(plain, "of_shards"):
