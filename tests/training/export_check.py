@@ -315,7 +315,15 @@ class Wide3(Wide):
 
 
 class Rounded(Wide):
+    """Its optimizer has slots before there is a checkpoint, and it keeps what is no part of the model."""
+
     policy = "mixed_bfloat16"
+
+    def build_model(self):
+        model = super().build_model()
+        model.optimizer.build(model.trainable_variables)
+        self.kept = tf.Variable(tf.zeros([ROWS, 16]))
+        return model
 
 
 class Signed(Wide):

@@ -8,6 +8,7 @@ as the run's checkpoint has them. Those of a dynamic table come from a file, whe
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,6 +77,8 @@ class LargeVariables:
         reader = tf.train.load_checkpoint(prefix)
         shapes, slices = reader.get_variable_to_shape_map(), slices_of(reader)
         for number, variable in enumerate(self._variables):
+            if id(variable) not in keys:  # an optimizer's slot, or of no part of the model
+                continue
             key, shape = keys[id(variable)], variable.shape.as_list()
             if shapes[key] != shape:
                 raise ValueError(f"{key} has the shape {shapes[key]} there, and {shape} in the model")
@@ -102,7 +105,7 @@ class LargeVariables:
         parts = [str(export / "parts" / "0")]
         save_tensors(parts[0], {name: reader.get_tensor(name) for name in shapes.keys() - numbers})
         for name, number in numbers.items():
-            shape, pieces = self._values[number]
+            shape, pieces = self._values.get(number) or zeros_like(self._variables[number])
             for begin, rows in pieces():
                 parts.append(str(export / "parts" / str(len(parts))))
                 save_tensors(parts[-1], {name: rows}, part_of(shape, begin, len(rows)))
@@ -114,6 +117,14 @@ class LargeVariables:
             checkpoint_prefixes=parts, destination_prefix=str(export / VARIABLES), delete_old_dirs=False
         )
         shutil.rmtree(export / "parts")
+
+
+def zeros_like(variable: Variable) -> tuple[Shape, Pieces]:
+    """Return the shape of a variable that nothing served reads, as an optimizer's slot, and zeros for its rows."""
+    shape = variable.shape.as_list()
+    length = max(1, PIECE_BYTES // (variable.dtype.size * math.prod(shape[1:])))
+    places = range(0, shape[0], length)
+    return shape, lambda: ((at, tf.zeros([min(length, shape[0] - at), *shape[1:]], variable.dtype)) for at in places)
 
 
 def refusing(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
