@@ -101,6 +101,7 @@ class CallbackModule(CallbackBase):
                 lost.setdefault(host, Loss(last, f"held up: the run ended here for all, {why}"))
         owed = self._keep(hosts, lost)
         if not lost:
+            self._name_the_next_step(hosts)
             return
         together: dict[Loss, list[str]] = {}
         for host, loss in lost.items():
@@ -111,6 +112,16 @@ class CallbackModule(CallbackBase):
         if owed:
             name = owed.relative_to(Path.cwd()) if owed.is_relative_to(Path.cwd()) else owed
             self._display.display(f"when they are mended: ansible-playbook {self.playbook.name} --limit @{name}")
+
+    def _name_the_next_step(self, hosts: list[str]) -> None:
+        # The whole of site.yml alone makes hosts ready to train.
+        partial = context.CLIARGS.get("check") or {*context.CLIARGS.get("tags", ["all"])} != {"all"}
+        if self.playbook != places.site() / "site.yml" or partial or self.plays_left:
+            return
+        verb = "fab" if places.site() == places.KIT else "psfleet"
+        self._display.display(
+            f"\n{name_some(hosts)}: right. What is next: {verb} start-cluster, or {verb} doctor to look closer"
+        )
 
     def _keep(self, hosts: list[str], lost: dict[str, Loss]) -> Path | None:
         """Write the hosts that are owed a run: those of this one, and of earlier ones that took no part in it."""

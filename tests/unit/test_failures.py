@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.own_frames import exception_info
 
 
 def raised(path: Path, source: str) -> BaseException:
@@ -168,3 +171,34 @@ def test_a_value_that_a_server_can_not_convert_is_the_networks_error_where_the_n
 ) -> None:
     assert is_infrastructure(TypeError(f"Error while casting from dtype int64 to uint8. {message}")) is helps
     assert not is_infrastructure(TypeError(message))
+
+
+def test_a_traceback_has_the_programs_lines_and_what_they_called_at_last(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    between = raised(path, "import json\n\njson.loads('{}', object_hook=lambda read: read['missing'])\n")
+    lines = "".join(traceback.format_exception(*exception_info(between, path)))
+    assert lines.count(f'File "{path}", line 3, in ') == 2
+    assert "raw_decode" not in lines
+    below = raised(path, "import json\n\njson.loads('{')\n")
+    assert "raw_decode" in "".join(traceback.format_exception(*exception_info(below, path)))
+
+
+def test_where_autograph_names_the_programs_lines_no_librarys_frame_is_shown() -> None:
+    message = (
+        'in user code:\n\n    File "/home/me/mine.py", line 12, in train_step  *\n        x = 1\n\n    TypeError: no'
+    )
+    library = compile("raise TypeError(message)", json.__file__, "exec")
+    with pytest.raises(TypeError, match="in user code") as caught:
+        exec(library, {"message": message})
+    lines = traceback.format_exception(*exception_info(caught.value, None))
+    assert lines[-1] == f"TypeError: {message}\n"
+    assert json.__file__ not in "".join(lines[:-1])
+
+
+def test_an_error_that_no_line_of_the_programs_took_part_in_keeps_all_frames() -> None:
+    scope: dict[str, Any] = {}
+    exec(compile("def fail():\n    raise TypeError('no')\n", json.__file__, "exec"), scope)
+    with ThreadPoolExecutor() as pool:  # whose frames are Python's alone
+        error = pool.submit(scope["fail"]).exception()
+    assert error is not None
+    assert exception_info(error, None)[2] is error.__traceback__

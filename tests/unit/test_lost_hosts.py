@@ -183,9 +183,12 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def end(plugin: Any, playbook: Path, hosts: str, failed: str = "") -> list[str] | None:
+def end(
+    plugin: Any, playbook: Path, hosts: str, failed: str = "", display: SimpleNamespace | None = None
+) -> list[str] | None:
     """Have a run of all phases end, and read who is owed another."""
     callback = plugin.CallbackModule()
+    callback._display = display or callback._display
     phase = SimpleNamespace(get_name=lambda: "a phase", hosts=["all"], _uuid="1")
     callback.v2_playbook_on_start(SimpleNamespace(_file_name=str(playbook), get_plays=lambda: [phase]))
     callback.v2_playbook_on_play_start(phase)
@@ -209,6 +212,22 @@ def test_check_mode_and_the_parts_leave_no_such_file(plugin: Any, tmp_path: Path
     assert end(plugin, tmp_path / "ansible" / "release.yml", "a b", failed="b") is None
     plugin.context.CLIARGS["check"] = True
     assert end(plugin, tmp_path / "site.yml", "a b", failed="b") is None
+
+
+def test_a_whole_run_without_a_loss_names_the_next_command(plugin: Any, tmp_path: Path) -> None:
+    said: list[str] = []
+    display = SimpleNamespace(display=said.append)
+    site = tmp_path / "site.yml"
+    end(plugin, site, "a b", failed="b", display=display)
+    end(plugin, tmp_path / "reset.yml", "a b", display=display)
+    plugin.context.CLIARGS["tags"] = ["firewall"]
+    end(plugin, site, "a b", display=display)
+    plugin.context.CLIARGS.update(tags=["all"], check=True)
+    end(plugin, site, "a b", display=display)
+    assert "next" not in "".join(said)
+    plugin.context.CLIARGS["check"] = False
+    end(plugin, site, "a b", display=display)
+    assert said[-1] == "\na, b: right. What is next: psfleet start-cluster, or psfleet doctor to look closer"
 
 
 MARKED = """import os, sys

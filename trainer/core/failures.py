@@ -54,7 +54,7 @@ MENDS = {
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
-    "tf.reduce_mean(loss(y, told)) (docs/programs.md)",
+    "tf.reduce_mean(loss(y, predicted)) (docs/programs.md)",
 }
 CALLED_BY_PROGRAM = (
     "build_model and callbacks may not train, evaluate or predict: the trainer does that. A callback calls the model, "

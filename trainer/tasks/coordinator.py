@@ -19,6 +19,7 @@ from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
+from trainer.core.own_frames import exception_info
 from trainer.core.program import load_program, program_file
 from trainer.core.signals import StopRequest, on_sigterm, raise_stopped
 from trainer.core.states import RunState
@@ -198,7 +199,8 @@ def leave(held: Held, notifier: Notifier, run: str, error: BaseException) -> int
     if ends.state is RunState.WAITING:
         log.error("trouble with the cluster, trying again: %s", ends.message)
     elif ends.state is RunState.FAILED:
-        log.error("run %s failed: %s", run, ends.message, exc_info=not isinstance(error, UserError))
+        info = None if isinstance(error, UserError) else exception_info(error, held.program_file)
+        log.error("run %s failed: %s", run, ends.message, exc_info=info)
     if progress is not None:
         progress.enter(ends.state, ends.message)
     if ends.state is RunState.STOPPED:

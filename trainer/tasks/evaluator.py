@@ -15,6 +15,7 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.core.memory_limit import check_room
+from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, load_program, program_file
 from trainer.core.states import Phase
 from trainer.process.supervisor import NEEDED
@@ -181,7 +182,8 @@ class WatchedRun:
                 self.notifier.restart_unit()
             return TRY_AGAIN
         message = str(error) if isinstance(error, UserError) else explain(error, file)
-        log.error("evaluating %s failed: %s", self.config.run, message, exc_info=not isinstance(error, UserError))
+        info = None if isinstance(error, UserError) else exception_info(error, file)
+        log.error("evaluating %s failed: %s", self.config.run, message, exc_info=info)
         step = self.present  # a newer one may be there by now
         if sweep_or_none(self.config) is not None and step is not None:
             give_up(self.directory, step, message)

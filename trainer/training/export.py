@@ -20,6 +20,7 @@ import tensorflow as tf
 from trainer.core.contracts import ElementSpec, Model, Program
 from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
 from trainer.core.memory_limit import check_room, room
+from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, program_file
 from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
@@ -78,7 +79,8 @@ def export_what_is_due(
             error = str(wrong) if isinstance(wrong, UserError | Infrastructure) else explain(wrong, file)
             if is_infrastructure(wrong, file) and tries < TRIES:
                 raise Infrastructure(f"cannot export the model: {error}") from wrong
-            log.error("the model is not exported: %s", error, exc_info=not isinstance(wrong, UserError))
+            info = None if isinstance(wrong, UserError) else exception_info(wrong, file)
+            log.error("the model is not exported: %s", error, exc_info=info)
     write_record(directory.export_record, {"step": step, "tries": tries, "ended": True, "error": error})
     return error
 
