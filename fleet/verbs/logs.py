@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 
 from fleet.cluster import Cluster
@@ -42,7 +43,8 @@ def show_logs(
             desk.answer("logs", entry.as_json(), on_a_line=True)
             return
         for line in entry.message.splitlines() or [""]:
-            desk.say(line if task_name else f"{entry.task.ljust(width)} | {line}")
+            timed = f"{clock(entry.time)} {line}"
+            desk.say(timed if task_name else f"{entry.task.ljust(width)} | {timed}")
 
     if follow:
         cluster.follow_journal(tasks, most, show, chosen)
@@ -51,3 +53,9 @@ def show_logs(
     full = [task for task, count in number.items() if count >= most]
     if lines is None and full and chosen != EVERY_LINE:
         put(sys.stderr, f"these are the last {most} lines of {', '.join(full)}; for more: --lines {10 * most}")
+
+
+def clock(moment: float, now: float | None = None) -> str:
+    """Return a time by this machine's clock, with the date where it is not today's."""
+    then, today = time.localtime(moment), time.localtime(now)
+    return time.strftime("%H:%M:%S" if then[:3] == today[:3] else "%Y-%m-%d %H:%M:%S", then)

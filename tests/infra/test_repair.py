@@ -64,8 +64,8 @@ def change(lab, changes):
             lab[name].run_expect([0], command)
 
 
-# Files of a release, its environment, its settings and its units: their tasks start again. One mend of `Unpack the code`
-# on a host is for all of its files.
+# Files of a release, its environment, its settings and its units: their tasks start again. One mend of `Unpack the
+# code` on a host is for all of its files.
 DAMAGED = [
     ("head", "/etc/trainer/run.json", "Write the run settings"),
     ("ps-1", "/opt/trainer/current/env/lib/python3*/site-packages/six.py", "Install the environment"),

@@ -19,7 +19,7 @@ from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.journal import Chosen, parse, read_time, script
 from fleet.site.topology import Task
 from fleet.ssh import PREAMBLE, Answer
-from fleet.verbs.logs import show_logs
+from fleet.verbs.logs import clock, show_logs
 from tests.unit import test_fleet_verbs as fleet
 
 TASK = Task("worker", 0, "store", "192.0.2.20", 2400, server=True)
@@ -152,13 +152,19 @@ def hosts() -> Journals:
 def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
     desk = verbs.Desk(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow, Chosen(run="digits"))
-    assert sorted(fleet.printed(desk).split()) == ["first", "third"]
+    assert sorted(line.split()[-1] for line in fleet.printed(desk).splitlines()) == ["first", "third"]
 
 
 def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
     desk = verbs.Desk(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow=False)
-    assert fleet.printed(desk).split() == ["first", "second", "third"]
+    assert [line.split()[-1] for line in fleet.printed(desk).splitlines()] == ["first", "second", "third"]
+
+
+def test_a_line_has_its_time_here_and_its_date_where_it_is_another_days() -> None:
+    now = datetime(2026, 3, 2, 14, 30, 5).timestamp()
+    assert clock(now - 60, now) == "14:29:05"
+    assert clock(now - 86400, now) == "2026-03-01 14:30:05"
 
 
 def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_operators(hosts: Journals) -> None:

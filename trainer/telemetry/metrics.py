@@ -67,7 +67,7 @@ METRICS = {
         Metric("psfleet_step_seconds", "histogram", "Time of a step on its worker: a call's time divided by its steps, "
                "without its time in the queue"),
         Metric("psfleet_time_seconds_total", "counter", "Time of the run by what became of it, since the process "
-               "before told of it last", ("kind",)),
+               "before reported it last", ("kind",)),
         Metric("psfleet_training_metric", "gauge", "Loss and metrics of the training as logged last", ("metric",)),
         Metric("psfleet_faults_total", "counter", "Faults of the run by their event, over all processes", ("kind",)),
         Metric("psfleet_member_state", "gauge", "1 for the member's state, else 0", ("member", "state")),
