@@ -148,8 +148,8 @@ test-security: venv  ## what a stranger reaches, with hosts in network namespace
 	@$(PYTHON) -m lab packages --security
 	python -m pytest tests/security
 
-test-managers: venv-tf .cache/managers/.made  ## the text for Kubernetes against its API, and a training under Slurm; needs root (docs/other-managers.md)
-	@$(PYTHON) -m lab packages slurm-wlm munge
+test-managers: venv-tf .cache/managers/.made  ## the text for Kubernetes against its API, trainings under Slurm and Spark; needs root (docs/other-managers.md)
+	@$(PYTHON) -m lab packages slurm-wlm munge default-jre-headless
 	python -m pytest tests/managers
 
 test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, without a screen (docs/observing.md)

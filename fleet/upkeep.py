@@ -110,15 +110,15 @@ def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | N
 
 @verb(
     {
-        "manager": "kubernetes or slurm; --manager may be left out",
+        "manager": "kubernetes, slurm or spark; --manager may be left out",
         "name": "name of the objects or of the job (default: psfleet)",
         "run": "name of the run, instead of the inventory's",
         "program": "what to train, instead of the inventory's: package.module:Name",
-        "shared_dir": "slurm: the path that all nodes share (default: the inventory's)",
+        "shared_dir": "slurm, spark: the path that all nodes share (default: the inventory's)",
         "image": "kubernetes: the container image, with Python, psfleet[trainer] and the program",
         "size": "kubernetes: the size of the shared volume (default: 100Gi)",
         "storage_class": "kubernetes: its storage class, which must have volumes for many nodes",
-        "python": "slurm: the Python that has psfleet[trainer] and the program (default: python)",
+        "python": "slurm, spark: the Python that has psfleet[trainer] and the program (default: python)",
     },
     positional=["manager"],
 )

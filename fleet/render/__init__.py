@@ -21,6 +21,25 @@ class Wanted:
     gpus: Mapping[str, int]  # by job, of each of its tasks
     settings: Mapping[str, Any]
 
+    @property
+    def names(self) -> list[str]:
+        """The tasks, the chief's first."""
+        return [f"{job}-{index}" for job, count in self.tasks.items() for index in range(count)]
+
+    @property
+    def counts(self) -> str:
+        return ", ".join(f"{count} {job}" for job, count in self.tasks.items())
+
+
+def refuse_gpus(wanted: Wanted, manager: str, option: str) -> None:
+    """Raise OperatorMistake for a cluster with GPUs, where `manager` gives all of its tasks the same."""
+    if any(wanted.gpus.values()):
+        shown = ", ".join(f"{job} {count}" for job, count in wanted.gpus.items() if count)
+        raise OperatorMistake(
+            f"the inventory gives GPUs to tasks ({shown}), and {manager} gives all its tasks the same. "
+            f"Expected none. Render without the group gpu, and let {option} say it"
+        )
+
 
 def wanted(inventory: Inventory, name: str, run: str | None, program: str | None, shared_dir: str) -> Wanted:
     """Read off an inventory what another manager should start; its addresses are of no account there.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from fleet.errors import OperatorMistake
-from fleet.render import Wanted
+from fleet.render import Wanted, refuse_gpus
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR
 
 FIRST_PORT = 2222
@@ -94,18 +93,13 @@ def render(wanted: Wanted, python: str) -> str:
 
     Raises OperatorMistake for a cluster with GPUs: Slurm gives all tasks of a step the same.
     """
-    if any(wanted.gpus.values()):
-        shown = ", ".join(f"{job} {count}" for job, count in wanted.gpus.items() if count)
-        raise OperatorMistake(
-            f"the inventory gives GPUs to tasks ({shown}), and one step of Slurm gives all its tasks the same. "
-            "Expected none. Render without the group gpu, and let sbatch --gpus-per-task say it"
-        )
-    tasks = [f"{job}-{index}" for job, count in wanted.tasks.items() for index in range(count)]
+    refuse_gpus(wanted, "one step of Slurm", "sbatch --gpus-per-task")
+    tasks = wanted.names
     return SCRIPT.format(
         name=wanted.name,
         ntasks=len(tasks),
         save_seconds=SAVE_SECONDS,
-        counts=", ".join(f"{count} {job}" for job, count in wanted.tasks.items()),
+        counts=wanted.counts,
         python=shlex.quote(python),
         shared=shlex.quote(wanted.settings["shared_dir"]),
         tasks=" ".join(tasks),

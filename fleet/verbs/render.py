@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from fleet.errors import OperatorMistake
-from fleet.render import SHARED_DIR, kubernetes, slurm, wanted
+from fleet.render import SHARED_DIR, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory
 from fleet.verbs import Desk
 
-MANAGERS = ("kubernetes", "slurm")
+MANAGERS = ("kubernetes", "slurm", "spark")
 # A label of DNS, short enough for the pods' names made of it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 
@@ -27,7 +27,7 @@ def render(
     storage_class: str | None = None,
     python: str = "python",
 ) -> None:
-    """Print what `kubectl apply -f -` or `sbatch` takes.
+    """Print what `kubectl apply -f -`, `sbatch` or `spark-submit` takes.
 
     Raises OperatorMistake for another manager, a wrong name, and for Kubernetes without an image.
     """
@@ -47,7 +47,7 @@ def render(
         text = kubernetes.render(cluster, image, size, storage_class)
     else:
         cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
-        text = slurm.render(cluster, python)
+        text = (slurm if manager == "slurm" else spark).render(cluster, python)
     if desk.answers:
         desk.answer("render", {"manager": manager, "text": text})
     else:

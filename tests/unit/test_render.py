@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from fleet.errors import OperatorMistake
-from fleet.render import Wanted, kubernetes, slurm, wanted
+from fleet.render import Wanted, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory, Source, describe
 from fleet.verbs import Desk
 from fleet.verbs.render import render
@@ -109,6 +110,8 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
     assert "nvidia.com/gpu: 1" in kubernetes.render(found, "x", "1Gi")
     with pytest.raises(OperatorMistake, match="sbatch --gpus-per-task"):
         slurm.render(found, "python")
+    with pytest.raises(OperatorMistake, match=r"spark.task.resource.gpu.amount"):
+        spark.render(found, "python")
     with pytest.raises(OperatorMistake, match="different numbers of GPUs"):
         wanted(inventory(groups, gpu_count=2), "mine", None, None, "/srv")
 
@@ -116,7 +119,7 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"manager": "nomad", "name": "x"}, "'nomad' is none of kubernetes, slurm"),
+        ({"manager": "nomad", "name": "x"}, "'nomad' is none of kubernetes, slurm, spark"),
         ({"manager": "slurm", "name": "My_Job"}, "--name 'My_Job' can't name pods"),
         ({"manager": "kubernetes", "name": "x"}, "--image is missing"),
     ],
@@ -136,3 +139,18 @@ def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
     assert "shared='/a b'\n" in script
     assert json.loads(script.split("<<'SETTINGS'\n")[1].split("\nSETTINGS\n")[0])["note"] == settings["note"]
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_sparks_program_is_one_with_the_tasks_and_the_settings() -> None:
+    settings = {**SETTINGS, "note": 'it\'s a "quoted" $one', "shared_dir": "/a b"}
+    script = spark.render(Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, settings), "/my own/python")
+    assigned = {
+        line.targets[0].id: line.value
+        for line in ast.parse(script).body
+        if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
+    }
+    assert ast.literal_eval(assigned["TASKS"]) == ["chief-0", "worker-0", "worker-1", "ps-0"]
+    assert ast.literal_eval(assigned["PYTHON"]) == "/my own/python"
+    loads = assigned["SETTINGS"]
+    assert isinstance(loads, ast.Call)
+    assert json.loads(ast.literal_eval(loads.args[0])) == settings
