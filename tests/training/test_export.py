@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from processes import run_check
 from trainer.core.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.training import export
+from trainer.training.export_shards import LargeVariables
 from trainer.training.export_trial import is_new
 
 pytestmark = pytest.mark.timeout(500)
@@ -130,3 +133,37 @@ def test_a_signature_that_reads_a_whole_table_which_no_memory_holds_is_refused(f
     refused = found["by_shard"]["dynamic"]["refused"]
     assert refused.startswith("the export reads the values of table/embeddings")
     assert "read it within a tf.function, or export on a larger host with fab export --run NAME" in refused
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("begun", ["", "12"])
+def test_an_export_that_finds_no_room_leaves_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    """What is left would keep export.json from being written, and so the run from ending."""
+
+    def write(*arguments: Any) -> None:
+        path = arguments[4]
+        path.mkdir()
+        (path / "saved_model.pb").write_text("half")
+        refuse()
+
+    directory = RunDirectory(tmp_path, "test")
+    directory.path.mkdir(parents=True)
+    monkeypatch.setattr(export, "write_model", write)
+    target = directory.path / begun if begun else None
+    with pytest.raises(OSError, match="No space left on device"):
+        export.export_model(None, directory, 12, "spec", target)  # type: ignore[arg-type]
+    assert list(directory.path.iterdir()) == []
+
+
+def test_a_file_of_rows_that_finds_no_room_is_told_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    large = LargeVariables(tmp_path / "rows")
+    with pytest.raises(OSError, match="No space left on device"):
+        large.put_rows(None, (1000, 8), [])  # type: ignore[arg-type]

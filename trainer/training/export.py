@@ -117,13 +117,14 @@ def export_model(
     if HELD * size > limit:
         check_room(least_bytes_of_checkpoint(directory, step), "the export", MEND, now=True)
         large = LargeVariables(target.with_name(f".{target.name}.rows"))
-    try:
-        write_model(program, directory, step, element_spec, temporary, large)
-    except ReadsLarge:
-        if LEAST_HELD * size > limit:
-            raise
-        write_model(program, directory, step, element_spec, temporary)
-    sync_tree(temporary)
+    with removed_if_broken_off(temporary):
+        try:
+            write_model(program, directory, step, element_spec, temporary, large)
+        except ReadsLarge:
+            if LEAST_HELD * size > limit:
+                raise
+            write_model(program, directory, step, element_spec, temporary)
+        sync_tree(temporary)
     replace_directory(temporary, target)
     log.info("exported the model of step %d to %s", step, target)
     return str(target)
@@ -177,10 +178,11 @@ def export_version(program: Program, directory: RunDirectory, step: int, changes
     try:
         export_model(program, directory, step, target=whole)
         check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
-        write_changes(versions / str(base), whole, coming, (base, step), ServedTables.of(directory).saved_in(whole))
+        with removed_if_broken_off(coming):
+            write_changes(versions / str(base), whole, coming, (base, step), ServedTables.of(directory).saved_in(whole))
+            sync_tree(coming)
     finally:
         shutil.rmtree(whole, ignore_errors=True)
-    sync_tree(coming)
     replace_directory(coming, target)
     return str(target)
 
@@ -300,6 +302,16 @@ def dynamic_tables(directory: RunDirectory, step: int) -> tuple[str, Collection[
     """Return where a checkpoint has its dynamic tables, and their names."""
     settings = (read_record(directory.settings) or {}).get("settings", {})
     return directory.catalogue.prefix(step), settings.get("dynamic_tables", {})
+
+
+@contextlib.contextmanager
+def removed_if_broken_off(path: Path) -> Iterator[None]:
+    """Remove what there is of a directory where writing it fails: it would only make a full disk fuller."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def replace_directory(new: Path, target: Path) -> None:
