@@ -422,7 +422,7 @@ def test_the_first_save_is_not_begun_without_room_for_it(
 ) -> None:
     """TensorFlow would break it off half-way, and the calls in flight with it."""
     saves = Saves(directory, trained)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1, f_files=0))
     trained.set(1)
     with pytest.raises(Infrastructure, match=r"100 bytes are free, and a checkpoint takes \d{4,}"):
         saves.save_and_wait()
