@@ -265,6 +265,24 @@ def test_the_probe_measures_room_memory_and_paces(probe: Any, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_probe_waits_for_no_path_that_hangs(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = probe.room(str(tmp_path))
+    assert probe.room_in_time(str(tmp_path)).keys() == measured.keys()
+    assert probe.room_in_time(str(tmp_path))["size"] == measured["size"]
+    assert probe.room_in_time("/nowhere") is None
+    real = os.statvfs
+
+    def hang(path: str) -> Any:
+        assert path != str(tmp_path), "it would never end"
+        return real(path)
+
+    monkeypatch.setattr(os, "statvfs", hang)
+    monkeypatch.setattr(probe, "AS_TRAINER", ())
+    asked = {"shared_dir": str(tmp_path), "path_check": "/nowhere", "mebibytes": 1, "is_shared": True}
+    found = probe.probe({**asked, "ports": [], "units": [], "readable": []})
+    assert found["room"][str(tmp_path)]["size"] == measured["size"]
+
+
 def test_the_probe_says_why_the_tasks_user_cant_write(
     probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
