@@ -32,6 +32,7 @@ class Observation:
     running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
     settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
     looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
+    blind: dict[str, str] = field(default_factory=dict)  # by host: why it says nothing there
     failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host, where asked for (fleet/facts.py)
@@ -109,6 +110,8 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
         observation.failed[host] = last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
     if isinstance(look := load_json(parts.get("look", "")), dict):
         observation.looks[host] = look
+    elif "look" in parts:
+        observation.blind[host] = last_line(Answer(stderr=answer.stderr or "it ended without an answer"))
     if "settings" in parts:
         observation.settings[host] = parts["settings"]
     if "facts" in parts:
