@@ -388,11 +388,30 @@ def test_runs_are_removed_where_an_open_file_stays_in_its_folder(
         remove_folder(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "rmdir", refuse)
-    unfinished = make(config, "digits").path.with_name(".x.coming")
+    directory = make(config, "digits")
+    unfinished = directory.path.with_name(".x.coming")
     unfinished.mkdir()
-    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
+    with (directory.path / "state.json").open():  # by another process of this host
+        assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
     assert upkeep.prune_runs(config, 1, plan=False)["outcome"] == "done"
     assert not unfinished.exists()
+    assert not (Path(config.shared_dir) / "removing").exists()
+
+
+def test_what_can_not_be_removed_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(config, "digits")
+    remove_file = os.unlink
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if str(path) == "ps-0.jsonl":
+            raise OSError(errno.EIO, "Input/output error", path)
+        remove_file(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            upkeep.delete_run(config, "digits", plan=False)
+    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "not there"
     assert not (Path(config.shared_dir) / "removing").exists()
 
 

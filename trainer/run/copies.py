@@ -28,6 +28,7 @@ SUMS, RECORD, LOCK, COMING = "SHA256SUMS", "copy.json", ".lock", ".coming"
 # Of processes and no part of the run: what restarts were counted, and who evaluates just now.
 PASSING = {"attempts.json", "evaluating.json", RECORD, SUMS}
 BLOCK = 2**22
+KEPT_OPEN = (".nfs", ".fuse_hidden")
 # A run may remove its checkpoints faster than they are copied.
 MOST_PASSES = 5
 OnBytes = Callable[[int], None]
@@ -207,11 +208,14 @@ def _removed_where_empty(folder: Path) -> Iterator[None]:
 def clear(coming: Path) -> None:
     """Remove all that a folder holds which this process has alone; it goes itself when `alone` ends.
 
-    NFS keeps a file that is open, under another name: until the lock is closed, its folder is not empty.
+    NFS keeps a file that is open, under another name: until the lock is closed, its folder is not empty. What others
+    of this host have open, as TensorBoard, stays until the next time.
     """
     for each in coming.iterdir():
         if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
+            shutil.rmtree(each, ignore_errors=True)
+            if any(not name.startswith(KEPT_OPEN) for _, _, names in os.walk(each) for name in names):
+                shutil.rmtree(each)  # which says why it can't
         elif each.name != LOCK:
             each.unlink()
     (coming / LOCK).unlink()
