@@ -7,6 +7,7 @@ asked may hold secrets.
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import grp
 import hashlib
@@ -241,7 +242,9 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     found["texts"] = {path: read(path) for path in asked.get("read", ())}
     found["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
     environment = Path(ENVIRONMENT).resolve()
-    with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
+    # A disk that is full or read-only must not keep the host from being looked at.
+    place = tempfile.TemporaryDirectory(prefix="psfleet-") if asked.get("blobs") else contextlib.nullcontext("")
+    with place as directory:
         for name, blob in asked.get("blobs", {}).items():
             Path(directory, name).write_bytes(base64.b64decode(blob))
         places = {"@blobs": directory, "@environment": str(environment), "@lock": environment.name.rpartition("-")[0]}

@@ -28,7 +28,7 @@ from fleet.host_scripts import (
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
 from fleet.observation import Observation, last_line, load_json, question, read_answer, read_status
-from fleet.run import AS_TRAINER
+from fleet.run import HANGS, describe_hang, on_path
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
@@ -112,7 +112,7 @@ class Cluster:
             if answer.unreachable:
                 observation.unreachable[chief] = answer.unreachable
             else:
-                read_status(chief, answer, observation)
+                read_status(self.inventory, chief, answer, observation)
 
     def act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         """Have fleet/agent.py do something on hosts, all at once; returns what it says of each.
@@ -216,7 +216,7 @@ class Cluster:
             return
         path = f"{self.inventory.shared_dir}/{REPLACED}"
         look = shlex.quote(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}")  # it may be shut to others
-        record = load_json(self.on_shared(f"{AS_TRAINER} sh -c {look}", f"{path} can't be read").stdout) or {}
+        record = load_json(self.on_shared(f"{on_path('sh')} -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
             record[name] = sorted({*record.get(name, []), old} - {new})
         self._write_shared(REPLACED, record)
@@ -233,14 +233,14 @@ class Cluster:
         )
         script = (
             f"printf '%s\\n' {shlex.quote(json.dumps(dict(record)))} | "
-            f"{AS_TRAINER} sh -c {shlex.quote('umask 022; ' + write)}"
+            f"{on_path('sh')} -c {shlex.quote('umask 022; ' + write)}"
         )
         if not record:
-            script = f"{AS_TRAINER} rm -f {shlex.quote(path)}"
+            script = on_path(f"rm -f {shlex.quote(path)}")
         self.on_shared(script, f"{path} can't be written")
 
     def on_shared(self, script: str, trouble: str) -> Answer:
-        """Run a script on one host that has the shared path: the chief's, else whichever is there."""
+        """Run a script of `on_path` on one host that has the shared path: the chief's, else whichever is there."""
         chief = self.inventory.chief.host
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
@@ -248,6 +248,8 @@ class Cluster:
             answer = self.hosts.run({host: f"{REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
+            elif answer.code == HANGS:  # as it would on each other host
+                raise ClusterTrouble(f"{trouble}: {describe_hang(self.inventory.shared_dir, host)}")
             elif answer.code:
                 raise ClusterTrouble(f"{trouble} on {host}: {last_line(answer)}")
             else:
@@ -282,7 +284,7 @@ class Cluster:
     def forget(self, run: str) -> None:
         """Remove a run that `begin` has made and no task has seen."""
         path = f"{self.inventory.shared_dir}/runs/{run}"
-        self.on_shared(f"{AS_TRAINER} rm -rf {shlex.quote(path)}", f"{path} can't be removed")
+        self.on_shared(on_path(f"rm -rf {shlex.quote(path)}"), f"{path} can't be removed")
 
     def export_run(self, run: str | None, changes: bool) -> dict[str, Any]:
         """Have the trainer export a run's newest checkpoint, or what has changed in it; returns step and place."""

@@ -20,7 +20,7 @@ from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
 from fleet.lock import operator
 from fleet.places import ROLES
-from fleet.run import AS_TRAINER, SETTINGS
+from fleet.run import SETTINGS, on_path
 from fleet.site.inventory import Inventory
 
 NAME = "history.jsonl"
@@ -107,7 +107,7 @@ def append(cluster: Cluster, line: Mapping[str, Any], settings: bool = False) ->
     script = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
     path = f"{cluster.inventory.shared_dir}/{NAME}"
     given = f"SETTINGS={SETTINGS if settings else ''} HISTORY={shlex.quote(path)} LINE={shlex.quote(json.dumps(line))}"
-    cluster.on_shared(f"{AS_TRAINER} env {given} sh -c {shlex.quote(script)}", f"{path} can't be written")
+    cluster.on_shared(on_path(f"env {given} sh -c {shlex.quote(script)}"), f"{path} can't be written")
 
 
 def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:
@@ -116,7 +116,7 @@ def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:
     An act whose end is missing has the outcome `begun`: its control machine was lost, or it goes on just now.
     """
     path = shlex.quote(f"{cluster.inventory.shared_dir}/{NAME}")
-    look = f"{AS_TRAINER} sh -c {shlex.quote(f'[ ! -e {path} ] || cat {path}')}"
+    look = on_path(f"sh -c {shlex.quote(f'[ ! -e {path} ] || cat {path}')}")
     return merge(cluster.on_shared(look, f"{path} can't be read").stdout.splitlines())
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from fleet import facts, readings
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.host_scripts import CURRENT, DIGEST, DIRECTORIES, STATUS
-from fleet.run import AS_TRAINER, Run, parse_run, read_files, script_of_files
+from fleet.run import HANGS, Run, describe_hang, on_path, parse_run, read_files, script_of_files
 from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
 from fleet.units import PROPERTIES, USER_ERROR, Unit, parse_units
@@ -32,6 +32,7 @@ class Observation:
     running: dict[str, str] = field(default_factory=dict)  # by task name: its process's release, where it was asked for
     settings: dict[str, str] = field(default_factory=dict)  # by host, where asked for: a digest of the configuration
     looks: dict[str, Any] = field(default_factory=dict)  # by host: what fleet/agent.py says, where it was asked
+    blind: dict[str, str] = field(default_factory=dict)  # by host: why it says nothing there
     failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host, where asked for (fleet/facts.py)
@@ -91,8 +92,9 @@ def question(
         selection = shlex.quote(f"{inventory.shared_dir}/selection.json")
         look = readings.script_of_shared(inventory.shared_dir)
         look += f"; echo @selection; cat {selection} 2>/dev/null"
-        chosen = f"{AS_TRAINER} sh -c {shlex.quote(look)}; echo"
-        script += [chosen, STATUS] if by_trainer else [script_of_files(inventory.shared_dir)]
+        by_files = script_of_files(inventory.shared_dir)
+        chosen = f"{on_path('sh')} -c {shlex.quote(look)}; if [ $? = {HANGS} ]; then echo; echo @hangs; else echo"
+        script += [chosen, STATUS, "fi"] if by_trainer else [by_files]
     return "\n".join(script)
 
 
@@ -108,6 +110,8 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
         observation.failed[host] = last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
     if isinstance(look := load_json(parts.get("look", "")), dict):
         observation.looks[host] = look
+    elif "look" in parts:
+        observation.blind[host] = last_line(Answer(stderr=answer.stderr or "it ended without an answer"))
     if "settings" in parts:
         observation.settings[host] = parts["settings"]
     if "facts" in parts:
@@ -131,22 +135,26 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
         if release:
             observation.running[task.name] = release[1]
     if host == inventory.chief.host:
-        _read_run(host, parts, answer, observation)
+        _read_run(inventory, host, parts, answer, observation)
         if "run" not in parts and (run := read_files(parts, inventory.shared_dir)):
             observation.run = run if run.state != "new" or new_is_enough else None
 
 
-def read_status(host: str, answer: Answer, observation: Observation) -> None:
+def read_status(inventory: Inventory, host: str, answer: Answer, observation: Observation) -> None:
     """Take into the observation what the trainer said of the run."""
-    _read_run(host, {"run": "", **_split_sections(answer.stdout)}, answer, observation)
+    _read_run(inventory, host, {"run": "", **_split_sections(answer.stdout)}, answer, observation)
 
 
-def _read_run(host: str, parts: Mapping[str, str], answer: Answer, observation: Observation) -> None:
+def _read_run(
+    inventory: Inventory, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation
+) -> None:
     selection = load_json(parts.get("selection", ""))
     if isinstance(selection, dict):
         observation.selection = selection
     run = load_json(parts.get("run", ""))
-    if isinstance(run, dict):
+    if "hangs" in parts:
+        observation.run_error = ClusterTrouble(describe_hang(inventory.shared_dir, host))
+    elif isinstance(run, dict):
         observation.run = parse_run(run)
     elif observation.releases[host] and "run" in parts:
         mistake = parts.get("run-code") == str(USER_ERROR)

@@ -20,6 +20,9 @@ from trainer.telemetry.status import read_status
 
 AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 SETTINGS = "/etc/trainer/run.json"
+# A shared path hangs while its server is away: what looks there ends before its host counts as away itself.
+PATH_SECONDS = 15
+HANGS = 124  # the exit code of timeout(1)
 # What `python -m trainer status` reads of a run, which has a file of events beside these.
 RECORDS = ("status.json", "run.json", "evaluation.json")
 EVENTS = "events.jsonl"
@@ -27,6 +30,15 @@ EVENTS = "events.jsonl"
 _NO_SECTION = "sed 's/^@/ @/'"
 # As tail(1) heads each of several files.
 _FILE = re.compile(r"^==> (\S+) <==\n(.*?)(?=^==> )", re.MULTILINE | re.DOTALL)
+
+
+def on_path(words: str) -> str:
+    """Return a command of the trainer's user that looks at the shared path; it ends with HANGS where that hangs."""
+    return f"{AS_TRAINER} timeout {PATH_SECONDS} {words}"
+
+
+def describe_hang(shared_dir: str, host: str) -> str:
+    return f"the shared path {shared_dir} gives no answer on {host} within {PATH_SECONDS} s: is its server up?"
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,10 @@ def script_of_files(shared_dir: str) -> str:
         )
     )
     # The path may be shut to others than the trainer's user.
-    return f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo\n{AS_TRAINER} sh -c {shlex.quote(look)}"
+    return (
+        f"echo '@run-settings'; cat {SETTINGS} 2>/dev/null; echo\n"
+        f"{on_path('sh')} -c {shlex.quote(look)}; [ $? != {HANGS} ] || {{ echo; echo @hangs; }}"
+    )
 
 
 def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:

@@ -52,6 +52,9 @@ def mend_ssh(inventory: Inventory, host: str, why: str) -> str:
 
 
 def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    if facts["disk_pace"] is None:
+        mend = "findmnt --target /var/tmp, and `dmesg | tail`: a broken disk is mounted read-only"
+        yield Finding(ERROR, host, "disk", "nothing can be written to /var/tmp", mend)
     seen = set()
     for path, room in facts["room"].items():
         if room is None or tuple(room.values()) in seen:  # one file system has several of these paths

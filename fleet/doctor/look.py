@@ -43,7 +43,7 @@ def look_at(cluster: Cluster) -> Look:
     now = time.time()
     asked = {host: _with_probe(cluster, host, questions.get(host, {}), now) for host in cluster.inventory.hosts}
     observation = cluster.observe(running=True, looks=asked, by_trainer=True)
-    look = Look(observation, unfit=unfit)
+    look = Look(observation, unfit=unfit, broken=dict(observation.blind))
     apart = clocks_apart(cluster)
     for host, answer in observation.looks.items():
         steps = answer["steps"]

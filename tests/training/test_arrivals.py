@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from trainer.training.arrivals import Arrivals
 
@@ -50,3 +54,35 @@ def test_the_end_is_told_when_no_file_is_left(arrivals: Arrivals, tmp_path: Path
     assert arrivals.look(()) == ([], False)
     assert arrivals.look(()) == ([name], True)
     assert arrivals.look({name}) == ([], True)
+
+
+def test_the_end_does_not_come_while_a_folder_can_not_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    write(tmp_path / "one" / "_END")
+    write(tmp_path / "two" / "part-1", age=60)
+    list_folder, tried, told = os.scandir, threading.Event(), threading.Event()
+
+    def fail(path: str) -> Any:
+        if path == str(tmp_path / "two") and not tried.is_set():
+            tried.set()
+            raise OSError(errno.EIO, "Input/output error", path)
+        return list_folder(path)
+
+    def glob(pattern: str) -> list[str]:
+        """As TensorFlow's does, which passes over a folder that can't be read."""
+        return [] if "/two/" in pattern and not tried.is_set() else find(pattern)
+
+    find, ends = tf.io.gfile.glob, []
+    monkeypatch.setattr(os, "scandir", fail)
+    monkeypatch.setattr(tf.io.gfile, "glob", glob)
+    arrivals = Arrivals([f"{tmp_path}/one/part-*", f"{tmp_path}/two/part-*"], 0.05)
+    arrivals.follow(tuple, lambda names, is_end: (ends.append((names, is_end)), told.set()))  # type: ignore[func-returns-value]
+    try:
+        assert told.wait(10)
+    finally:
+        arrivals.close()
+    assert ends[0] == ([f"{tmp_path}/two/part-1"], True)
+    assert "cannot look for new files: [Errno 5] Input/output error" in caplog.text

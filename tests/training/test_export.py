@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from processes import run_check
 
 from trainer.core.config import Config
+from trainer.core.failures import Infrastructure
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
+from trainer.training import export
+from trainer.training.export_shards import LargeVariables
 from trainer.training.export_trial import is_new
 
 pytestmark = pytest.mark.timeout(500)
@@ -130,3 +135,75 @@ def test_a_signature_that_reads_a_whole_table_which_no_memory_holds_is_refused(f
     refused = found["by_shard"]["dynamic"]["refused"]
     assert refused.startswith("the export reads the values of table/embeddings")
     assert "read it within a tf.function, or export on a larger host with fab export --run NAME" in refused
+
+
+def refuse(*arguments: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("begun", ["", "12"])
+def test_an_export_that_finds_no_room_leaves_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    """What is left would keep export.json from being written, and so the run from ending."""
+
+    def write(*arguments: Any) -> None:
+        path = arguments[4]
+        path.mkdir()
+        (path / "saved_model.pb").write_text("half")
+        refuse()
+
+    directory = RunDirectory(tmp_path, "test")
+    directory.path.mkdir(parents=True)
+    monkeypatch.setattr(export, "write_model", write)
+    target = directory.path / begun if begun else None
+    with pytest.raises(OSError, match="No space left on device"):
+        export.export_model(None, directory, 12, "spec", target)  # type: ignore[arg-type]
+    assert list(directory.path.iterdir()) == []
+
+
+def test_a_file_of_rows_that_finds_no_room_is_told_and_ends_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    large = LargeVariables(tmp_path / "rows")
+    with pytest.raises(OSError, match="No space left on device"):
+        large.put_rows(None, (1000, 8), [])  # type: ignore[arg-type]
+
+
+def test_two_processes_do_not_write_one_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one has half written would come to its place, and count."""
+    tried = []
+
+    def write(*arguments: Any) -> None:
+        path = arguments[4]
+        path.mkdir()
+        (path / "saved_model.pb").write_text("whole")
+        for target in (None, tmp_path / "exports" / "12"):
+            with pytest.raises(Infrastructure, match="another process is at work") if not target else free():
+                export.export_model(None, directory, 12, "spec", target)  # type: ignore[arg-type]
+            tried.append(target)
+            monkeypatch.setattr(export, "write_model", lambda *given: given[4].mkdir())
+
+    free = contextlib.nullcontext
+    directory = RunDirectory(tmp_path, "test")
+    directory.path.mkdir(parents=True)
+    monkeypatch.setattr(export, "write_model", write)
+    export.export_model(None, directory, 12, "spec")  # type: ignore[arg-type]
+    assert len(tried) == 2
+    assert [path.name for path in directory.path.iterdir()] == ["export"]
+    assert (directory.export / "saved_model.pb").read_text() == "whole"
+
+
+def test_an_export_is_made_where_the_file_system_knows_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def know_none(*arguments: object) -> None:
+        raise OSError(37, "No locks available")
+
+    directory = RunDirectory(tmp_path, "test")
+    directory.path.mkdir(parents=True)
+    monkeypatch.setattr(fcntl, "flock", know_none)
+    monkeypatch.setattr(export, "write_model", lambda *given: given[4].mkdir())
+    export.export_model(None, directory, 12, "spec")  # type: ignore[arg-type]
+    assert directory.export.is_dir()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from counting import counts
 from processes import MINUTE, Process, Runs, kill, run_check, until
+
+from trainer.training.given_files import matching
 
 pytestmark = pytest.mark.timeout(600)
 SIZE = 8  # examples of a file of given_files_check.py
@@ -159,3 +163,23 @@ def test_files_that_come_are_trained_once_while_a_coordinator_dies_and_the_run_e
     assert seen.sum(axis=0).tolist() == [1.0] * 16 * FILE + [0.0] * (FILES - 16) * FILE
     assert (seen.sum(axis=1) > 0).all()
     assert runs.status(run)["step"] == 16 * FILE // PROGRAMS_BATCH
+
+
+@pytest.mark.parametrize("pattern", ["*/part-*", "far/part-*"])
+def test_a_folder_that_can_not_be_read_is_an_error_and_no_smaller_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for name in ("near", "far"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-0").touch()
+    list_folder, patterns = os.scandir, [f"{tmp_path}/near/part-*", f"{tmp_path}/{pattern}", f"{tmp_path}/gone/*"]
+    assert matching(patterns) == [f"{tmp_path}/far/part-0", f"{tmp_path}/near/part-0"]
+
+    def fail(path: str) -> Any:
+        if path == str(tmp_path / "far"):
+            raise OSError(errno.ESTALE, "Stale file handle", path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    with pytest.raises(OSError, match="Stale file handle"):
+        matching(patterns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -90,6 +91,18 @@ def test_a_damaged_record_is_lost_with_a_warning(
     memory = Memory(directory, at_once, leads=True)
     keep(memory, 20, 1)
     (directory.callbacks / "20.json").write_text(damage)
+    assert memory.read(20) is None
+    assert "what the callbacks remembered is lost" in caplog.text
+
+
+@pytest.mark.parametrize("left", [0, 50, 140])
+def test_an_array_that_was_cut_off_is_lost_with_a_warning(
+    directory: RunDirectory, left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory(directory, at_once, leads=True)
+    keep(memory, 20, np.ones(3))
+    [array] = directory.callbacks.glob("*.npy")
+    os.truncate(array, left)
     assert memory.read(20) is None
     assert "what the callbacks remembered is lost" in caplog.text
 

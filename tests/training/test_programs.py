@@ -78,6 +78,28 @@ def test_a_model_that_fits_the_chief_but_not_beside_others_is_exported_later(end
     assert "this host lets it take 0.0 GiB: when others on it have ended" in ends["no_room_left"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("own", "limits", "limit"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "1000000", "a/b/memory.max": "max"}, 1000000),
+        ("4:memory:/slurm/job\n0::/\n", {"memory/slurm/job/memory.limit_in_bytes": "2000000"}, 2000000),
+        # In a container the group's own name is that of the machine outside.
+        ("4:memory:/docker/x\n", {"memory/memory.limit_in_bytes": "3000000"}, 3000000),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": "9223372036854771712"}, 8192000),
+    ],
+)
+def test_the_limit_of_control_groups_of_either_version_counts(
+    tmp_path: Path, own: str, limits: dict[str, str], limit: int
+) -> None:
+    for name, text in {"proc/meminfo": "MemTotal: 8000 kB\n", "proc/self/cgroup": own}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name, text in limits.items():
+        (tmp_path / "sys/fs/cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    assert memory_limit.memory_limit(tmp_path) == limit
+
+
 def test_room_is_that_of_the_machine_or_of_less(monkeypatch: pytest.MonkeyPatch) -> None:
     total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
     assert 0 < memory_limit.memory_limit() <= total

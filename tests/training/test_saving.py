@@ -422,7 +422,7 @@ def test_the_first_save_is_not_begun_without_room_for_it(
 ) -> None:
     """TensorFlow would break it off half-way, and the calls in flight with it."""
     saves = Saves(directory, trained)
-    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1))
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=100, f_frsize=1, f_files=0))
     trained.set(1)
     with pytest.raises(Infrastructure, match=r"100 bytes are free, and a checkpoint takes \d{4,}"):
         saves.save_and_wait()
@@ -444,6 +444,30 @@ def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: Run
         saves.save_and_wait()
     assert directory.catalogue.steps() == [1, 2]
     assert [directory.catalogue.check(step) for step in (1, 2)] == ["", ""]
+
+
+def test_who_can_not_look_after_the_lease_removes_nothing_of_the_next_one(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = Lease(directory, 1, 60)
+    assert old._claim()
+    saves = Saves(directory, trained, old)
+    trained.set(1)
+    saves.save_and_wait()
+    new = Lease(directory, 2, 60)
+    assert new._claim()
+    trained.set(2)
+    Saves(directory, trained, new).save_and_wait()
+
+    def fail(*arguments: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trainer.run.lease.write_record", fail)
+        with pytest.raises(Infrastructure, match="Input/output error"):
+            saves.save_and_wait()
+    assert directory.catalogue.steps() == [1, 2]
+    assert directory.catalogue.check(2) == ""
 
 
 def test_a_stale_path_is_left_for_the_next_start_to_mount(

@@ -393,7 +393,7 @@ def test_no_save_is_begun_without_room_for_it(catalogue: Catalogue, monkeypatch:
     catalogue.path.mkdir(parents=True, exist_ok=True)
     catalogue.check_room(1)
     real = os.statvfs(catalogue.path)
-    full = SimpleNamespace(f_bavail=0, f_frsize=real.f_frsize)
+    full = SimpleNamespace(f_bavail=0, f_frsize=real.f_frsize, f_files=0, f_favail=0)
     with monkeypatch.context() as patched:
         patched.setattr(os, "statvfs", lambda path: full)
         with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes 1$"):
@@ -403,3 +403,15 @@ def test_no_save_is_begun_without_room_for_it(catalogue: Catalogue, monkeypatch:
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     with pytest.raises(OSError, match=r"No space left on device: 0 bytes are free, and a checkpoint takes \d\d"):
         catalogue.check_room(1)
+
+
+def test_no_save_is_begun_where_too_few_files_can_be_made(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(catalogue, 7, shards=1)
+    for files, left, is_refused in ((100, 3, True), (100, 4, False), (0, 0, False)):
+        space = SimpleNamespace(f_bavail=10, f_frsize=1 << 20, f_files=files, f_favail=left)
+        monkeypatch.setattr(os, "statvfs", lambda path, found=space: found)
+        expected = "No space left on device: 3 more files can be made, and a checkpoint takes 4$"
+        with pytest.raises(OSError, match=expected) if is_refused else contextlib.nullcontext():
+            catalogue.check_room(1)

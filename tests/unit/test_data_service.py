@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,6 +52,23 @@ def test_a_journal_is_kept_for_its_run_and_no_other(config: Config) -> None:
     assert left.exists()
     Journal(config.replace(run="two")).prepare()
     assert not left.exists()
+
+
+def test_a_journal_that_can_not_be_removed_becomes_no_other_runs(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Journal(config).prepare()
+    leave_a_file(Journal(config))
+    other = Journal(config.replace(run="two"))
+
+    def fail(*arguments: object, **named: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            other.prepare()
+    assert not other._is_own()
 
 
 def test_a_dispatcher_that_serves_the_next_run_too_keeps_its_journal_at_a_restart(config: Config) -> None:

@@ -96,6 +96,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ({"apart": 61.0}, ERROR, "clock", "1 min 1 s ahead of the others'", "timedatectl"),
         ({"apart": -30.0}, ERROR, "clock", "30 s behind the others'", "timedatectl"),
         ({"disk_pace": 20.0}, WARNING, "disk", "writes 20 MiB/s to /var/tmp, and its peers 200", "iostat"),
+        ({"disk_pace": None}, ERROR, "disk", "nothing can be written to /var/tmp", "dmesg"),
         ({"memory_pace": 0.5}, WARNING, "memory", "copies 0.5 GiB/s of memory, and its peers 8", "top"),
         ({"shared": {"pace": 20.0, "why": ""}}, WARNING, "link", "to the shared path, and its peers 100", "fab ways"),
     ],
@@ -254,6 +255,15 @@ def probe() -> Any:
     return module
 
 
+def test_a_host_without_a_place_for_temporary_files_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(agent.tempfile, "TemporaryDirectory", refuse)
+    step = {"name": "port", "port": 1, "host": "127.0.0.1"}
+    assert agent.answer({"steps": [step], "look": ["/nowhere"]})["steps"] == {"port": {"open": False}}
+
+
 def test_the_probe_measures_room_memory_and_paces(probe: Any, tmp_path: Path) -> None:
     found = probe.room(str(tmp_path))
     assert 0 < found["free"] <= found["size"]
@@ -263,6 +273,24 @@ def test_the_probe_measures_room_memory_and_paces(probe: Any, tmp_path: Path) ->
     assert probe.own_pace(str(tmp_path), 1) > 0
     assert probe.own_pace("/nowhere", 1) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_probe_waits_for_no_path_that_hangs(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    measured = probe.room(str(tmp_path))
+    assert probe.room_in_time(str(tmp_path)).keys() == measured.keys()
+    assert probe.room_in_time(str(tmp_path))["size"] == measured["size"]
+    assert probe.room_in_time("/nowhere") is None
+    real = os.statvfs
+
+    def hang(path: str) -> Any:
+        assert path != str(tmp_path), "it would never end"
+        return real(path)
+
+    monkeypatch.setattr(os, "statvfs", hang)
+    monkeypatch.setattr(probe, "AS_TRAINER", ())
+    asked = {"shared_dir": str(tmp_path), "path_check": "/nowhere", "mebibytes": 1, "is_shared": True}
+    found = probe.probe({**asked, "ports": [], "units": [], "readable": []})
+    assert found["room"][str(tmp_path)]["size"] == measured["size"]
 
 
 def test_the_probe_says_why_the_tasks_user_cant_write(
@@ -418,13 +446,15 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
             broken = {"doctor": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
             looks = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
             found = super().run(scripts, timeout)
+            looks["store"] = ""
+            found["store"] = replace(found["store"], stderr="Traceback\nOSError: no place for files\n")
             return {host: replace(each, stdout=f"@look\n{looks[host]}\n{each.stdout}") for host, each in found.items()}
 
     monkeypatch.setattr(looking, "ShortWay", Short)
     seen = looking.look_at(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
     assert (seen.differs, seen.broken, sorted(seen.facts)) == (
         {"far": "/etc/x differs"},
-        {"head": "no memory"},
-        ["far", "store"],
+        {"head": "no memory", "store": "OSError: no place for files"},
+        ["far"],
     )
     assert seen.facts["far"]["apart"] < -1e6

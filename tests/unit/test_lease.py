@@ -243,3 +243,19 @@ def test_a_lease_is_newer_than_every_checkpoint_that_lies_there(directory: RunDi
     lease = take(directory)
     assert lease.epoch == 10
     lease.release()
+
+
+def test_who_lost_the_lease_learns_it_on_a_full_disk_too(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The later holder has removed the file whose time would be renewed."""
+
+    def fail(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    old = Lease(directory, 1, SECONDS)
+    assert old._claim()
+    hold(directory, epoch=2)
+    directory.clear_up(2)
+    monkeypatch.setattr("trainer.run.lease.write_record", fail)
+    assert not old.held()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from fleet import history, run
 from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble
 from fleet.observation import Observation
 from fleet.ssh import Answer
 from tests.unit.test_fleet_verbs import Pretence, make_inventory, status
@@ -28,16 +31,20 @@ class Shell(Pretence):
 
     place: Path
     rights = '"$@"'
+    asks = True  # whether the trainer can be asked
 
     def run(
         self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
     ) -> dict[str, Answer]:
         answers = super().run(scripts)
-        if "python -m trainer" in scripts["head"]:
+        if "python -m trainer" in scripts["head"] and self.asks:
             self.done.append("asked the trainer")
             known = answers["head"].stdout.partition("@selection")[0]
             return {**answers, "head": Answer(f"{known}\n@run\n{json.dumps(BY_TRAINER)}\n@run-code\n0\n")}
-        script = "echo '@run-settings'" + scripts["head"].partition("echo '@run-settings'")[2]
+        settings = "echo '@run-settings'"
+        script = settings + scripts["head"].partition(settings)[2]
+        if settings not in scripts["head"]:  # what comes before the trainer is asked
+            script = run.AS_TRAINER + scripts["head"].partition(run.AS_TRAINER)[2]
         script = script.replace("/etc/trainer", f"{self.place}/etc")
         script = f"root() {{ shift 5; {self.rights}; }}\n{script}"
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
@@ -194,3 +201,38 @@ def test_what_a_run_s_files_hold_is_no_file_of_the_control_machine_s_and_no_sect
     assert seen.run is not None
     assert seen.run.step == 12
     assert seen.clocks["head"] != 12345
+
+
+@pytest.mark.parametrize("by_trainer", [False, True])
+def test_a_path_that_hangs_is_named_and_its_host_is_no_host_that_is_away(
+    hosts: Shell, look: Callable[..., Observation], directory: RunDirectory, monkeypatch: pytest.MonkeyPatch,
+    by_trainer: bool,
+) -> None:  # fmt: skip
+    """A pipe that nobody writes to stands for the file of a server that is away."""
+    os.mkfifo(directory.path.parents[1] / "selection.json")
+    monkeypatch.setattr(run, "PATH_SECONDS", 1)
+    monkeypatch.setattr(hosts, "asks", False)
+    seen = look(by_trainer=by_trainer)
+    assert (seen.unreachable, seen.run, "chief-0" in seen.units) == ({}, None, True)
+    assert str(seen.run_error) == (
+        f"the shared path {hosts.place}/srv gives no answer on head within 1 s: is its server up?"
+    )
+    assert hosts.done == []
+
+
+def test_what_can_not_be_written_on_a_path_that_hangs_is_tried_on_one_host_alone(
+    hosts: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def run_all(scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+        tried.extend(scripts)
+        return {host: Answer(code=124 if "timeout 15" in script else 0) for host, script in scripts.items()}
+
+    monkeypatch.setattr(hosts, "run", run_all)
+    cluster = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
+    with pytest.raises(ClusterTrouble, match=r"selection.json can't be written: the shared path .* gives no answer"):
+        cluster.select({"run": "digits"})
+    with pytest.raises(ClusterTrouble, match=r"history.jsonl can't be written: the shared path .* is its server up"):
+        history.append(cluster, {"verb": "stop-cluster"})
+    assert tried == ["head", "head"]

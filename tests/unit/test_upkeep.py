@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,6 +221,34 @@ def test_a_place_that_is_full_is_refused_before_anything_is_copied(
         upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
 
 
+def test_a_folder_that_can_not_be_read_is_no_part_that_a_copy_lacks_in_silence(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make(config, "digits")
+    list_folder = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path) == str(directory.callbacks):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError, match="callbacks"):
+        upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
+    assert not list((tmp_path / "backups").glob("digits@*"))
+
+
+def test_a_link_to_a_folder_elsewhere_is_refused_and_one_within_the_run_is_none(config: Config, tmp_path: Path) -> None:
+    directory = make(config, "digits")
+    (directory.path / "newest").symlink_to("tasks")
+    assert upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)["outcome"] == "done"
+    (tmp_path / "elsewhere").mkdir()
+    (directory.path / "events").symlink_to(tmp_path / "elsewhere")
+    for plan in (True, False):
+        with pytest.raises(UserError, match=r"events is a link to a folder outside of the run.*put the folder itself"):
+            upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=plan)
+
+
 def test_a_run_is_taken_back_as_it_was_and_nobody_trains_it(config: Config, tmp_path: Path) -> None:
     directory = make(config, "digits", RunState.TRAINING)
     copy = Path(upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)["copy"])
@@ -344,6 +373,56 @@ def test_a_run_is_deleted_where_the_disk_has_no_room_for_a_directory(
     monkeypatch.setattr(copies, "make_directory", refuse)
     assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
     assert list((Path(config.shared_dir) / "runs").iterdir()) == []
+
+
+def test_runs_are_removed_where_an_open_file_stays_in_its_folder(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS has it: what a process has open gets another name there until it is closed."""
+    remove_folder = os.rmdir
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+        if any(each.startswith(f"{path}/") and each.endswith(" (deleted)") for each in opened):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        remove_folder(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    directory = make(config, "digits")
+    unfinished = directory.path.with_name(".x.coming")
+    unfinished.mkdir()
+    with (directory.path / "state.json").open():  # by another process of this host
+        assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
+    assert upkeep.prune_runs(config, 1, plan=False)["outcome"] == "done"
+    assert not unfinished.exists()
+    assert not (Path(config.shared_dir) / "removing").exists()
+
+
+def test_what_can_not_be_removed_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(config, "digits")
+    remove_file = os.unlink
+
+    def refuse(path: str, *, dir_fd: int | None = None) -> None:
+        if str(path) == "ps-0.jsonl":
+            raise OSError(errno.EIO, "Input/output error", path)
+        remove_file(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            upkeep.delete_run(config, "digits", plan=False)
+    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "not there"
+    assert not (Path(config.shared_dir) / "removing").exists()
+
+
+def test_a_run_is_deleted_where_no_file_more_can_be_made(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(make(config, "digits"), renewed=60)
+
+    def refuse(*arguments: object, **named: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    assert upkeep.delete_run(config, "digits", plan=False)["outcome"] == "done"
 
 
 def test_prune_keeps_the_newest_and_what_is_in_use(config: Config) -> None:

@@ -10,17 +10,26 @@ from trainer.core.failures import UserError
 GIB = 1024**3
 
 
-def memory_limit() -> int:
+# Of control groups of either version: how a process's group is named, where groups lie, and the limit's file.
+GROUPS = (
+    (re.compile(r"^0::(.*)$", re.MULTILINE), "sys/fs/cgroup", "memory.max"),
+    (re.compile(r"^\d+:memory:(.*)$", re.MULTILINE), "sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+)
+
+
+def memory_limit(root: Path = Path("/")) -> int:
     """Return the bytes that this process may take at most: the machine's, or its control groups' where that is less."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+    total = re.search(r"^MemTotal:\s+(\d+) kB", (root / "proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
-    own = re.search(r"^0::(.*)$", Path("/proc/self/cgroup").read_text(encoding="ascii"), re.MULTILINE)
-    group = Path("/sys/fs/cgroup") / (own[1].lstrip("/") if own else "")
-    for place in (group, *group.parents):
-        try:
-            limits.append(int((place / "memory.max").read_text(encoding="ascii")))
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
+    groups = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace")
+    for pattern, place, name in GROUPS:
+        own = pattern.search(groups)
+        group = root / place / (own[1].lstrip("/") if own else "")
+        for each in (group, *group.parents):
+            try:
+                limits.append(int((each / name).read_text(encoding="ascii")))
+            except (OSError, ValueError):  # no such file, or "max"
+                continue
     return min(limits)
 
 

@@ -159,6 +159,7 @@ class Catalogue:
     def check_room(self, first: int) -> None:
         """Raise OSError when there is less room than the newest checkpoint takes, or `first` bytes without any.
 
+        Nor may there be too few files that can still be made: each part of a checkpoint takes two while it is written.
         A write that TensorFlow breaks off takes the calls in flight with it.
         """
         step = self.newest()
@@ -168,6 +169,12 @@ class Catalogue:
         free = space.f_bavail * space.f_frsize
         if free < needed:
             text = f"{os.strerror(errno.ENOSPC)}: {free} bytes are free, and a checkpoint takes {needed}"
+            raise OSError(errno.ENOSPC, text)
+        files = 2 * len(manifest.files) if manifest else 1
+        if space.f_files and space.f_favail < files:  # a file system that counts none says 0
+            text = (
+                f"{os.strerror(errno.ENOSPC)}: {space.f_favail} more files can be made, and a checkpoint takes {files}"
+            )
             raise OSError(errno.ENOSPC, text)
 
     def write_manifest(

@@ -66,7 +66,9 @@ class CheckpointWriter:
             why = first_line(error)
             log.error("cannot save %s: %s", prefix, why)
             if not isinstance(error, LostLease):
-                with contextlib.suppress(OSError):  # what there is of it would only make a full disk fuller
+                # What there is of it would only make a full disk fuller. What failed may have hidden who has the run.
+                with contextlib.suppress(OSError, LostLease):
+                    check_lease(self._lease)
                     catalogue.finish_replacements() if order.replaces else catalogue.remove(step)
             self.on_saved(step, time.monotonic() - order.began, why)
             of_program = is_of_the_program(error)

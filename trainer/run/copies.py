@@ -7,6 +7,7 @@ An interrupted one goes on with what it has.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -27,6 +28,7 @@ SUMS, RECORD, LOCK, COMING = "SHA256SUMS", "copy.json", ".lock", ".coming"
 # Of processes and no part of the run: what restarts were counted, and who evaluates just now.
 PASSING = {"attempts.json", "evaluating.json", RECORD, SUMS}
 BLOCK = 2**22
+KEPT_OPEN = (".nfs", ".fuse_hidden")
 # A run may remove its checkpoints faster than they are copied.
 MOST_PASSES = 5
 OnBytes = Callable[[int], None]
@@ -39,7 +41,7 @@ def copied_names(directory: RunDirectory) -> list[str]:
     """
     first: list[str] = []
     last: list[str] = []
-    for place, below, names in os.walk(directory.path):
+    for place, below, names in os.walk(directory.path, onerror=_refuse_unless_gone):
         inside = Path(place).relative_to(directory.path)
         below[:] = sorted(name for name in below if not name.startswith(".") and name != directory.checkpoints.name)
         for name in sorted(names):
@@ -49,8 +51,21 @@ def copied_names(directory: RunDirectory) -> list[str]:
     return [*first, *checkpoint_names(directory), *last]
 
 
+def _refuse_unless_gone(error: OSError) -> None:
+    """Raise the error of a folder that can't be read, which the walk would pass over: the copy would lack it."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def refuse_names(directory: RunDirectory) -> None:
-    """Raise UserError for a name that a manifest can't have in a line."""
+    """Raise UserError for a name that a manifest can't have in a line, and for a link to a folder elsewhere."""
+    for place, below, _ in os.walk(directory.path):
+        for path in (Path(place, name) for name in below):
+            if path.is_symlink() and not path.resolve().is_relative_to(directory.path.resolve()):
+                raise UserError(
+                    f"{path} is a link to a folder outside of the run, which a copy would not have: "
+                    "put the folder itself there"
+                )
     for name in copied_names(directory):
         try:
             wrong = "\n" in name or not name.encode()
@@ -164,7 +179,11 @@ def alone(coming: Path) -> Iterator[Path]:
     """Make a folder that one process at a time may fill; raises UserError where another one does."""
     while True:
         make_directory(coming)
-        with (coming / LOCK).open("a") as lock:
+        try:
+            lock = (coming / LOCK).open("a")
+        except FileNotFoundError:  # another process has just removed the folder
+            continue
+        with _removed_where_empty(coming), lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -175,6 +194,31 @@ def alone(coming: Path) -> Iterator[Path]:
             if _is_same(lock.fileno(), coming / LOCK):
                 yield coming
                 return
+
+
+@contextmanager
+def _removed_where_empty(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is in use, or has got its name
+            folder.rmdir()
+
+
+def clear(coming: Path) -> None:
+    """Remove all that a folder holds which this process has alone; it goes itself when `alone` ends.
+
+    NFS keeps a file that is open, under another name: until the lock is closed, its folder is not empty. What others
+    of this host have open, as TensorBoard, stays until the next time.
+    """
+    for each in coming.iterdir():
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each, ignore_errors=True)
+            if any(not name.startswith(KEPT_OPEN) for _, _, names in os.walk(each) for name in names):
+                shutil.rmtree(each)  # which says why it can't
+        elif each.name != LOCK:
+            each.unlink()
+    (coming / LOCK).unlink()
 
 
 def refuse_without_room(coming: Path, source: Path, names: Iterable[str]) -> None:
@@ -232,7 +276,7 @@ def _prove(coming: Path, sums: dict[str, str]) -> None:
 def _appear(coming: Path, destination: Path) -> None:
     """Have a folder appear under its name once all of it is on disk."""
     if destination.exists():
-        shutil.rmtree(coming)
+        clear(coming)
         raise UserError(f"{destination} is there already")
     sync_tree(coming)
     (coming / LOCK).unlink()

@@ -6,6 +6,7 @@ the next epoch, which the file system grants to one process only (docs/decisions
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -142,7 +143,8 @@ class Lease:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            os.utime(path)  # which needs no room
+            with contextlib.suppress(FileNotFoundError):  # a later holder has removed it
+                os.utime(path)  # which needs no room
 
     def _is_newest(self) -> bool:
         # On NFS it is the writing before that brings what the client knows of the directory up to date.

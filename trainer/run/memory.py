@@ -65,7 +65,7 @@ class Memory:
                     for key, values in record["callbacks"].items()
                 }
             return record
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError) as error:  # an empty array is the end of a file
             log.warning("what the callbacks remembered is lost: %s", error)
             return None
 

@@ -10,7 +10,6 @@ import errno
 import os
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -24,6 +23,7 @@ from trainer.run.copies import (
     COMING,
     OnBytes,
     alone,
+    clear,
     copy_run,
     find_damage,
     measure,
@@ -58,8 +58,8 @@ def who_trains(directory: RunDirectory, lease_seconds: float) -> str | None:
     record = read_lease(directory, epoch)
     if is_free(epoch, record):
         return None
-    with tempfile.NamedTemporaryFile(dir=directory.path, prefix=".clock.") as now:  # by the clock that wrote the lease
-        age = os.stat(now.name).st_mtime - directory.lease(epoch).stat().st_mtime  # noqa: PTH116
+    os.utime(directory.path)  # by the clock that wrote the lease; no file, for which a full path may have no room
+    age = directory.path.stat().st_mtime - directory.lease(epoch).stat().st_mtime
     return holder(record) if age < LEASES * lease_seconds else None
 
 
@@ -148,7 +148,7 @@ def remove_unfinished(coming: Path) -> None:
     """Remove a copy that was broken off; one that is still at work stays."""
     try:
         with alone(coming) as ours:
-            shutil.rmtree(ours)
+            clear(ours)
     except UserError:
         return
 
@@ -173,7 +173,9 @@ def remove(paths: Iterable[Path], shared_dir: Path) -> None:
             sync(path.parent)
             if is_full:
                 shutil.rmtree(target)
-        if going.is_dir():
+        if not is_full:
+            clear(going)
+        elif going.is_dir():
             shutil.rmtree(going)
 
 

@@ -123,7 +123,8 @@ class Journal:
     def prepare(self) -> None:
         """Keep the journal where it is of this run, and else begin an empty one."""
         if not self._is_own() or not (self.path / WRITTEN).is_dir():
-            shutil.rmtree(self.path, ignore_errors=True)
+            if self.path.exists():
+                shutil.rmtree(self.path)  # what stays there would be taken for this run's
             self._begin()
 
     def claim(self) -> None:

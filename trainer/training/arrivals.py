@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.training.given_files import matching
+
 log = logging.getLogger(__name__)
 END = "_END"  # beside the files: no more will come
 UNFINISHED = ".tmp"
@@ -30,8 +32,11 @@ class Arrivals:
         self._over = threading.Event()
 
     def look(self, known: Collection[str]) -> tuple[list[str], bool]:
-        """Return the whole files that are not known, those written first leading; and whether no more will come."""
-        names = {name for pattern in self._patterns for name in tf.io.gfile.glob(pattern)}
+        """Return the whole files that are not known, those written first leading; and whether no more will come.
+
+        Raises OSError where a folder can't be read: the end would come before its files.
+        """
+        names = set(matching(self._patterns))
         looks = {name: stat_of(name) for name in names.difference(known) if is_ready(name)}
         whole = []
         for name, look in looks.items():
@@ -50,7 +55,7 @@ class Arrivals:
             while not self._over.wait(self._seconds):
                 try:
                     tell(*self.look(known()))
-                except tf.errors.OpError as error:
+                except (tf.errors.OpError, OSError) as error:
                     log.warning("cannot look for new files: %s", error)
 
         threading.Thread(target=work, name="files", daemon=True).start()

@@ -7,6 +7,7 @@ one is due, and why it failed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import math
@@ -23,6 +24,7 @@ from trainer.core.memory_limit import check_room, room
 from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, program_file
 from trainer.run.checkpoint_reader import read_model
+from trainer.run.copies import alone, clear
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.training.dynamic.served import ServedTables, key_bytes, piece_bytes
@@ -42,6 +44,7 @@ LEAST_HELD = 3  # where it has several tables
 COMPARED = 4  # times a tensor's: two of it, which bytes differ, and what is written
 MEND = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
 WRITER = "SummaryWriter"  # in the type of its resource
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that knows none
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
@@ -119,14 +122,15 @@ def export_model(
     if HELD * size > limit:
         check_room(least_bytes_of_checkpoint(directory, step), "the export", MEND, now=True)
         large = LargeVariables(target.with_name(f".{target.name}.rows"))
-    try:
-        write_model(program, directory, step, element_spec, temporary, large)
-    except ReadsLarge:
-        if LEAST_HELD * size > limit:
-            raise
-        write_model(program, directory, step, element_spec, temporary)
-    sync_tree(temporary)
-    replace_directory(temporary, target)
+    with alone_at(target), removed_if_broken_off(temporary):
+        try:
+            write_model(program, directory, step, element_spec, temporary, large)
+        except ReadsLarge:
+            if LEAST_HELD * size > limit:
+                raise
+            write_model(program, directory, step, element_spec, temporary)
+        sync_tree(temporary)
+        replace_directory(temporary, target)
     log.info("exported the model of step %d to %s", step, target)
     return str(target)
 
@@ -175,15 +179,18 @@ def export_version(program: Program, directory: RunDirectory, step: int, changes
     if target.exists():
         return str(target)
     coming = versions / f".{step}.changes.new"
-    shutil.rmtree(coming, ignore_errors=True)
-    try:
-        export_model(program, directory, step, target=whole)
-        check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
-        write_changes(versions / str(base), whole, coming, (base, step), ServedTables.of(directory).saved_in(whole))
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
-    sync_tree(coming)
-    replace_directory(coming, target)
+    with alone_at(target):
+        shutil.rmtree(coming, ignore_errors=True)
+        try:
+            export_model(program, directory, step, target=whole)
+            check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
+            tables = ServedTables.of(directory).saved_in(whole)
+            with removed_if_broken_off(coming):
+                write_changes(versions / str(base), whole, coming, (base, step), tables)
+                sync_tree(coming)
+        finally:
+            shutil.rmtree(whole, ignore_errors=True)
+        replace_directory(coming, target)
     return str(target)
 
 
@@ -302,6 +309,34 @@ def dynamic_tables(directory: RunDirectory, step: int) -> tuple[str, Collection[
     """Return where a checkpoint has its dynamic tables, and their names."""
     settings = (read_record(directory.settings) or {}).get("settings", {})
     return directory.catalogue.prefix(step), settings.get("dynamic_tables", {})
+
+
+@contextlib.contextmanager
+def alone_at(target: Path) -> Iterator[None]:
+    """Keep other processes from the same export; raises Infrastructure where one is at it.
+
+    Each would remove what the other has written, and move what is half written to its place.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(alone(target.with_name(f".{target.name}.lock")))
+            stack.callback(clear, held)
+        except UserError as error:
+            raise Infrastructure(str(error)) from error
+        except OSError as error:
+            if error.errno not in WITHOUT_LOCKS:
+                raise
+        yield
+
+
+@contextlib.contextmanager
+def removed_if_broken_off(path: Path) -> Iterator[None]:
+    """Remove what there is of a directory where writing it fails: it would only make a full disk fuller."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def replace_directory(new: Path, target: Path) -> None:

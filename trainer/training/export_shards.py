@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +90,10 @@ class LargeVariables:
     def put_rows(self, variable: Variable, shape: tuple[int, int], parts: Iterable[tuple[Any, Any]]) -> None:
         """Leave a dynamic table's rows out; `parts` have them, each with the places of its rows."""
         self._folder.mkdir(exist_ok=True)
-        rows = np.memmap(self._folder / f"{len(self._variables)}", np.float32, "w+", shape=shape)
+        path = self._folder / f"{len(self._variables)}"
+        with path.open("wb") as file:  # a page that found no room later would end this process
+            os.posix_fallocate(file.fileno(), 0, 4 * math.prod(shape))
+        rows = np.memmap(path, np.float32, "r+", shape=shape)
         for places, values in parts:
             rows[places] = values
         length = max(1, PIECE_BYTES // (4 * shape[1]))

@@ -6,7 +6,10 @@ waits there: what waits in another process might do so for ever.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +20,7 @@ from trainer.run.checkpoint_state import COORDINATOR
 from trainer.training.tf_internals.datasets import handle_for_each_worker, sleep
 
 MOST_TICKETS = 1 << 20
+WILDCARD = re.compile(r"[*?\[]")
 TYPES = [tf.int64, tf.int64, tf.int64, tf.string]  # the ticket, the order's number, the examples taken, the name
 IDLE_MICROSECONDS = 100_000  # the same where calls end meanwhile
 WAIT_MICROSECONDS = 20_000  # before a worker without a file looks again
@@ -108,5 +112,27 @@ class GivenFiles:
 
 
 def matching(patterns: Sequence[str]) -> list[str]:
-    """Return the names of files that match one of the patterns, also in a store that TensorFlow knows."""
-    return sorted({name for pattern in patterns for name in tf.io.gfile.glob(pattern)})
+    """Return the names of files that match one of the patterns, also in a store that TensorFlow knows.
+
+    Raises OSError where a folder can't be read: TensorFlow would pass over its files, and the pass would lack them.
+    """
+    names = {name for pattern in patterns for name in tf.io.gfile.glob(pattern)}
+    for pattern in patterns:
+        if "://" not in pattern:
+            check_folders(pattern)
+    return sorted(names)
+
+
+def check_folders(pattern: str) -> None:
+    """Raise OSError where a folder that the pattern looks into can't be read.
+
+    One that is gone, or that this user may not read, has no files, as TensorFlow has it.
+    """
+    folder, name = os.path.split(pattern)
+    folders = [folder or "."]
+    if WILDCARD.search(folder):
+        check_folders(folder)
+        folders = tf.io.gfile.glob(folder)
+    for each in folders if WILDCARD.search(name) else ():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(each) as found:
+            next(found, None)
