@@ -305,6 +305,7 @@ class Evaluator:
         """
         import tensorflow as tf
 
+        from trainer.training.row_restores import reading
         from trainer.training.steps.outputs import fetch_numbers
 
         started = time.monotonic()
@@ -312,7 +313,7 @@ class Evaluator:
         wrong = self._directory.catalogue.check(step)
         try:
             if not wrong:
-                read_model(self._directory, self._trained, step, self._tables)
+                read_model(self._directory, self._trained, step, self._tables, reading=reading)
         except (tf.errors.OpError, IndexError, UserError) as error:
             wrong = self._directory.catalogue.check(step)
             if not wrong and isinstance(error, UserError):
