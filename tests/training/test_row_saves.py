@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,18 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.core.config import Config
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
+from trainer.run.save_failures import SaveFailed
 
 # isort: split
 import tensorflow as tf
 
 from trainer.training import row_saves
-from trainer.training.row_restores import reading
+from trainer.training.row_restores import open_checkpoint, reader_of_slices, reading
 from trainer.training.row_saves import snapshots_of
 
 pytestmark = pytest.mark.timeout(120)
 ROWS, WIDTH, SERVERS = 2000, 4, 2
+BATCH, IDS = 16, 4
 
 
 class Trained:
@@ -49,7 +52,7 @@ class Trained:
 
     def set_rows(self, rows: list[int], value: float) -> None:
         for variable in self.large:
-            variable.scatter_update(tf.IndexedSlices(tf.fill([len(rows), WIDTH], value), tf.constant(rows, tf.int64)))
+            variable.scatter_update(tf.IndexedSlices(tf.fill([len(rows), WIDTH], float(value)), tf.constant(rows, tf.int64)))
 
 
 @pytest.fixture(scope="module")
@@ -124,3 +127,171 @@ def test_an_incremental_save_writes_the_rows_that_have_changed_by_whatever(train
         trained.set_rows(list(range(1000)), 5.0)
         assert saves_of(tmp_path, trained).restore([number + 1]) == number + 1
         assert is_same(trained.values(), values[number])
+
+
+def test_it_is_restored_in_other_shards(trained: Trained, tmp_path: Path) -> None:
+    """As on another number of ps; two shards lie on one of them, and the table is read as a whole and in slices."""
+    saves = saves_of(tmp_path, trained)
+    whole = np.random.default_rng(2).normal(size=[ROWS, WIDTH]).astype(np.float32)
+    trained.model.table.assign(whole)
+    save(saves, trained, 1)
+    for step, rows in ((2, [0, 999]), (3, [5, 999])):
+        trained.set_rows(rows, step)
+        prefix = save(saves, trained, step)
+    expected = trained.model.table.numpy()
+    assert np.array_equal(expected[[0, 999, 5]], [[2.0] * WIDTH, [3.0] * WIDTH, [3.0] * WIDTH])
+    reader = open_checkpoint(prefix)
+    [key] = [key for key in reader.get_variable_to_shape_map() if key.startswith("model/table/")]
+    np.testing.assert_array_equal(reader.get_tensor(key), expected)
+    assert reader.get_tensor("model/small/.ATTRIBUTES/VARIABLE_VALUE") == 3.0
+    part = reader_of_slices(prefix)(key, f"{ROWS} {WIDTH} 3,1600:-", tf.float32)
+    np.testing.assert_array_equal(part, expected[3:1603])
+    other = tf.train.Checkpoint(model=tf.train.Checkpoint(table=tf.Variable(tf.zeros([ROWS, WIDTH]))))
+    with reading(prefix):
+        other.read(prefix).expect_partial()
+    np.testing.assert_array_equal(other.model.table, expected)
+    with pytest.raises(tf.errors.NotFoundError, match=r"table.*not found in checkpoint"):
+        other.read(prefix)
+
+
+@pytest.mark.parametrize("why", ["so many", "no links", "a save that was removed", "much has changed", "a restore"])
+def test_a_save_is_a_whole_one(
+    why: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    saves = saves_of(tmp_path, trained, most=1 if why == "so many" else 9)
+    first = save(saves, trained, 1)
+    trained.set_rows(list(range(800 if why == "much has changed" else 20)), 2.0)
+    if why in ("so many", "much has changed"):
+        assert not is_whole(save(saves, trained, 2))
+        trained.set_rows([1], 3.0)
+    elif why == "a restore":
+        assert saves.restore() == 1
+        trained.set_rows([1], 3.0)
+    elif why == "a save that was removed":
+        for path in Path(first).parent.glob("ckpt-1.*"):
+            path.unlink()
+    else:
+
+        def link(self: Path, target: Path) -> None:
+            if self.suffix != ".index":
+                raise PermissionError("Operation not permitted")
+            self.write_bytes(target.read_bytes())
+
+        monkeypatch.setattr(Path, "hardlink_to", link)
+    prefix, expected = save(saves, trained, 3), trained.values()
+    assert is_whole(prefix)
+    assert ("saved whole: can't link" in caplog.text) == (why == "no links")
+    trained.set_rows([1, 2], 9.0)
+    assert saves_of(tmp_path, trained).restore() == 3
+    assert is_same(trained.values(), expected)
+
+
+def test_a_save_that_is_not_written_is_made_up_for_by_the_next_one(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saves = saves_of(tmp_path, trained)
+    save(saves, trained, 1)
+    trained.set_rows([1], 7.0)
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        patched.setattr(saves._state._snapshot, "_rest", fail)
+        with pytest.raises(SaveFailed):
+            save(saves, trained, 2)
+    prefix, expected = save(saves, trained, 3), trained.values()
+    assert is_whole(prefix)
+    trained.set_rows([1], 0.0)
+    assert saves_of(tmp_path, trained).restore() == 3
+    assert is_same(trained.values(), expected)
+
+
+def test_copies_stay_while_the_next_save_may_be_incremental(trained: Trained, tmp_path: Path) -> None:
+    saves = saves_of(tmp_path, trained, most=1)
+
+    def held() -> set[int]:
+        return {int(tf.size(copy.value())) for _, copy in saves._state._snapshot._pairs}
+
+    save(saves, trained, 1)
+    assert held() == {0, ROWS * WIDTH // SERVERS}
+    trained.set_rows([1], 4.0)
+    assert not is_whole(save(saves, trained, 2))
+    assert held() == {0}
+    assert is_whole(save(saves, trained, 3))
+
+
+@pytest.mark.parametrize("part", ["_base.0-of-1.000000.data", "_rows.0-of-2.000000.data", "_rows.1-of-2.000000.index"])
+def test_damage_is_found_as_in_whole_ones(part: str, trained: Trained, tmp_path: Path) -> None:
+    saves = saves_of(tmp_path, trained)
+    save(saves, trained, 1)
+    first = trained.values()
+    trained.set_rows([1, 2], float(trained.large[0][1, 0]) + 1)
+    prefix = save(saves, trained, 2)
+    path = max(Path(prefix).parent.glob(f"ckpt-2.table-{part}*"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    path.unlink()  # else it would be damage of the first one, too
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    messages: list[str] = []
+    again = Checkpoints(
+        RunDirectory(tmp_path, "mine"),
+        trained.model,
+        trained.step,
+        Config(program="mine:One"),
+        set_aside=messages.append,
+        reading=reading,
+    )
+    assert again.restore() == 1
+    assert is_same(trained.values(), first)
+    assert len(messages) == 1, messages
+
+
+class Counted:
+    """A row's numbers are how often it was looked up: no update may be lost in what is restored."""
+
+    keras = tf.keras
+
+    def build_model(self) -> Any:
+        ids = self.keras.Input([IDS], dtype="int64")
+        rows = self.keras.layers.Embedding(ROWS, WIDTH, embeddings_initializer="zeros", name="items")(ids)
+        model = self.keras.Model(ids, self.keras.layers.Flatten()(rows))
+        rate = float(BATCH * IDS * WIDTH)
+        model.compile(optimizer=self.keras.optimizers.SGD(rate), loss=lambda _, found: tf.reduce_mean(found, -1))
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        ids = np.random.default_rng().integers(ROWS, size=[BATCH * 20, IDS])
+        return tf.data.Dataset.from_tensor_slices((ids, np.zeros(len(ids)))).repeat().batch(BATCH)
+
+    def eval_dataset(self, context: Any) -> Any:
+        ids = np.arange(ROWS).reshape(-1, IDS)
+        return tf.data.Dataset.from_tensor_slices((ids, np.zeros(len(ids)))).batch(BATCH)
+
+
+@pytest.mark.parametrize("three", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_no_update_is_lost_by_two_workers(three: bool, tmp_path: Path) -> None:
+    """Trained on 2 ps, and then on 3, evaluated and exported from incremental saves."""
+
+    class Counted3(Counted):
+        keras = importlib.import_module("keras")
+
+    program, steps = (Counted3 if three else Counted)(), 30
+    settings = {"incremental_saves": 9, "checkpoint_steps": 10, "checkpoints_kept": 20, "evaluation": "sidecar"}
+    settings["partitioner_min_bytes"] = 1024
+    for servers, until in ((2, steps), (3, 2 * steps)):
+        result = testing.train(program, until, ps=servers, directory=tmp_path, **settings)
+        prefix = str(result.directory / "checkpoints" / f"ckpt-{until}")
+        assert not is_whole(prefix)
+        reader = open_checkpoint(prefix)
+        [key] = [
+            key
+            for key, shape in reader.get_variable_to_shape_map().items()
+            if shape == [ROWS, WIDTH] and "optimizer" not in key
+        ]
+        table = reader.get_tensor(key)
+        assert -table.sum() == until * BATCH * IDS * WIDTH
+        assert result.evaluation["loss"] == pytest.approx(table.mean())
+        loaded = tf.saved_model.load(str(result.directory / "export"))
+        ids = np.arange(ROWS).reshape(-1, IDS)
+        np.testing.assert_array_equal(loaded.serve(ids), table[ids].reshape(len(ids), -1))

@@ -33,7 +33,7 @@ from trainer.training.tf_internals.saving import saving_by
 
 log = logging.getLogger(__name__)
 LEAST_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
-COMPARED_BYTES = 1 << 18  # at once: what a processor's own memory holds
+COMPARED_BYTES = 1 << 22  # at once; with more, no faster
 MOST_WRITTEN = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
 BITS = {
     tf.float16: tf.int16,
