@@ -21,10 +21,11 @@ import tensorflow as tf
 from trainer.training import row_saves
 from trainer.training.row_restores import open_checkpoint, reader_of_slices, reading
 from trainer.training.row_saves import snapshots_of
+from trainer.training.tf_internals.datasets import sleep
 
 pytestmark = pytest.mark.timeout(120)
 ROWS, WIDTH, SERVERS = 2000, 4, 2
-BATCH, IDS = 16, 4
+BATCH, IDS, ITEMS = 16, 4, 8000
 
 
 class Trained:
@@ -254,18 +255,18 @@ class Counted:
 
     def build_model(self) -> Any:
         ids = self.keras.Input([IDS], dtype="int64")
-        rows = self.keras.layers.Embedding(ROWS, WIDTH, embeddings_initializer="zeros", name="items")(ids)
+        rows = self.keras.layers.Embedding(ITEMS, WIDTH, embeddings_initializer="zeros", name="items")(ids)
         model = self.keras.Model(ids, self.keras.layers.Flatten()(rows))
         rate = float(BATCH * IDS * WIDTH)
         model.compile(optimizer=self.keras.optimizers.SGD(rate), loss=lambda _, found: tf.reduce_mean(found, -1))
         return model
 
     def train_dataset(self, context: Any) -> Any:
-        ids = np.random.default_rng().integers(ROWS, size=[BATCH * 20, IDS])
-        return tf.data.Dataset.from_tensor_slices((ids, np.zeros(len(ids)))).repeat().batch(BATCH)
+        ids = np.random.default_rng().integers(ITEMS, size=[BATCH * 20, IDS])
+        return tf.data.Dataset.from_tensor_slices((ids, np.zeros(len(ids)))).repeat().batch(BATCH).apply(sleep(20_000))
 
     def eval_dataset(self, context: Any) -> Any:
-        ids = np.arange(ROWS).reshape(-1, IDS)
+        ids = np.arange(ITEMS).reshape(-1, IDS)
         return tf.data.Dataset.from_tensor_slices((ids, np.zeros(len(ids)))).batch(BATCH)
 
 
@@ -276,7 +277,7 @@ def test_no_update_is_lost_by_two_workers(three: bool, tmp_path: Path) -> None:
     class Counted3(Counted):
         keras = importlib.import_module("keras")
 
-    program, steps = (Counted3 if three else Counted)(), 30
+    program, steps = (Counted3 if three else Counted)(), 60
     settings = {"incremental_saves": 9, "checkpoint_steps": 10, "checkpoints_kept": 20, "evaluation": "sidecar"}
     settings["partitioner_min_bytes"] = 1024
     for servers, until in ((2, steps), (3, 2 * steps)):
@@ -287,11 +288,11 @@ def test_no_update_is_lost_by_two_workers(three: bool, tmp_path: Path) -> None:
         [key] = [
             key
             for key, shape in reader.get_variable_to_shape_map().items()
-            if shape == [ROWS, WIDTH] and "optimizer" not in key
+            if shape == [ITEMS, WIDTH] and "optimizer" not in key
         ]
         table = reader.get_tensor(key)
         assert -table.sum() == until * BATCH * IDS * WIDTH
         assert result.evaluation["loss"] == pytest.approx(table.mean())
         loaded = tf.saved_model.load(str(result.directory / "export"))
-        ids = np.arange(ROWS).reshape(-1, IDS)
+        ids = np.arange(ITEMS).reshape(-1, IDS)
         np.testing.assert_array_equal(loaded.serve(ids), table[ids].reshape(len(ids), -1))
