@@ -53,7 +53,8 @@ class Trained:
 
     def set_rows(self, rows: list[int], value: float) -> None:
         for variable in self.large:
-            variable.scatter_update(tf.IndexedSlices(tf.fill([len(rows), WIDTH], float(value)), tf.constant(rows, tf.int64)))
+            values = tf.fill([len(rows), WIDTH], float(value))
+            variable.scatter_update(tf.IndexedSlices(values, tf.constant(rows, tf.int64)))
 
 
 @pytest.fixture(scope="module")

@@ -144,10 +144,13 @@ class RowSnapshot(Snapshot):
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
                 self._drop_rest()
                 if self._before is None:
-                    self._forget_copies()
+                    self._renew_large()
 
     def start_again(self) -> None:
         self._before = self._increment = None
+        if self._large:
+            with contextlib.suppress(tf.errors.OpError):
+                self._renew_large()
 
     def _find_large(self, written: dict[str, list[tuple[str, Tensor]]]) -> list[Large]:
         """Return the large variables among what a checkpoint writes by name, in slices."""
@@ -214,10 +217,10 @@ class RowSnapshot(Snapshot):
                 with tf.device(copy.device):
                     tf.raw_ops.AssignVariableOp(resource=copy.handle, value=tf.zeros([0], copy.dtype))
 
-    def _forget_copies(self) -> None:
+    def _renew_large(self) -> None:
         """Put other variables in the places of the copies, whose memory is freed.
 
-        TensorFlow copies a variable at each read once rows of it were written: saves would take a third of its bytes.
+        TensorFlow copies a variable at each read once rows of it were written: a save would take a third of its bytes.
         """
         new = {id(large.copy): no_copy_yet(large.variable) for large in self._large}
         handles = {id(large.copy.handle): new[id(large.copy)].handle for large in self._large}
