@@ -302,8 +302,9 @@ def take_changes(variable: Variable, source: Any, target: Any) -> Tensor:
             for one in (source, target)
         )
         differs = tf.reduce_any(tf.not_equal(tf.bitcast(now, bits), tf.bitcast(before, bits)), 1)
-        rows = tf.boolean_mask(numbers, differs)
-        tf.raw_ops.ResourceScatterUpdate(resource=target, indices=rows, updates=tf.boolean_mask(now, differs))
+        places = tf.where(differs)[:, 0]  # many times as fast as boolean_mask
+        rows = places + number * length
+        tf.raw_ops.ResourceScatterUpdate(resource=target, indices=rows, updates=tf.gather(now, places))
         return number + 1, found.write(tf.cast(number, tf.int32), rows)
 
     found = tf.TensorArray(tf.int64, times, infer_shape=False, element_shape=[None])
