@@ -252,8 +252,8 @@ class Config:
     )
     incremental_saves: int = setting(
         0,
-        "How many checkpoints after a whole one write of [large variables](large-tables.md#incremental-saves) only "
-        "the rows that have changed, and link the others. With `parameter_server` alone.",
+        "How many checkpoints after a whole one write only the changed rows of "
+        "[large variables](large-tables.md#incremental-saves). With `parameter_server` alone.",
         at_least(0),
     )
     dynamic_tables: Mapping[str, Any] = setting(
