@@ -53,8 +53,9 @@ class Trained:
 
     def set_rows(self, rows: list[int], value: float) -> None:
         for variable in self.large:
-            values = tf.fill([len(rows), WIDTH], float(value))
-            variable.scatter_update(tf.IndexedSlices(values, tf.constant(rows, tf.int64)))
+            # Of Python's numbers TensorFlow takes -0.0 for 0.0.
+            values = np.full([len(rows), WIDTH], value, np.float32)
+            variable.scatter_update(tf.IndexedSlices(tf.constant(values), tf.constant(rows, tf.int64)))
 
 
 @pytest.fixture(scope="module")
