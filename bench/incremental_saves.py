@@ -1,4 +1,6 @@
-"""An incremental save of a dynamic table against a whole one: bytes and seconds, in one process, of two shards.
+"""An incremental save of a table against a whole one: bytes and seconds, in one process, of two shards.
+
+A fixed table (`--fixed`) is compared with what was written last while nobody trains it.
 
 The floor is a file of as many bytes, written and synced by this process. Only ratios say something.
 """
@@ -10,6 +12,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from trainer.training.dynamic.hashing import constant
 from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import FIRST, Shard
 from trainer.training.dynamic.table import Table
+from trainer.training.row_saves import RowSnapshot
 
 WIDTH, SHARDS, CPU = 16, 2, "/device:CPU:0"
 BATCH = 10_240  # ids a step: 1,024 examples of 10
@@ -51,14 +55,40 @@ def trains(shard: Shard) -> Any:
     return step
 
 
-def measure(directory: Path, pieces: Pieces, step: int) -> tuple[int, float]:
+def measure(directory: Path, save: Callable[[str], object], step: int) -> tuple[int, float]:
     """Save; returns the bytes that were written and how long that and the disk took."""
     began = time.perf_counter()
-    pieces.save(str(directory / f"ckpt-{step}"))
+    save(str(directory / f"ckpt-{step}"))
     os.sync()
     seconds = time.perf_counter() - began
     found = [path.stat() for path in directory.glob(f"ckpt-{step}.*")]
     return sum(each.st_size for each in found if each.st_nlink == 1), seconds
+
+
+class Fixed:
+    """A fixed table with a slot, and its saves."""
+
+    def __init__(self, rows: int, saves: int) -> None:
+        parts = [rows // SHARDS] * SHARDS
+        self._shards = [[tf.Variable(tf.zeros([part, WIDTH])) for part in parts] for _ in ("values", "slot")]
+        self._step = tf.Variable(0, dtype=tf.int64)
+        saved = tf.train.Checkpoint(shards=self._shards, step=self._step)
+        self._snapshot = RowSnapshot(saved.write, self._step, incremental_saves=saves)
+        self.train(np.arange(SHARDS))  # from here on TensorFlow copies what it reads, as in a training
+        self.waited = 0.0
+        """How long training waited for the last save."""
+
+    def train(self, keys: np.ndarray) -> None:
+        for shards in self._shards:
+            for number, shard in enumerate(shards):
+                rows = tf.constant(keys[keys % SHARDS == number] // SHARDS % shard.shape[0])
+                shard.scatter_add(tf.IndexedSlices(tf.fill([len(rows), WIDTH], 0.1), rows))
+
+    def save(self, prefix: str) -> None:
+        began = time.perf_counter()
+        self._snapshot.take()
+        self.waited = time.perf_counter() - began
+        self._snapshot.write(prefix)
 
 
 def floor(directory: Path, size: int) -> float:
@@ -69,34 +99,50 @@ def floor(directory: Path, size: int) -> float:
     return time.perf_counter() - began
 
 
+def make_dynamic(rows: int, saves: int) -> tuple[Callable[[np.ndarray], None], Callable[[str], None]]:
+    """Return what trains keys of a full dynamic table, and what saves it."""
+    table = make_table(rows)
+    steps = [trains(shard) for shard in table.shards]
+
+    def train(keys: np.ndarray) -> None:
+        for number, step in enumerate(steps):
+            step(tf.constant(keys[keys % SHARDS == number]))
+
+    for start in range(0, rows, 1_000_000):
+        train(np.arange(start, min(start + 1_000_000, rows)))
+    for step in steps:  # else the rows of the last step count as changed
+        step(tf.constant([FIRST], tf.int64))
+    return train, Pieces(table, [""] * SHARDS, incremental_saves=saves).save
+
+
 def main(arguments: list[str]) -> None:
     """Print a row for a whole save, and one for an incremental save after each number of steps."""
     parser = argparse.ArgumentParser(prog="bench/incremental-saves", description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--fixed", action="store_true", help="a fixed table")
     options = parser.parse_args(arguments)
-    table, random = make_table(options.rows), np.random.default_rng(1)
-    steps = [trains(shard) for shard in table.shards]
-    for start in range(0, options.rows, 1_000_000):
-        keys = np.arange(start, min(start + 1_000_000, options.rows))
-        for number, step in enumerate(steps):
-            step(tf.constant(keys[keys % SHARDS == number]))
-    for step in steps:  # else the rows of the last step count as changed
-        step(tf.constant([FIRST], tf.int64))
+    random, saves = np.random.default_rng(1), len(options.steps)
+    fixed = Fixed(options.rows, saves) if options.fixed else None
+    train, save = (fixed.train, fixed.save) if fixed else make_dynamic(options.rows, saves)
+
+    def waited() -> list[str]:
+        return [f"{fixed.waited:.2f}"] if fixed else []
+
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
-        directory, pieces = Path(name), Pieces(table, [""] * SHARDS, incremental_saves=len(options.steps))
+        directory = Path(name)
         print(f"{options.rows:,} rows of {WIDTH} with a slot, steps of {BATCH:,} keys by Zipf's law\n")
-        print_row("save", "MB", "s", "of the whole", "the disk alone, s", head=True)
-        whole, seconds = measure(directory, pieces, 0)
-        print_row("whole", f"{whole / 1e6:.1f}", f"{seconds:.2f}", "1", f"{floor(directory, whole):.2f}")
+        head = ("save", "MB", "s", "of the whole", "the disk alone, s", *(["training waits, s"] if fixed else []))
+        print_row(*head, head=True)
+        whole, seconds = measure(directory, save, 0)
+        row = f"{whole / 1e6:.1f}", f"{seconds:.2f}", "1", f"{floor(directory, whole):.2f}"
+        print_row("whole", *row, *waited())
         for number, count in enumerate(options.steps, 1):
             for _ in range(count):
-                keys = np.unique(random.zipf(1.2, BATCH) % options.rows)
-                for place, step in enumerate(steps):
-                    step(tf.constant(keys[keys % SHARDS == place]))
-            size, seconds = measure(directory, pieces, number)
-            row = f"after {count} steps", f"{size / 1e6:.1f}", f"{seconds:.2f}", f"{size / whole:.3f}"
-            print_row(*row, f"{floor(directory, size):.2f}")
+                train(np.unique(random.zipf(1.2, BATCH) % options.rows))
+            size, seconds = measure(directory, save, number)
+            row = f"{size / 1e6:.1f}", f"{seconds:.2f}", f"{size / whole:.3f}", f"{floor(directory, size):.2f}"
+            print_row(f"after {count} steps", *row, *waited())
 
 
 if __name__ == "__main__":

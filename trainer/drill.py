@@ -20,6 +20,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Variable
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection
+from trainer.training.row_restores import open_checkpoint
 from trainer.training.tf_internals.datasets import sleep
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
         prefix = newest_checkpoint()
         if prefix is None:
             return
-        reader = tf.train.load_checkpoint(prefix)
+        reader = open_checkpoint(prefix)
         saved = Counter(
             digest(reader.get_tensor(name))
             for name in reader.get_variable_to_shape_map()

@@ -81,9 +81,9 @@ def test_one_that_is_pruned_under_its_hands_is_skipped(
     caplog: pytest.LogCaptureFixture,
     before: bool,
 ) -> None:
-    def read(directory: RunDirectory, model: Any, step: int, tables: Any = None) -> None:
+    def read(directory: RunDirectory, model: Any, step: int, tables: Any = None, **more: Any) -> None:
         directory.catalogue.prune(Retention(1))
-        read_model(directory, model, step, tables)
+        read_model(directory, model, step, tables, **more)
 
     if before:
         directory.catalogue.prune(Retention(1))

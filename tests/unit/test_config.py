@@ -191,6 +191,12 @@ def test_an_exact_position_without_parameter_servers_is_refused() -> None:
     assert Config.from_dict({"program": PROGRAM, "input_position": "exact"}).input_position == "exact"
 
 
+def test_incremental_saves_without_parameter_servers_are_refused() -> None:
+    message = refused(incremental_saves=3, strategy="mirrored")
+    assert "incremental_saves: it is for variables on parameter servers" in message
+    assert Config.from_dict({"program": PROGRAM, "incremental_saves": 3}).incremental_saves == 3
+
+
 def test_a_strategy_whose_members_read_the_run_directory_needs_a_shared_path() -> None:
     settings = {"local_run_dir": True, "strategy": "multi_worker_mirrored"}
     assert "with strategy multi_worker_mirrored every member reads the run directory" in refused(**settings)

@@ -250,6 +250,12 @@ class Config:
         "Whether all optimizers change only the rows of a table that a step has looked up: faster by far, and for "
         "most [another algorithm](large-tables.md#lazy_optimizers). With `parameter_server` alone.",
     )
+    incremental_saves: int = setting(
+        0,
+        "How many checkpoints after a whole one write only the changed rows of "
+        "[large variables](large-tables.md#incremental-saves). With `parameter_server` alone.",
+        at_least(0),
+    )
     dynamic_tables: Mapping[str, Any] = setting(
         dict,
         "[Tables without a vocabulary](dynamic-tables.md), by the names of the program's layers: `{items: {capacity: "

@@ -17,7 +17,8 @@ Config = Any
 def impossibilities(config: Config) -> Iterator[str]:
     """Say what stands against a training, each with the value, what was expected and the mend."""
     of_input = (_service, _sharding, _position, _new_files)
-    for impossibility in (_checkpoints, _best, _run_directory, *of_input, _lazy, _tables, _ps_recovery):
+    of_tables = (_lazy, _incremental_saves, _tables)
+    for impossibility in (_checkpoints, _best, _run_directory, *of_input, *of_tables, _ps_recovery):
         if problem := impossibility(config):
             yield problem
 
@@ -127,6 +128,15 @@ def _lazy(config: Config) -> str | None:
         return None
     return (
         f"lazy_optimizers: it is for tables on parameter servers, and strategy {config.strategy} has none: "
+        "leave it out, or choose parameter_server"
+    )
+
+
+def _incremental_saves(config: Config) -> str | None:
+    if not config.incremental_saves or config.traits.remote:
+        return None
+    return (
+        f"incremental_saves: it is for variables on parameter servers, and strategy {config.strategy} has none: "
         "leave it out, or choose parameter_server"
     )
 

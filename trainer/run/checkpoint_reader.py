@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from trainer.core.contracts import Model
 from trainer.core.failures import Infrastructure, Misfit, UserError, first_line, is_infrastructure
 from trainer.run.catalogue import Catalogue
-from trainer.run.checkpoint_state import CheckpointState, RestoredTables
+from trainer.run.checkpoint_state import CheckpointState, Reading, RestoredTables
 from trainer.run.directory import RunDirectory
 from trainer.run.save_failures import STORAGE
 
@@ -116,8 +117,11 @@ def read_model(
     step: int,
     tables: RestoredTables | None = None,
     left_out: LeftOut | None = None,
+    reading: Reading = nullcontext,
 ) -> None:
     """Restore the weights of a model that has no strategy, without its optimizer, and its tables.
+
+    `reading` is that of CheckpointState.
 
     Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.
     """
@@ -125,7 +129,8 @@ def read_model(
 
     prefix = directory.catalogue.prefix(step)
     try:
-        status = tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched()
+        with reading(prefix):
+            status = tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched()
         status.expect_partial()
         if left_out is not None:
             left_out.read(prefix, saved_keys(status))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,6 +12,9 @@ from trainer.core.variables import bytes_of, variables_of
 
 # Writes and reads whole checkpoints where the servers share no path. Named in full: "/job:chief" breaks the restore.
 COORDINATOR = "/job:chief/replica:0/task:0/device:CPU:0"
+
+
+Reading = Callable[[str], AbstractContextManager[object]]
 
 
 class RestoredTables(Protocol):
@@ -37,14 +41,20 @@ class CheckpointState:
         copy: Callable[[Any], None] | None = None,
         tables: Tables | None = None,
         local_run_dir: bool = False,
+        reading: Reading = nullcontext,
+        make_snapshot: Callable[..., Any] | None = None,
     ) -> None:
-        """`copy` copies variables that workers train, as Snapshot has it; with `local_run_dir` no path is shared."""
+        """`copy` copies variables that workers train, as Snapshot has it; with `local_run_dir` no path is shared.
+
+        `reading` has TensorFlow read a checkpoint as it was written. `make_snapshot` makes another Snapshot.
+        """
         import tensorflow as tf
 
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
         self._copy = copy
         self._tables = tables
+        self._reading, self._make_snapshot = reading, make_snapshot
         self.remote = "/job:ps/" in step.device
         """Whether the variables lie on ps, and training goes on while they are written."""
         self._io_device = COORDINATOR if local_run_dir and self.remote else None
@@ -104,13 +114,17 @@ class CheckpointState:
             from trainer.run.snapshot import Snapshot, copy_each
 
             write = partial(self._checkpoint.write, options=self._options)
-            snapshot = Snapshot(write, self._step, self._copy or copy_each)
+            make = self._make_snapshot or Snapshot
+            snapshot = make(write, self._step, self._copy or copy_each)
             self._snapshot, self._snapshot_objects = snapshot, objects
         return self._snapshot
 
     def read(self, prefix: str) -> Any:
         """Read the variables, as tf.train.Checkpoint does; returns its status."""
-        return self._checkpoint.read(prefix, options=self._options)
+        if self._snapshot is not None:
+            self._snapshot.start_again()
+        with self._reading(prefix):
+            return self._checkpoint.read(prefix, options=self._options)
 
     def restore_tables(self, prefix: str) -> None:
         """Take the tables' rows from the files beside a checkpoint's."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Model, Variable
 from trainer.run.catalogue import Manifest
 from trainer.run.checkpoint_reader import CheckpointReader
-from trainer.run.checkpoint_state import CheckpointState, Tables
+from trainer.run.checkpoint_state import CheckpointState, Reading, Tables
 from trainer.run.checkpoint_writer import CheckpointWriter, Order
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
@@ -64,19 +65,30 @@ class Checkpoints:
         position: Callable[[], Position | None] = lambda: None,
         copy: Callable[[Any], None] | None = None,
         tables: Tables | None = None,
+        reading: Reading = nullcontext,
+        make_snapshot: Callable[..., Any] | None = None,
     ) -> None:
         """`saved` is called for each save that ends: its step, how long it took, and what went wrong.
 
         The thread that writes calls it. `set_aside` is called for each bad checkpoint that a restore finds. `numbers`
         returns the training's last numbers by name, and `position` how far the data are read. `copy` copies variables
         that workers train, as Snapshot has it. `tables` save and restore themselves beside the variables.
+        `reading` and `make_snapshot` are those of CheckpointState.
         """
         catalogue = directory.catalogue
         self._catalogue = catalogue
         self._leads = leads
         self._numbers = numbers
         self._position = position
-        self._state = CheckpointState(model, step, copy=copy, tables=tables, local_run_dir=config.local_run_dir)
+        self._state = CheckpointState(
+            model,
+            step,
+            copy=copy,
+            tables=tables,
+            local_run_dir=config.local_run_dir,
+            reading=reading,
+            make_snapshot=make_snapshot,
+        )
         self._writer = CheckpointWriter(catalogue, lease, Retention.of(config), saved)
         self._reader = CheckpointReader(catalogue, self._state, set_aside)
         self._failures = SaveFailures(directory, config.storage_timeout_seconds)

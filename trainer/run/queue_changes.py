@@ -29,7 +29,7 @@ ABOUT = ("owner", "from", "reason", "added", "attempt", "adopted", "removed", "p
 SETTINGS = (
     "api", "checkpoint_seconds", "checkpoint_steps", "checkpoints_best_metric", "checkpoints_best_mode",
     "checkpoints_kept", "checkpoints_kept_best", "checkpoints_kept_hours", "dynamic_tables", "epoch_steps", "export",
-    "initial_weights", "lazy_optimizers", "log_seconds", "partitioner", "partitioner_max_bytes",
+    "incremental_saves", "initial_weights", "lazy_optimizers", "log_seconds", "partitioner", "partitioner_max_bytes",
     "partitioner_min_bytes", "partitioner_shards", "ps_recovery", "seed", "steps", "steps_per_execution",
 )  # fmt: skip
 

@@ -17,12 +17,20 @@ Copies = Sequence[tuple[Any, Any, Any]]
 """Variables, each with the handle that is read and the one that gets the value; both lie where the variable does."""
 
 
-def copy_each(copies: Copies) -> None:
+Take = Callable[[Any, Any, Any], Any]
+"""Copies one of them, in what is traced; returns the operation that ends it."""
+
+
+def take_value(variable: Variable, source: Any, target: Any) -> Any:
+    value = tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
+    return tf.raw_ops.AssignVariableOp(resource=target, value=value)
+
+
+def copy_each(copies: Copies, take: Take = take_value) -> None:
     """Copy variables that nobody changes meanwhile."""
-    for variable, source, target in copies:
-        with tf.device(variable.device):
-            value = tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
-            tf.raw_ops.AssignVariableOp(resource=target, value=value)
+    for one in copies:
+        with tf.device(one[0].device):
+            take(*one)
 
 
 class Snapshot:
@@ -31,29 +39,37 @@ class Snapshot:
     Everything is traced once: what is traced again stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, write: Callable[[Any], Any], step: Variable, copy: Callable[[Copies], None] = copy_each) -> None:
+    def __init__(self, write: Callable[[Any], Any], step: Variable, copy: Callable[..., None] = copy_each) -> None:
         """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps.
 
-        `copy` copies variables between two updates, in what is traced.
+        `copy` copies variables between two updates, in what is traced, each by a Take where it is given one.
         """
         self._step = step
         self._copy_all = copy
-        self._write = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
-        variables = {id(variable.handle): variable for variable in self._write.graph.variables}
         self._pairs: list[tuple[Any, Any]] = []
-        captures = []
-        for capture in self._write.captured_inputs:
-            # Lookup tables have no copy: they are written as they are by then.
-            if (variable := variables.get(id(capture))) is not None:
-                with tf.device(variable.device):
-                    nothing = tf.zeros([0], variable.dtype)
-                    kept = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None))
-                self._pairs.append((variable, kept))
-                capture = kept.handle
-            captures.append(capture)
-        self._write.set_external_captures(captures)
+        self._write = self._trace_of_copies(write)
         self._copy = tf.function(self._assign_values, autograph=False).get_concrete_function()
         self._drop = tf.function(self._assign_nothing, autograph=False).get_concrete_function()
+
+    def _trace_of_copies(self, write: Callable[[Any], Any]) -> Any:
+        """Trace what writes a checkpoint, and have it write the copies."""
+        function = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
+        variables = {id(variable.handle): variable for variable in function.graph.variables}
+        copies = {id(variable.handle): copy for variable, copy in self._pairs}
+        captures = []
+        for capture in function.captured_inputs:
+            # Lookup tables have no copy: they are written as they are by then.
+            if (variable := variables.get(id(capture))) is not None:
+                if id(capture) not in copies:
+                    copies[id(capture)] = no_copy_yet(variable)
+                    self._pairs.append((variable, copies[id(capture)]))
+                capture = copies[id(capture)].handle
+            captures.append(capture)
+        function.set_external_captures(captures)
+        return function
+
+    def start_again(self) -> None:
+        """Build on no earlier save: what was restored is another state."""
 
     def take(self) -> int:
         """Copy the variables; returns, when it is done, the step that is copied with them."""
@@ -68,6 +84,9 @@ class Snapshot:
                 self._drop()
 
     def _assign_values(self) -> Any:
+        return self._assign_by(take_value)
+
+    def _assign_by(self, take: Take) -> Any:
         # First the step: so each copy has at least what the calls did that it counts.
         step = self._step.read_value()
         others = []
@@ -78,10 +97,16 @@ class Snapshot:
             else:
                 others.append((variable, variable.handle, copy.handle))
         with tf.control_dependencies([step]):
-            self._copy_all(others)
+            self._copy_all(others, take)
         return step
 
     def _assign_nothing(self) -> None:
         for _, copy in self._pairs:
             with tf.device(copy.device):
                 tf.raw_ops.AssignVariableOp(resource=copy.handle, value=tf.zeros([0], copy.dtype))
+
+
+def no_copy_yet(variable: Variable) -> Variable:
+    """Return what a copy of a variable is put into, which takes no memory yet."""
+    with tf.device(variable.device):
+        return tf.Variable(tf.zeros([0], variable.dtype), trainable=False, shape=tf.TensorShape(None))

@@ -307,6 +307,7 @@ class Evaluator:
         """
         import tensorflow as tf
 
+        from trainer.training.row_restores import reading
         from trainer.training.steps.outputs import fetch_numbers
 
         started = time.monotonic()
@@ -314,7 +315,7 @@ class Evaluator:
         wrong = self._directory.catalogue.check(step)
         try:
             if not wrong:
-                read_model(self._directory, self._trained, step, self._tables)
+                read_model(self._directory, self._trained, step, self._tables, reading=reading)
         except (tf.errors.OpError, IndexError, UserError) as error:
             wrong = self._directory.catalogue.check(step)
             if not wrong and isinstance(error, UserError):

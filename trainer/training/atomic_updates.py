@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.run.snapshot import Copies
+from trainer.run.snapshot import Copies, Take, take_value
 from trainer.training.first_trace import is_dropped
 from trainer.training.metrics import READING
 from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
@@ -207,7 +207,7 @@ class AtomicUpdates:
                 found.append(tf.raw_ops.ReadVariableOp(resource=seconds_waited(), dtype=tf.float64))
         return found
 
-    def copy(self, copies: Copies) -> None:
+    def copy(self, copies: Copies, take: Take = take_value) -> None:
         """Copy variables, in what is traced: each with its slots while no update of them is under way."""
         groups: dict[tuple[str, str], list[tuple[Any, Any, Any]]] = {}
         for one in copies:
@@ -216,14 +216,7 @@ class AtomicUpdates:
             with tf.device(device), tf.name_scope(APART):
                 locks = locks_of([name] if name else [])
                 with tf.control_dependencies(locks):
-                    values = [
-                        tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
-                        for variable, source, _ in group
-                    ]
-                    copied = [
-                        tf.raw_ops.AssignVariableOp(resource=target, value=value)
-                        for (_, _, target), value in zip(group, values, strict=True)
-                    ]
+                    copied = [take(*one) for one in group]
                 give_back(locks, copied)
 
     def mutex_of(self, handle: Any) -> str:

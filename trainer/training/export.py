@@ -36,6 +36,7 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.base import has_call, has_test_step
 from trainer.training.optimizers import of_optimizers
 from trainer.training.reserved import least_bytes
+from trainer.training.row_restores import open_checkpoint, reading
 
 log = logging.getLogger(__name__)
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
@@ -152,7 +153,7 @@ def write_model(
             model = build_model(program)
 
         def restore() -> None:
-            read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables, large)
+            read_model(directory, keras_of(model).trained(with_optimizers=False), step, tables, large, reading)
 
         save_model(program, model, str(path), element_spec, restore, tables)
         if large:
@@ -285,7 +286,7 @@ def least_bytes_of_checkpoint(directory: RunDirectory, step: int) -> int:
 def pieces_of_checkpoint(directory: RunDirectory, step: int) -> list[int]:
     """Return the bytes of the model's variables in a checkpoint, each shard by itself."""
     try:
-        variables = tf.train.load_checkpoint(directory.catalogue.prefix(step))
+        variables = open_checkpoint(directory.catalogue.prefix(step))
     except (tf.errors.OpError, IndexError):  # its reader says so
         return []
     types, shapes = variables.get_variable_to_dtype_map(), variables.get_variable_to_shape_map()

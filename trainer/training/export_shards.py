@@ -24,6 +24,7 @@ from trainer.core.contracts import Variable
 from trainer.core.failures import UserError
 from trainer.training.export_changes import VARIABLES, save_tensors
 from trainer.training.reserved import reserving
+from trainer.training.row_restores import open_checkpoint, reader_of_slices
 
 MARK = 1931  # a mark holds nothing, and its shape is that of no variable: [0, MARK, the variable's number]
 READS = ("_read_variable_op", "sparse_read", "gather_nd")
@@ -75,7 +76,7 @@ class LargeVariables:
 
     def read(self, prefix: str, keys: Mapping[int, str]) -> None:
         """Note where a checkpoint has the values: their keys, by identity. Raises ValueError where a shape differs."""
-        reader = tf.train.load_checkpoint(prefix)
+        reader, read = open_checkpoint(prefix), reader_of_slices(prefix)
         shapes, slices = reader.get_variable_to_shape_map(), slices_of(reader)
         for number, variable in enumerate(self._variables):
             if id(variable) not in keys:  # an optimizer's slot, or of no part of the model
@@ -83,7 +84,7 @@ class LargeVariables:
             key, shape = keys[id(variable)], variable.shape.as_list()
             if shapes[key] != shape:
                 raise ValueError(f"{key} has the shape {shapes[key]} there, and {shape} in the model")
-            stored = partial(read_pieces, prefix, key, shape, variable.dtype, slices.get(key, shape[:1]))
+            stored = partial(read_pieces, read, key, shape, variable.dtype, slices.get(key, shape[:1]))
             self._values[number] = (shape, stored)
         self._writing = True
 
@@ -145,12 +146,13 @@ def refusing(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-def read_pieces(prefix: str, key: str, shape: Shape, dtype: Any, lengths: Shape) -> Iterator[tuple[int, Any]]:
+def read_pieces(
+    read: Callable[[str, str, Any], Any], key: str, shape: Shape, dtype: Any, lengths: Shape
+) -> Iterator[tuple[int, Any]]:
     """Read a tensor of a checkpoint in pieces of these lengths."""
     begin = 0
     for length in lengths:
-        part = part_of(shape, begin, length)
-        yield begin, tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[key], shape_and_slices=[part], dtypes=[dtype])[0]
+        yield begin, read(key, part_of(shape, begin, length), dtype)
         begin += length
 
 

@@ -27,6 +27,7 @@ from trainer.training.handover import walk
 from trainer.training.keras.adapters import keras_of
 from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
+from trainer.training.row_restores import open_checkpoint
 from trainer.training.steps.runner import StepRunner
 from trainer.training.tf_internals.variables import full_names, moving_average
 
@@ -162,7 +163,7 @@ def reading(source: str) -> Iterator[None]:
 
 def of_checkpoint(prefix: str) -> list[Stored]:
     """Return a model's variables in a checkpoint of TensorFlow's, whose root is the model or has it as `model`."""
-    reader = tf.train.load_checkpoint(prefix)
+    reader = open_checkpoint(prefix)
     shapes: Mapping[str, list[int]] = reader.get_variable_to_shape_map()
     names = full_names(reader)
     others = of_optimizers(shapes)

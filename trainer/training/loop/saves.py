@@ -14,6 +14,8 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
+from trainer.training.row_restores import reading
+from trainer.training.row_saves import snapshots_of
 from trainer.training.steps.runner import StepRunner
 
 
@@ -59,6 +61,8 @@ class Saves:
             position=lambda: runner.position,
             copy=runner.copy,
             tables=runner.tables,
+            reading=reading,
+            make_snapshot=snapshots_of(config),
         )
 
     def _saved(self, step: int, seconds: float, error: str | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
 from trainer.run.position import Position
-from trainer.run.snapshot import Copies
+from trainer.run.snapshot import Copies, Take, take_value
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.release_resources import Iterators
 
@@ -94,7 +94,7 @@ class StepRunner(Protocol):
         Where other data were counted, the pass under way begins again; returns what differs.
         """
 
-    def copy(self, copies: Copies, /) -> None:
+    def copy(self, copies: Copies, take: Take = take_value, /) -> None:
         """Copy variables to other handles, in what is traced: each with its slots, between two updates."""
 
     @property

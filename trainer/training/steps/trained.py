@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from trainer.core.contracts import Model, Trackable, Variable
-from trainer.run.snapshot import Copies
+from trainer.run.snapshot import Copies, Take, take_value
 from trainer.training.dynamic.tables import DynamicTables
 
 
@@ -21,7 +21,7 @@ class Trained:
     """The variable that counts the steps of the calls that have ended."""
     output_names: Collection[str]
     """The names of what a step tells."""
-    copy: Callable[[Copies], None]
+    copy: Callable[[Copies, Take], None]
     """Copies variables to other handles, in what is traced: each with its slots, between two updates."""
     tables: DynamicTables | None = None
     """The dynamic tables, which are no part of `kept`."""
@@ -52,5 +52,5 @@ class OfTrained:
     def tables(self) -> DynamicTables | None:
         return self._what.tables
 
-    def copy(self, copies: Copies, /) -> None:
-        self._what.copy(copies)
+    def copy(self, copies: Copies, take: Take = take_value, /) -> None:
+        self._what.copy(copies, take)

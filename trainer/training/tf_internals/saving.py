@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.framework import ops
+from tensorflow.python.ops import io_ops
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
 from tf_keras.src.layers.rnn import gru_lstm_utils
@@ -59,6 +61,36 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
         return read(weight) if hasattr(weight, "variables") else plain(weight)
 
     gru_lstm_utils.read_variable_value = read_variable_value
+
+
+@contextlib.contextmanager
+def saving_by(save: Callable[..., Any]) -> Iterator[None]:
+    """Have checkpoints that are written, or traced, meanwhile write their tensors by `save`.
+
+    It is given what TensorFlow writes them by, and what that is given: prefix, names, slices and tensors.
+    """
+    with replaced(io_ops, "save_v2", save):
+        yield
+
+
+@contextlib.contextmanager
+def restoring_by(restore: Callable[..., Any]) -> Iterator[None]:
+    """Have checkpoints that are read meanwhile read their tensors by `restore`.
+
+    It is given what TensorFlow reads them by, and what that is given: prefix, names, slices and types.
+    """
+    with replaced(io_ops, "restore_v2", restore):
+        yield
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    plain = getattr(module, name)
+    setattr(module, name, partial(function, plain))
+    try:
+        yield
+    finally:
+        setattr(module, name, plain)
 
 
 @contextlib.contextmanager
