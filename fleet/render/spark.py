@@ -31,6 +31,7 @@ TASKS = $tasks
 SETTINGS = json.loads($settings)
 # With these a task has ended for good: the run is finished, its program is wrong, or it was asked to stop.
 FINISHED, USER_ERROR, STOPPED = $finished, $user_error, $stopped
+ATTEMPTS = int(os.environ.get("PSFLEET_ATTEMPTS", "4"))
 
 
 class Member:
@@ -105,7 +106,15 @@ def train(_):
 if __name__ == "__main__":
     session = SparkSession.builder.appName("$name").getOrCreate()
     try:
-        codes = session.sparkContext.parallelize(TASKS, len(TASKS)).barrier().mapPartitions(train).collect()
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                codes = session.sparkContext.parallelize(TASKS, len(TASKS)).barrier().mapPartitions(train).collect()
+                break
+            except Exception as error:  # Spark does not begin a stage again whose executor was lost
+                if not left or session.sparkContext._jsc.sc().isStopped():
+                    raise
+                print(f"begun again, from the newest checkpoint: {error}", file=sys.stderr)
+                time.sleep(5)  # Spark replaces an executor meanwhile
     finally:
         session.stop()
     print(f"the coordinator has ended with {codes[0]}", file=sys.stderr)
