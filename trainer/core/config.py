@@ -250,6 +250,12 @@ class Config:
         "Whether all optimizers change only the rows of a table that a step has looked up: faster by far, and for "
         "most [another algorithm](large-tables.md#lazy_optimizers). With `parameter_server` alone.",
     )
+    weights_ahead: bool = setting(
+        False,
+        "Whether a worker reads rows and other weights for its next step while it computes: faster where a message "
+        "to the ps takes a millisecond, but [each step lacks the update before](large-tables.md#weights_ahead). With "
+        "`parameter_server` alone.",
+    )
     dynamic_tables: Mapping[str, Any] = setting(
         dict,
         "[Tables without a vocabulary](dynamic-tables.md), by the names of the program's layers: `{items: {capacity: "
