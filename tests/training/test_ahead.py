@@ -13,6 +13,8 @@ import pytest
 from trainer import testing
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
+from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
+from trainer.training.one_update import gather
 from trainer.training.staleness import Staleness
 from trainer.training.steps.ahead import CopyAhead
 from trainer.training.steps.traced_call import trace_call
@@ -72,6 +74,42 @@ def test_the_update_before_counts_as_staleness() -> None:
     for ahead, expected in ((False, (0, 0)), (True, (4, 1))):
         *_, stale = trained([[3]] * 5, ahead=ahead)
         assert stale.found([one for one, _ in stale.states], steps=5) == expected
+
+
+def test_an_update_takes_its_mutex_when_the_next_step_has_read() -> None:
+    """It would wait for it with the mutex held, and so for the worker that names the rows."""
+    table, optimizer = tf.Variable(tf.ones([6, 2])), tf.keras.optimizers.Adam(0.1)
+    optimizer.build([table])
+    gather(optimizer)
+    updates = AtomicUpdates(tf.distribute.get_strategy())
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with updates.active():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, ids) ** 2)
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    ids = tf.constant([1, 2])
+    copy = CopyAhead(step.get_concrete_function(ids))
+    steps = tf.function(lambda ids: copy.make_round([ids], 3) and None, autograph=False)
+    operations = steps.get_concrete_function(ids).graph.get_operations()
+    gates = [one for one in operations if one.type == "MutexLock" and mutex_name(one).endswith(GATE)]
+    before = [sum(each.type == "ResourceGather" for each in all_before(one)) for one in gates]
+    assert before == [2, 3, 3]
+    for _ in range(20):
+        steps(ids)
+    assert int(optimizer.iterations) == 60
+
+
+def all_before(operation: Any) -> list[Any]:
+    """Return all that an operation waits for."""
+    found, todo = {}, [operation]
+    while todo:
+        new = {one.name: one for one in sources(todo.pop()) if one.name not in found}
+        found |= new
+        todo += new.values()
+    return list(found.values())
 
 
 def traced(own_step: Callable[[Any], Any]) -> Any:

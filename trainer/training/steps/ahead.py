@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Operation, Tensor, Traced
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import WRITING, in_turn, sources
+from trainer.training.atomic_updates import MUTEX_OPERATIONS, WRITING, in_turn, sources
 from trainer.training.metrics import READING
 from trainer.training.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
@@ -189,8 +189,8 @@ def update_after(made: Sequence[Any], reads: Sequence[Any]) -> None:
         before = [one for one in reads if operation.type.startswith(WRITING) and one.inputs[0] is operation.inputs[0]]
         todo = [operation] if before else []
         while todo:
-            for one in todo.pop().control_inputs:
-                if one.type == "MutexLock":
+            for one in sources(todo.pop()):
+                if one.type in MUTEX_OPERATIONS:
                     todo.append(one)
                 elif one.type == "Assert" and APART in one.name:  # what the update needs has arrived
                     one._add_control_inputs(before)
