@@ -57,15 +57,15 @@ class DelayedCluster(LocalCluster):
             self._jobs = shown
 
 
-def compare(bench: Bench, program: str, delay: float, turns: int, seconds: float) -> None:
-    """Print a row of one program with one delay."""
+def compare(bench: Bench, program: str, delay: float, turns: int, seconds: float, settings: dict[str, Any]) -> None:
+    """Print a row of one program with one delay; `settings` are of both sides."""
     with contextlib.ExitStack() as stack:
         sides = []
         for is_ahead in (False, True):
             directory = bench.directory / f"{program}-{delay:g}-{is_ahead}"
             directory.mkdir()
             cluster = stack.enter_context(DelayedCluster(directory, delay).delayed())
-            wanted: dict[str, Any] = {**ALONE, "weights_ahead": is_ahead}
+            wanted: dict[str, Any] = {**ALONE, **settings, "weights_ahead": is_ahead}
             sides.append(
                 Side(cluster, *bench.start_psfleet(cluster, f"bench.programs:{program}", "custom_loop", **wanted))
             )
@@ -85,6 +85,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", type=int, default=100_000, help="of TableAdagrad (default: 100,000)")
     parser.add_argument("--turns", type=int, default=8, help="of each side (default: 8)")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes (default: 3)")
+    parser.add_argument("--call", type=int, metavar="STEPS", help="of a call (default: as many as psfleet gives)")
     options = parser.parse_args(arguments)
     if unknown := set(options.program) - set(PROGRAMS):
         parser.error(f"there is no program {', '.join(sorted(unknown))}; they are {', '.join(PROGRAMS)}")
@@ -92,10 +93,11 @@ def main(arguments: list[str]) -> None:
     times = (f"{side}, ms of processor time a step" for side in ("in turn", "ahead"))
     print_row("program", "ms one way", "in turn, steps/s", "ahead, steps/s", "ratio", *times, head=True)
     with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
+        settings = {"steps_per_execution": options.call} if options.call else {}
         bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), Path(directory))
         for program in options.program or PROGRAMS:
             for delay in options.delay:
-                compare(bench, program, delay, options.turns, options.seconds)
+                compare(bench, program, delay, options.turns, options.seconds, settings)
 
 
 if __name__ == "__main__":

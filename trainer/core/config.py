@@ -252,9 +252,8 @@ class Config:
     )
     weights_ahead: bool = setting(
         False,
-        "Whether a worker reads rows and other weights for its next step while it computes: faster where a message "
-        "to the ps takes a millisecond, but [each step lacks the update before](large-tables.md#weights_ahead). With "
-        "`parameter_server` alone.",
+        "Whether workers [read weights a step ahead](large-tables.md#weights_ahead): faster where messages take a "
+        "millisecond. With `parameter_server` alone.",
     )
     dynamic_tables: Mapping[str, Any] = setting(
         dict,
