@@ -54,8 +54,8 @@ class CopyAhead(StepCopy):
         super().__init__(step)
         if not self.is_possible:
             raise UserError(
-                "weights_ahead: train_step has a loop, a condition or another function, so that each step waits for "
-                "the whole one before it: leave weights_ahead out"
+                "weights_ahead: train_step has a loop, a condition or another function, or is too large to be copied, "
+                "so that each step waits for the whole one before it: leave weights_ahead out"
             )
         self._reads, began = early_reads(step.graph)
         if not self._reads:
