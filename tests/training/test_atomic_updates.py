@@ -14,7 +14,7 @@ from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.row_updates import leave_momentum_out, update_by_rows
-from trainer.training.steps.traced_call import StepCopy
+from trainer.training.steps.step_copy import StepCopy
 
 # isort: split
 import keras

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.steps.outputs import fetch_numbers
-from trainer.training.steps.traced_call import StepCopy, trace_call
+from trainer.training.steps.step_copy import StepCopy
+from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.tf_internals.graphs import CALLS
 

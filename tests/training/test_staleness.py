@@ -12,7 +12,7 @@ from processes import until
 from tensorflow.python.data.experimental.ops import testing
 
 from trainer.training.staleness import SCOPE, Staleness
-from trainer.training.steps.traced_call import StepCopy
+from trainer.training.steps.step_copy import StepCopy
 
 
 @pytest.fixture

@@ -256,6 +256,11 @@ class Config:
         "[large variables](large-tables.md#incremental-saves). With `parameter_server` alone.",
         at_least(0),
     )
+    weights_ahead: bool = setting(
+        False,
+        "Whether workers [read weights a step ahead](large-tables.md#weights_ahead): faster where messages take a "
+        "millisecond. With `parameter_server` alone.",
+    )
     dynamic_tables: Mapping[str, Any] = setting(
         dict,
         "[Tables without a vocabulary](dynamic-tables.md), by the names of the program's layers: `{items: {capacity: "

@@ -17,7 +17,7 @@ Config = Any
 def impossibilities(config: Config) -> Iterator[str]:
     """Say what stands against a training, each with the value, what was expected and the mend."""
     of_input = (_service, _sharding, _position, _new_files)
-    of_tables = (_lazy, _incremental_saves, _tables)
+    of_tables = (_lazy, _ahead, _incremental_saves, _tables)
     for impossibility in (_checkpoints, _best, _run_directory, *of_input, *of_tables, _ps_recovery):
         if problem := impossibility(config):
             yield problem
@@ -139,6 +139,27 @@ def _incremental_saves(config: Config) -> str | None:
         f"incremental_saves: it is for variables on parameter servers, and strategy {config.strategy} has none: "
         "leave it out, or choose parameter_server"
     )
+
+
+def _ahead(config: Config) -> str | None:
+    if not config.weights_ahead:
+        return None
+    if not config.traits.remote:
+        return (
+            f"weights_ahead: it is for weights on parameter servers, and strategy {config.strategy} has none: "
+            "leave it out, or choose parameter_server"
+        )
+    if config.dynamic_tables:
+        return (
+            "weights_ahead: a lookup in dynamic_tables may add rows, which must wait for its step: leave weights_ahead "
+            "out"
+        )
+    if config.input_new_files_seconds:
+        return (
+            "weights_ahead: with input_new_files_seconds a worker does not know whether a step follows: leave one of "
+            "the two out"
+        )
+    return None
 
 
 def _ps_recovery(config: Config) -> str | None:

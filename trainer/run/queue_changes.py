@@ -31,6 +31,7 @@ SETTINGS = (
     "checkpoints_kept", "checkpoints_kept_best", "checkpoints_kept_hours", "dynamic_tables", "epoch_steps", "export",
     "incremental_saves", "initial_weights", "lazy_optimizers", "log_seconds", "partitioner", "partitioner_max_bytes",
     "partitioner_min_bytes", "partitioner_shards", "ps_recovery", "seed", "steps", "steps_per_execution",
+    "weights_ahead",
 )  # fmt: skip
 
 

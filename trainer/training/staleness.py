@@ -13,6 +13,9 @@ from trainer.training.metrics import MAXIMUM, SUM
 
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "MutexLock")
 SCOPE = "psfleet_staleness"  # of all operations that count: a step does its work without them too
+BEGAN = f"{SCOPE}/began"  # of those that read the optimizer's count first
+ENDED = f"{SCOPE}/ended"
+WEIGHT = "steps_counted"  # the constant that says for how many steps one counts
 
 
 class Staleness:
@@ -53,13 +56,14 @@ class Staleness:
         if not self.states:
             yield
             return
-        with tf.name_scope(SCOPE), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        with tf.name_scope(BEGAN), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
             began = self._iterations.read_value()
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         yield
-        with tf.name_scope(SCOPE), tf.control_dependencies(self._updates(graph.get_operations()[before:])):
+        with tf.name_scope(ENDED), tf.control_dependencies(self._updates(graph.get_operations()[before:])):
             others = tf.cast(tf.maximum(self._iterations.read_value() - began - 1, 0), tf.int64)
-            self._steps.assign_add(1)
-            self._sum.assign_add(others)
+            steps = tf.constant(1, tf.int64, name=WEIGHT)
+            self._steps.assign_add(steps)
+            self._sum.assign_add(others * steps)
             self._highest.assign(tf.maximum(self._highest, others))

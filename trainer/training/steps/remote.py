@@ -54,6 +54,7 @@ from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 # optimises the graph of a round before its first step: so many operations take it some seconds.
 UNROLLED_STEPS = 8
 ROUND_OPERATIONS = 4_000
+LEAST_AHEAD = 2  # steps of a round, of which all but the first one read ahead
 
 
 class RemoteStepRunner(OfTrained):
@@ -97,7 +98,7 @@ class RemoteStepRunner(OfTrained):
             self._accounts.updates.copy,
             tables,
         )
-        self._call = pack(strategy, train_step, step, self._accounts, self._data)
+        self._call = pack(strategy, train_step, step, self._accounts, self._data, ahead=config.weights_ahead)
         self._in_flight = CallsInFlight()
 
     @property
@@ -285,8 +286,10 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     return train_step
 
 
-def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallAccounts, data: WorkersData) -> Traced:
-    """Trace the call that workers are given, of a traced step."""
+def pack(
+    strategy: Strategy, train_step: Traced, step: Variable, accounts: CallAccounts, data: WorkersData, *, ahead: bool
+) -> Traced:
+    """Trace the call that workers are given, of a traced step; raises UserError where it can't read `ahead`."""
     fitting = ROUND_OPERATIONS // len(train_step.graph.get_operations())
     return trace_call(
         strategy,
@@ -298,6 +301,7 @@ def pack(strategy: Strategy, train_step: Traced, step: Variable, accounts: CallA
         accounts.metrics.states,
         accounts.updates,
         accounts.tables,
-        unrolled=max(1, min(UNROLLED_STEPS, fitting)),
+        unrolled=max(LEAST_AHEAD if ahead else 1, min(UNROLLED_STEPS, fitting)),
         waits=data.waits,
+        ahead=ahead,
     )

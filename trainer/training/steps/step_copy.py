@@ -1,0 +1,93 @@
+"""Copies of a traced step's operations, for a graph that does the step several times."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Graph, Traced
+from trainer.training.atomic_updates import in_turn
+from trainer.training.staleness import SCOPE
+
+COPIED_BYTES = 1 << 24
+
+
+class StepCopy:
+    """Does what a traced step does by operations of its own.
+
+    A call would wait until all of the one before has ended, with a message from the ps. Operations wait only for those
+    that used the same variable.
+    """
+
+    def __init__(self, step: Traced) -> None:
+        self._step = step
+        self._graph = graph = step.graph.as_graph_def()
+        functions = graph.library.function
+        nodes = itertools.chain(graph.node, *(function.node_def for function in functions))
+        self._without_counts = without(graph, SCOPE)
+        nodes = itertools.chain(nodes, self._without_counts.node)
+        self._seeded = [node for node in nodes if has_seed(node)]
+        self.has_seeds = bool(self._seeded)
+        """Whether several calls in one graph would draw the same random numbers."""
+        # By the graph: what gives mutexes back in its last copy.
+        self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
+        self.is_possible = not functions and graph.ByteSize() < COPIED_BYTES
+        """Whether it can be copied: it calls no function, as loops and conditions do, and is not big."""
+        for node in itertools.chain(graph.node, self._without_counts.node):
+            if node.device:
+                node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that
+
+    def make(self, arguments: object, *, counts: bool = True) -> list[tf.Tensor]:
+        """Copy it into the function that is being traced; returns what it gives, flat.
+
+        One that does not count leaves out how stale its updates are. Each copy draws other random numbers, also where
+        the program has seeded them.
+        """
+        self._draw_others()
+        graph, given = tf.compat.v1.get_default_graph(), self._inputs(arguments)
+        outputs = [output.name for output in self._step.outputs]
+        before = len(graph.get_operations())
+        step = self._graph if counts else self._without_counts
+        returned = list(tf.graph_util.import_graph_def(step, given, outputs, name="step"))
+        self._last[graph] = in_turn(graph.get_operations()[before:], self._last.get(graph, {}))
+        return self._shaped(returned)
+
+    def _draw_others(self) -> None:
+        for node in self._seeded:
+            node.attr["seed2"].i += 1 << 32  # beyond what TensorFlow gives to other operations
+
+    def _inputs(self, arguments: object) -> dict[str, Any]:
+        """Return what stands for the step's inputs in the function that is being traced, by their names."""
+        graph, given = tf.compat.v1.get_default_graph(), tf.nest.flatten(arguments, expand_composites=True)
+        names = {}
+        for inner, outer in zip(self._step.inputs, [*given, *self._step.captured_inputs], strict=True):
+            names[inner.name] = names["^" + inner.op.name] = graph.capture(outer)
+        return names
+
+    def _shaped(self, returned: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Give them the shapes that the step's outputs have, which Python may have told TensorFlow."""
+        for one, output in zip(returned, self._step.outputs, strict=True):
+            one.set_shape(output.shape)
+        return returned
+
+
+def without(graph: Graph, scope: str) -> Any:
+    """Return a graph without what was made in a name scope, whose values nothing else uses."""
+    kept = tf.compat.v1.GraphDef()
+    kept.CopyFrom(graph)
+    del kept.node[:]
+    for node in graph.node:
+        if scope not in node.name or node.op == "Placeholder":  # an input that others may use too
+            inputs = [name for name in node.input if not (name.startswith("^") and scope in name)]
+            one = kept.node.add()
+            one.CopyFrom(node)
+            del one.input[:]
+            one.input.extend(inputs)
+    return kept
+
+
+def has_seed(node: Any) -> bool:
+    return "seed2" in node.attr and bool(node.attr["seed"].i or node.attr["seed2"].i)
