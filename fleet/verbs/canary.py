@@ -1,0 +1,346 @@
+"""`fab canary HOST`: try the checkout's release and settings on one host, before all are switched to them.
+
+A worker of a live training runs the graphs that the coordinator traced, so that it can't try another program. The trial
+is a run of its own: it goes on from a copy of the live run's newest checkpoint, beside what runs on the host.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fleet import trial
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
+from fleet.observation import Observation, load_json
+from fleet.release import STAGE, Shipment
+from fleet.roles import Role
+from fleet.run import SETTINGS, Run
+from fleet.run_work import render_bytes
+from fleet.short import ShortWay
+from fleet.signals import undisturbed
+from fleet.tables import ProgressLine, render_metrics, render_number
+from fleet.trial import Seen, Trial
+from fleet.verbs import Desk
+from fleet.verbs.names import find_host
+
+GIB = 2**30
+# Of what is free on the host, so much is the trial's to take.
+SHARE = 0.8
+# TensorFlow in five processes that share most of it; and the model, its gradients and what saves it.
+LEAST_MEMORY, MODELS = GIB, 3
+LOOK_SECONDS = 2.0
+# A host that does not answer for so long: the trial is given up, and ends there by its own limit.
+SILENT_SECONDS = 60.0
+NEXT = "fab start-cluster --detach"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the operator asks of a canary."""
+
+    host: str
+    steps: int = 200
+    loss_factor: float = 2.0
+    minutes: float = 15.0
+    reason: str | None = None
+    plan_only: bool = False
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What is tried, and what that costs."""
+
+    host: str
+    release: str
+    before: str
+    files: Mapping[str, Sequence[str]]
+    """By part of the release (program, kit, environment): the files that differ."""
+    settings: Mapping[str, Sequence[Any]]
+    """By run setting that differs: before, and after."""
+    by_ansible: str | None
+    """Why only Ansible can stage the release on the host."""
+    run: str
+    step: int
+    steps: int
+    bytes: int
+    """Of the checkpoint."""
+    memory: int
+    drained: bool
+    refusals: Sequence[str] = field(default_factory=list)
+
+    @property
+    def changes(self) -> bool:
+        return self.release != self.before or bool(self.settings)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def render(self) -> str:
+        """Return a line for each thing that is to know."""
+        lines = [f"canary {self.host}", f"  release  {self.before} -> {self.release}"]
+        lines += [f"  {part:<8} {_some(names)}" for part, names in self.files.items()]
+        lines += [
+            f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in self.settings.items()
+        ]
+        way = f"by Ansible ({self.by_ansible})" if self.by_ansible else "by fab itself"
+        beside = "on all its processors" if self.drained else "on the processor time that its tasks leave"
+        lines += [
+            f"  stage    on {self.host} alone, {way}; no host is switched",
+            f"  trial    {self.steps} steps of a copy of run {self.run} from step {self.step}, {beside}",
+            f"  room     {render_bytes(self.bytes)} for each checkpoint, at most {self.memory / GIB:.1f} GiB of memory",
+            "  lost     no step: what runs goes on",
+            *(f"  refused  {why}" for why in self.refusals),
+        ]
+        return "\n".join(lines)
+
+
+def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
+    """Stage and prove the checkout's release on one host, and have it train there from a copy of a checkpoint.
+
+    Nothing is switched, and no task restarts. Raises ClusterTrouble where the trial fails, OperatorMistake where there
+    is nothing to try it with.
+    """
+    inventory = cluster.inventory
+    host = find_host(inventory, ask.host)
+    release = desk.build(inventory)
+    if not ask.plan_only:
+        cluster.keep_starts_away("canary")
+    short = ShortWay(cluster)
+    seen = _observe(cluster, short, host)
+    plan = _plan(cluster, desk, short, seen, host, release, ask)
+    assert seen.run is not None
+    again = f"fab canary {host}"
+    if not plan.changes:
+        desk.say(f"the hosts have release {release} and these settings already: there is nothing to try")
+        _answer(desk, "nothing to do", plan, "fab status")
+        return
+    desk.say(plan.render())
+    if ask.plan_only:
+        desk.say(f"nothing was done. Do it: {again}")
+        _answer(desk, "refused" if plan.refusals else "planned", plan, again)
+        return
+    if plan.refusals:
+        raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
+    with Trail(cluster, desk, "canary", ask.reason) as trail:
+        trail.begin(hosts=[host], release=release, before=plan.before, run=plan.run)
+        try:
+            _stage(cluster, desk, short, seen, plan)
+            asked, limit = _prepare(cluster, seen.run, plan, ask)
+            found = _try(cluster, desk, asked, host)
+        except FleetError:
+            desk.say("nothing was switched or stopped: what ran goes on")
+            raise
+        problems = trial.judge(asked, found, limit)
+        after = cluster.observe([inventory.chief.host], new_is_enough=True).run
+        result = describe(seen.run, found, limit, after)
+        desk.say(render(result))
+        _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
+        if problems:
+            raise ClusterTrouble(
+                f"the canary failed on {host}: "
+                + "\n".join(problems)
+                + f"\nnothing was switched. Mend it, then {again}"
+            )
+        trail.end(step=found.step)
+    why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
+    desk.say(
+        f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: {NEXT}{why}. "
+        "The way back from there: fab rollback"
+    )
+
+
+def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
+    chief = cluster.inventory.chief.host
+    questions = short.questions()
+    looks = {each: questions[each] for each in dict.fromkeys((chief, host)) if each in questions}
+    if chief in looks:
+        looks[chief]["read"].append(SETTINGS)
+    if host in looks:
+        room = ["sh", "-c", "df -Pk /var/cache | sed -n '2s/  */ /gp' | cut -d' ' -f4"]
+        looks[host]["steps"].append({"name": "room", "command": room})
+    seen = cluster.observe(looks=looks, with_facts=True)
+    if lost := {each: seen.unreachable[each] for each in (chief, host) if each in seen.unreachable}:
+        raise HostsUnreachable(lost, "Nothing was done. Name another host, or wait until it is back")
+    cluster.refuse_when_not_installed(seen)
+    return seen
+
+
+def _plan(
+    cluster: Cluster, desk: Desk, short: ShortWay, seen: Observation, host: str, release: str, ask: Ask
+) -> Canary:
+    inventory, run = cluster.inventory, seen.run
+    chief = inventory.chief.host
+    by_ansible = short.judge(seen.looks, [host]).get(host)
+    checkpoints = cluster.list_checkpoints(run.run) if run and run.step else []
+    if run is None or not checkpoints or run.program is None:
+        raise OperatorMistake(
+            "there is no checkpoint to go on from: a canary is for a run that has saved one. Begin: fab start-cluster"
+        )
+    desk.find(inventory, run.program, list(run.program_args))
+    now = settings_of(cluster)
+    was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or "")) or {}
+    newest = checkpoints[-1]
+    size = int(newest.get("size") or 0)
+    memory = int(SHARE * (seen.facts.get(host, {}).get("memory_available") or 0))
+    refusals = []
+    if not inventory.is_shared and host != chief:
+        refusals.append(f"the run lies on {chief} alone: fab canary {chief}")
+    if inventory.variables[host].get("trainer_secrets") and all(task.server for task in inventory.tasks_on(host)):
+        refusals.append(f"the program reads secrets, which {host} has not: fab canary {chief}")
+    if memory < LEAST_MEMORY + MODELS * size:
+        needed = (LEAST_MEMORY + MODELS * size) / GIB
+        refusals.append(
+            f"{host} has {memory / GIB:.1f} GiB of memory for it, and {needed:.1f} are needed: fab drain {host} first"
+        )
+    room = _room(seen, host)
+    if room is not None and room < MODELS * size:
+        refusals.append(
+            f"{host} has {render_bytes(room)} free in /var/cache, and {render_bytes(MODELS * size)} are needed"
+        )
+    return Canary(
+        host,
+        release,
+        seen.releases.get(host) or "",
+        short.differences(host) if host in seen.looks else {},
+        {key: [was.get(key), now.get(key)] for key in sorted({*was, *now}) if was.get(key) != now.get(key)},
+        by_ansible,
+        run.run,
+        int(newest["step"]),
+        ask.steps,
+        size,
+        memory,
+        host in seen.drains,
+        refusals,
+    )
+
+
+def settings_of(cluster: Cluster) -> dict[str, Any]:
+    """Return the run settings that a start would bring."""
+    role = Role(cluster.inventory, cluster.inventory.chief.host, "release", "release.yml", "prove")
+    return dict(role.value("release_settings"))
+
+
+def _room(seen: Observation, host: str) -> int | None:
+    text = seen.looks.get(host, {}).get("steps", {}).get("room", {}).get("stdout", "").strip()
+    return int(text) * 1024 if text.isdecimal() else None
+
+
+def _stage(cluster: Cluster, desk: Desk, short: ShortWay, seen: Observation, plan: Canary) -> None:
+    """Bring the release to the canary's host, beside what runs there, and prove it."""
+    inventory = cluster.inventory
+    others = [host for host in inventory.hosts if host != plan.host]
+    shipment = Shipment(inventory, STAGE, plan.release, seen.selection, without=others)
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        if plan.by_ansible:
+            desk.ship(shipment, progress)
+        else:
+            short.stage_alone(plan.host, shipment, progress)
+    finally:
+        progress.end()
+
+
+def _prepare(cluster: Cluster, run: Run, plan: Canary, ask: Ask) -> tuple[Trial, float | None]:
+    """Return the trial, and the most that its loss may be: both by what the run has now."""
+    checkpoints = cluster.list_checkpoints(run.run)
+    step = int(checkpoints[-1]["step"])
+    settings = trial.settings_of(settings_of(cluster), str(run.program), run.program_args, step, ask.steps)
+    shared = cluster.inventory.shared_dir
+    asked = Trial(plan.release, run.run, step, shared, settings, plan.memory, 60 * ask.minutes)
+    told = cluster.on_shared(trial.live_losses(shared, run.run), "the run's history can't be read").stdout
+    return asked, trial.most_loss([loss for _, loss in trial.read_losses(told)], ask.loss_factor)
+
+
+def _try(cluster: Cluster, desk: Desk, asked: Trial, host: str) -> Seen:
+    """Have the host train, until that is over; nothing of it is left there, also when the operator leaves."""
+    end = {"name": "end", "command": ["sh", "-c", trial.END]}  # of one whose control machine was lost
+    begin = {"name": "begin", "command": trial.command_of(asked, cluster.inventory, host)}
+    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    try:
+        begun = cluster.act({host: {"steps": [end, begin]}}, SILENT_SECONDS)[host]["steps"]["begin"]
+        if begun["rc"]:
+            raise ClusterTrouble(f"{host}: the trial can't be started: {begun['stderr'].strip()}")
+        return _follow(cluster, desk, asked, host, progress)
+    finally:
+        progress.end()
+        with undisturbed():
+            cluster.hosts.run({host: f"root sh -c {shlex.quote(trial.END)}"}, SILENT_SECONDS)
+
+
+def _follow(cluster: Cluster, desk: Desk, asked: Trial, host: str, progress: ProgressLine) -> Seen:
+    script, heard = trial.look(asked), desk.clock()
+    while True:
+        answer = cluster.hosts.run({host: script})[host]
+        if answer.unreachable:
+            if desk.clock() - heard > SILENT_SECONDS:
+                raise HostsUnreachable({host: answer.unreachable}, "The trial there ends by itself")
+        else:
+            heard, found = desk.clock(), trial.read(answer.stdout)
+            if found.over:
+                return found
+            done = "begins" if found.step is None else f"step {found.step} of {asked.until}"
+            progress.show(f"the canary trains on {host}: {done}")
+        desk.sleep(LOOK_SECONDS)
+
+
+def describe(before: Run, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
+    """Return what the trial told beside what the live run tells."""
+    losses = [loss for _, loss in found.losses]
+    live = {"workers": before.workers, "steps_per_second": None}
+    return {
+        "trial": {
+            "step": found.step,
+            "loss": statistics.median(losses) if losses else None,
+            "evaluation": dict(found.evaluation.get("metrics") or {}),
+            "steps_per_second": found.speed,
+        },
+        "live": {
+            "loss": before.loss,
+            "most_loss": limit,
+            "evaluation": dict(before.evaluation.metrics) if before.evaluation else {},
+            "steps_per_second": trial.speed_of_a_worker(live),
+            "step": before.step,
+            "step_after": after.step if after else None,
+        },
+    }
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Lay trial and live run out line by line."""
+    new, live = result["trial"], result["live"]
+    most = "" if live["most_loss"] is None else f", at most {render_number(live['most_loss'])}"
+    return "\n".join(
+        (
+            f"  loss     {render_number(new['loss'])}; the live run {render_number(live['loss'])}{most}",
+            f"  evaluated {render_metrics(new['evaluation']) or 'nothing'}; the live run "
+            f"{render_metrics(live['evaluation']) or 'nothing'}",
+            f"  speed    {render_number(new['steps_per_second'])} steps/s for a worker, beside other work; a live one "
+            f"{render_number(live['steps_per_second'])}",
+            f"  meanwhile the live run went from step {live['step']} to {live['step_after']}",
+        )
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + more
+
+
+def _answer(
+    desk: Desk,
+    outcome: str,
+    plan: Canary,
+    following: str,
+    result: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
+) -> None:
+    if desk.answers is not None:
+        told = {"trial": None, "live": None, **(result or {})}
+        record = {"outcome": outcome, "plan": plan.as_json(), **told, "problems": list(problems), "next": following}
+        desk.answer("canary", record)
