@@ -27,7 +27,7 @@ from trainer.telemetry.history import number_of
 UNIT = "psfleet-canary"
 PLACE = f"/var/cache/{UNIT}"
 # Of the last lines of a run's history, so many losses.
-LIVE_LOSSES = 50
+LIVE_LOSSES = 20
 TAIL_BYTES = 2**17
 LOG_LINES = 200
 # A member of the trial may wait long for a processor.
@@ -83,6 +83,8 @@ class Seen:
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     losses: Sequence[tuple[int, float]] = ()
     """Of each line of its history: the step, and the loss since the line before."""
+    speeds: Sequence[float] = ()
+    """Of each of these lines: steps per second, all workers together."""
     log: Sequence[str] = ()
 
     @property
@@ -93,7 +95,8 @@ class Seen:
     @property
     def speed(self) -> float | None:
         """Steps per second of one worker, on the average."""
-        return speed_of_a_worker(self.status)
+        workers = len(self.status.get("workers") or ()) or 1
+        return statistics.median(self.speeds) / workers if self.speeds else None
 
 
 def settings_of(
@@ -114,7 +117,7 @@ def settings_of(
             "evaluation": "inline" if before.evaluation == "sidecar" else before.evaluation,
             "export": False,
             "checkpoint_steps": 0,
-            "checkpoint_seconds": 0.0,
+            "checkpoint_seconds": 86400.0,  # one at its end
             "checkpoints_kept_hours": 0.0,
             "initial_weights": "",
             "notify_webhook": "",
@@ -217,19 +220,20 @@ def read(text: str) -> Seen:
         code=int(code) if code.isdecimal() else 0,
         status=status if isinstance(status, dict) else {},
         evaluation=evaluation if isinstance(evaluation, dict) else {},
-        losses=read_losses(parts.get("history", "")),
+        losses=read_numbers(parts.get("history", ""), "loss"),
+        speeds=[speed for _, speed in read_numbers(parts.get("history", ""), "speed")],
         log=parts.get("log", "").splitlines(),
     )
 
 
-def read_losses(text: str) -> list[tuple[int, float]]:
-    """Return step and loss of each line of a history; of a line that is damaged nothing."""
+def read_numbers(text: str, name: str) -> list[tuple[int, float]]:
+    """Return the step and a number (`speed`, or one of the values) of each line of a history that has both."""
     found = []
     for line in map(load_json, text.splitlines()):
         if isinstance(line, dict) and isinstance(line.get("step"), int) and isinstance(line.get("values"), dict):
-            loss = number_of(line["values"].get("loss"))
-            if loss is not None:
-                found.append((line["step"], loss))
+            number = number_of(line.get("speed") if name == "speed" else line["values"].get(name))
+            if number is not None:
+                found.append((line["step"], number))
     return found
 
 
@@ -280,19 +284,9 @@ def judge(trial: Trial, seen: Seen, limit: float | None) -> list[str]:
 
 
 def errors_of(seen: Seen) -> list[str]:
-    """Return what a trial said when it failed: its own errors, else the last lines."""
-    lines = [line.partition(" | ")[2] if " | " in line else line for line in seen.log]
-    errors = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    last = [line for line in lines if line.strip()][-10:]
-    return list(dict.fromkeys(errors)) or last or [f"it ended with {seen.result}, exit code {seen.code}"]
-
-
-def speed_of_a_worker(status: Mapping[str, Any]) -> float | None:
-    """Return how many steps a second one worker gives, on the average; None where nobody knows."""
-    workers = status.get("workers") or {}
-    speeds = [
-        speed
-        for each in workers.values()
-        if (speed := number_of(each.get("steps_per_second"))) and math.isfinite(speed)
-    ]
-    return statistics.mean(speeds) if speeds else number_of(status.get("steps_per_second"))
+    """Return why a trial failed, in its own words: its message, its errors, else its last lines."""
+    if seen.status.get("state") == "failed" and (message := str(seen.status.get("message") or "")):
+        return [message]
+    lines = [line.partition(" | ")[2] if " | " in line else line for line in seen.log if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return list(dict.fromkeys(errors)) or lines[-10:] or [f"it ended with {seen.result}, exit code {seen.code}"]

@@ -24,7 +24,7 @@ from fleet.run import SETTINGS, Run
 from fleet.run_work import render_bytes
 from fleet.short import ShortWay
 from fleet.signals import undisturbed
-from fleet.tables import ProgressLine, render_metrics, render_number
+from fleet.tables import ProgressLine, render_metrics, render_number, render_table
 from fleet.trial import Seen, Trial
 from fleet.verbs import Desk
 from fleet.verbs.names import find_host
@@ -83,21 +83,22 @@ class Canary:
 
     def render(self) -> str:
         """Return a line for each thing that is to know."""
-        lines = [f"canary {self.host}", f"  release  {self.before} -> {self.release}"]
-        lines += [f"  {part:<8} {_some(names)}" for part, names in self.files.items()]
-        lines += [
-            f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}" for key, (was, now) in self.settings.items()
-        ]
         way = f"by Ansible ({self.by_ansible})" if self.by_ansible else "by fab itself"
         beside = "on all its processors" if self.drained else "on the processor time that its tasks leave"
-        lines += [
-            f"  stage    on {self.host} alone, {way}; no host is switched",
-            f"  trial    {self.steps} steps of a copy of run {self.run} from step {self.step}, {beside}",
-            f"  room     {render_bytes(self.bytes)} for each checkpoint, at most {self.memory / GIB:.1f} GiB of memory",
-            "  lost     no step: what runs goes on",
-            *(f"  refused  {why}" for why in self.refusals),
+        rows = [
+            ("release", f"{self.before} -> {self.release}"),
+            *((part, _some(names)) for part, names in self.files.items()),
+            *(
+                ("setting", f"{key}: {json.dumps(was)} -> {json.dumps(now)}")
+                for key, (was, now) in self.settings.items()
+            ),
+            ("stage", f"on {self.host} alone, {way}; no host is switched"),
+            ("trial", f"{self.steps} steps of a copy of run {self.run} from step {self.step}, {beside}"),
+            ("room", f"{render_bytes(self.bytes)} for each checkpoint, at most {self.memory / GIB:.1f} GiB of memory"),
+            ("lost", "no step: what runs goes on"),
+            *(("refused", why) for why in self.refusals),
         ]
-        return "\n".join(lines)
+        return "\n".join([f"canary {self.host}", *(f"  {name:<11} {text}" for name, text in rows)])
 
 
 def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
@@ -254,7 +255,7 @@ def _prepare(cluster: Cluster, run: Run, plan: Canary, ask: Ask) -> tuple[Trial,
     shared = cluster.inventory.shared_dir
     asked = Trial(plan.release, run.run, step, shared, settings, plan.memory, 60 * ask.minutes)
     told = cluster.on_shared(trial.live_losses(shared, run.run), "the run's history can't be read").stdout
-    return asked, trial.most_loss([loss for _, loss in trial.read_losses(told)], ask.loss_factor)
+    return asked, trial.most_loss([loss for _, loss in trial.read_numbers(told, "loss")], ask.loss_factor)
 
 
 def _try(cluster: Cluster, desk: Desk, asked: Trial, host: str) -> Seen:
@@ -290,9 +291,8 @@ def _follow(cluster: Cluster, desk: Desk, asked: Trial, host: str, progress: Pro
 
 
 def describe(before: Run, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
-    """Return what the trial told beside what the live run tells."""
+    """Return what the trial told, and beside it what the live run tells, before and meanwhile."""
     losses = [loss for _, loss in found.losses]
-    live = {"workers": before.workers, "steps_per_second": None}
     return {
         "trial": {
             "step": found.step,
@@ -304,27 +304,43 @@ def describe(before: Run, found: Seen, limit: float | None, after: Run | None) -
             "loss": before.loss,
             "most_loss": limit,
             "evaluation": dict(before.evaluation.metrics) if before.evaluation else {},
-            "steps_per_second": trial.speed_of_a_worker(live),
+            "steps_per_second": speed_of_a_worker(before),
             "step": before.step,
             "step_after": after.step if after else None,
+            "speed": before.steps_per_second,
+            "speed_meanwhile": speed_between(before, after),
         },
     }
+
+
+def speed_of_a_worker(run: Run) -> float | None:
+    """Return how many steps a second one worker of a run gives, on the average; None where nobody knows."""
+    speeds = [each["steps_per_second"] for each in run.workers.values() if each.get("steps_per_second")]
+    if speeds or run.steps_per_second is None:
+        return statistics.mean(speeds) if speeds else None
+    return run.steps_per_second / max(1, len(run.workers))
+
+
+def speed_between(before: Run, after: Run | None) -> float | None:
+    """Return the steps per second between two looks at a run; None where nobody knows."""
+    if after is None or None in (before.step, before.updated, after.step, after.updated):
+        return None
+    seconds = float(after.updated or 0) - float(before.updated or 0)
+    return (int(after.step or 0) - int(before.step or 0)) / seconds if seconds > 0 else None
 
 
 def render(result: Mapping[str, Any]) -> str:
     """Lay trial and live run out line by line."""
     new, live = result["trial"], result["live"]
-    most = "" if live["most_loss"] is None else f", at most {render_number(live['most_loss'])}"
-    return "\n".join(
-        (
-            f"  loss     {render_number(new['loss'])}; the live run {render_number(live['loss'])}{most}",
-            f"  evaluated {render_metrics(new['evaluation']) or 'nothing'}; the live run "
-            f"{render_metrics(live['evaluation']) or 'nothing'}",
-            f"  speed    {render_number(new['steps_per_second'])} steps/s for a worker, beside other work; a live one "
-            f"{render_number(live['steps_per_second'])}",
-            f"  meanwhile the live run went from step {live['step']} to {live['step_after']}",
-        )
-    )
+    most = "" if live["most_loss"] is None else f"; at most {render_number(live['most_loss'])} passes"
+    rows = [("", "canary", "live run")]
+    rows.append(("loss", render_number(new["loss"]), render_number(live["loss"]) + most))
+    rows.append(("evaluation", render_metrics(new["evaluation"]), render_metrics(live["evaluation"])))
+    speeds = [f"{render_number(each['steps_per_second'])} steps/s a worker" for each in (new, live)]
+    rows.append(("speed", f"{speeds[0]}, beside other work", speeds[1]))
+    meanwhile = f"step {live['step']} to {live['step_after']}, {render_number(live['speed_meanwhile'])} steps/s"
+    rows.append(("meanwhile", "", f"{meanwhile}; before {render_number(live['speed'])}"))
+    return render_table(rows[0], rows[1:])
 
 
 def _some(names: Sequence[str]) -> str:
