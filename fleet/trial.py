@@ -267,14 +267,13 @@ def judge(trial: Trial, seen: Seen, limit: float | None) -> list[str]:
         problems.append(
             f"it did not go on from the checkpoint of step {trial.step}" if seen.losses else "it told no loss"
         )
-    losses = [loss for _, loss in seen.losses]
-    numbers = {
-        f"the evaluation's {name}": number_of(value) for name, value in (seen.evaluation.get("metrics") or {}).items()
-    }
-    numbers |= {f"its loss at step {step}": loss for step, loss in seen.losses}
-    problems += [
-        f"{name} is {value}" for name, value in numbers.items() if value is not None and not math.isfinite(value)
+    odd = [f"its loss at step {step} is {loss}" for step, loss in seen.losses if not math.isfinite(loss)]
+    numbers = {name: number_of(value) for name, value in (seen.evaluation.get("metrics") or {}).items()}
+    odd += [
+        f"the evaluation's {name} is {value}" for name, value in numbers.items() if value and not math.isfinite(value)
     ]
+    problems += odd[:1]
+    losses = [loss for _, loss in seen.losses]
     if not problems and limit is not None and (middle := statistics.median(losses)) > limit:
         problems.append(
             f"its loss is {render_number(middle)} in the middle, and {render_number(limit)} is the most by the live "
