@@ -30,6 +30,7 @@ PLACE = f"/var/cache/{UNIT}"
 LIVE_LOSSES = 20
 TAIL_BYTES = 2**17
 LOG_LINES = 200
+MOST_WORDS = 10
 # A member of the trial may wait long for a processor.
 HEARTBEAT_SECONDS = 60.0
 
@@ -289,3 +290,8 @@ def errors_of(seen: Seen) -> list[str]:
     lines = [line.partition(" | ")[2] if " | " in line else line for line in seen.log if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return list(dict.fromkeys(errors)) or lines[-10:] or [f"it ended with {seen.result}, exit code {seen.code}"]
+
+
+def last_words(seen: Seen) -> list[str]:
+    """Return the last lines of a trial's tasks, each after its task."""
+    return [line for line in seen.log if " | " in line][-MOST_WORDS:]

@@ -139,15 +139,13 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
             raise
         problems = trial.judge(asked, found, limit)
         after = cluster.observe([inventory.chief.host], new_is_enough=True).run
-        result = describe(seen.run, found, limit, after)
+        result = describe(seen.run, asked, found, limit, after)
         desk.say(render(result))
         _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
         if problems:
-            raise ClusterTrouble(
-                f"the canary failed on {host}: "
-                + "\n".join(problems)
-                + f"\nnothing was switched. Mend it, then {again}"
-            )
+            told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
+            why = "\n".join([*problems, *told])
+            raise ClusterTrouble(f"the canary failed on {host}: {why}\nnothing was switched. Mend it, then {again}")
         trail.end(step=found.step)
     why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
     desk.say(
@@ -290,11 +288,12 @@ def _follow(cluster: Cluster, desk: Desk, asked: Trial, host: str, progress: Pro
         desk.sleep(LOOK_SECONDS)
 
 
-def describe(before: Run, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
+def describe(before: Run, asked: Trial, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
     """Return what the trial told, and beside it what the live run tells, before and meanwhile."""
     losses = [loss for _, loss in found.losses]
     return {
         "trial": {
+            "checkpoint": asked.step,
             "step": found.step,
             "loss": statistics.median(losses) if losses else None,
             "evaluation": dict(found.evaluation.get("metrics") or {}),

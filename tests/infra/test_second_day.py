@@ -148,7 +148,7 @@ def test_a_canary_trains_on_from_a_copy_and_touches_nothing_else(training: Train
     begun = time.monotonic()
     tried = json.loads(done("canary", "worker-1", "--steps", "20", "--json", "--reason", "tried", inventory=edited))
     print(f"canary: {time.monotonic() - begun:.1f} s\n{tried}")
-    assert (tried["outcome"], tried["trial"]["step"]) == ("passed", tried["plan"]["step"] + 20)
+    assert (tried["outcome"], tried["trial"]["step"]) == ("passed", tried["trial"]["checkpoint"] + 20)
     assert tried["plan"]["files"] == {"program": ["slow.py"]}
     assert tried["next"].startswith("fab start-cluster --detach")
     assert state_of(lab) == before
