@@ -118,9 +118,9 @@ class ShortWay:
         return self._switch(shipment, hosts)
 
     def stage_alone(self, host: str, shipment: Shipment, display: Display) -> None:
-        """Stage a release on one host, and start nothing there; raises as `ship`."""
+        """Stage a release on one host; nothing is started or pruned there. Raises as `ship`."""
         display.show(f"shipping: stage the release on {host}")
-        self._stage(shipment, [host], display, warm=False)
+        self._stage(shipment, [host], display, alone=True)
 
     def differences(self, host: str) -> dict[str, list[str]]:
         """Return by part of a release the files in which the checkout's differs from a host's current one."""
@@ -234,7 +234,7 @@ class ShortWay:
     def _has_settings(self, host: str) -> bool:
         return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
-    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, warm: bool = True) -> Shipped:
+    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, alone: bool = False) -> Shipped:
         release, archive = self._release, self._archive
         if release["id"] != shipment.release:
             raise OperatorMistake(
@@ -260,9 +260,9 @@ class ShortWay:
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
             has_kit = self._kit <= there
             steps: list[dict[str, Any]] = [
-                *(self._warm(host) if warm and has_kit else []),  # another kit may not know how to wait
+                *(self._warm(host) if has_kit and not alone else []),  # another kit may not know how to wait
                 {"name": "stage", "module": "host_release", "arguments": arguments},
-                {"name": "prune", "module": "release_prune", "arguments": keep},
+                *([] if alone else [{"name": "prune", "module": "release_prune", "arguments": keep}]),
             ]
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]

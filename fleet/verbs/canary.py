@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,6 +18,7 @@ from fleet import trial
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
+from fleet.host_scripts import CURRENT
 from fleet.observation import Observation, load_json
 from fleet.release import STAGE, Shipment
 from fleet.roles import Role
@@ -37,6 +39,7 @@ LEAST_MEMORY, MODELS = GIB, 3
 LOOK_SECONDS = 2.0
 # A host that does not answer for so long: the trial is given up, and ends there by its own limit.
 SILENT_SECONDS = 60.0
+RELEASES = "/opt/trainer/releases"
 NEXT = "fab start-cluster --detach"
 
 
@@ -130,28 +133,45 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
         raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
     with Trail(cluster, desk, "canary", ask.reason) as trail:
         trail.begin(hosts=[host], release=release, before=plan.before, run=plan.run)
-        try:
+        with _undone_where_it_fails(cluster, desk, seen, plan):
             _stage(cluster, desk, short, seen, plan)
             asked, limit = _prepare(cluster, seen.run, plan, ask)
             found = _try(cluster, desk, asked, host)
-        except FleetError:
-            desk.say("nothing was switched or stopped: what ran goes on")
-            raise
-        problems = trial.judge(asked, found, limit)
-        after = cluster.observe([inventory.chief.host], new_is_enough=True).run
-        result = describe(seen.run, asked, found, limit, after)
-        desk.say(render(result))
-        _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
-        if problems:
-            told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
-            why = "\n".join([*problems, *told])
-            raise ClusterTrouble(f"the canary failed on {host}: {why}\nnothing was switched. Mend it, then {again}")
+            problems = trial.judge(asked, found, limit)
+            after = cluster.observe([inventory.chief.host], new_is_enough=True).run
+            result = describe(seen.run, asked, found, limit, after)
+            desk.say(render(result))
+            _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
+            if problems:
+                told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
+                why = "\n".join([*problems, *told])
+                raise ClusterTrouble(f"the canary failed on {host}: {why}\nmend it, then {again}")
         trail.end(step=found.step)
     why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
     desk.say(
         f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: {NEXT}{why}. "
         "The way back from there: fab rollback"
     )
+
+
+@contextmanager
+def _undone_where_it_fails(cluster: Cluster, desk: Desk, seen: Observation, plan: Canary) -> Iterator[None]:
+    """Take the release off the host where the canary fails, unless the host had it before: others are kept by age."""
+    try:
+        yield
+    except FleetError:
+        desk.say("nothing was switched or stopped: what ran goes on")
+        if plan.release not in _list_releases(seen, plan.host):
+            place = f"{RELEASES}/{plan.release}"
+            script = f"[ {CURRENT} -ef {place} ] || rm -rf {place}"
+            with undisturbed():
+                cluster.hosts.run({plan.host: f"root sh -c {shlex.quote(script)}"})
+        raise
+
+
+def _list_releases(seen: Observation, host: str) -> list[str]:
+    names: Mapping[str, list[str]] = seen.looks.get(host, {}).get("names", {})
+    return [*names.get(RELEASES, []), seen.releases.get(host) or ""]
 
 
 def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
@@ -163,6 +183,7 @@ def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
     if host in looks:
         room = ["sh", "-c", "df -Pk /var/cache | sed -n '2s/  */ /gp' | cut -d' ' -f4"]
         looks[host]["steps"].append({"name": "room", "command": room})
+        looks[host]["list"].append(RELEASES)
     seen = cluster.observe(looks=looks, with_facts=True)
     if lost := {each: seen.unreachable[each] for each in (chief, host) if each in seen.unreachable}:
         raise HostsUnreachable(lost, "Nothing was done. Name another host, or wait until it is back")

@@ -162,13 +162,13 @@ def test_a_canary_whose_program_raises_fails_and_touches_nothing(training: Train
     """Half a minute."""
     raising = "\n\nclass Slow(Slow):\n    def train_dataset(self, context):\n        raise ValueError('no such file')\n"
     edited = edit(long_run, tmp_path, raising)
-    before = state_of(lab)
+    before = state_of(lab), answer(lab["worker-1"], "ls /opt/trainer/releases")
     failed = fab("canary", "worker-1", "--steps", "20", inventory=edited)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "the canary failed on worker-1: " in failed.stderr
     assert "slow.py" in failed.stderr
     assert "ValueError: no such file" in failed.stderr
-    assert state_of(lab) == before
+    assert (state_of(lab), answer(lab["worker-1"], "ls /opt/trainer/releases")) == before
     training.check()
 
 

@@ -119,6 +119,9 @@ class Hosts(day.Hosts):
         if trial.END in script:
             self.done.append(f"end on {host}")
             return Answer()
+        if "rm -rf /opt/trainer/releases/new" in script:
+            self.done.append(f"remove new on {host}")
+            return Answer()
         if "history.jsonl" in script and "/runs/" in script:
             return Answer(json.dumps({"step": 10, "values": {"loss": 0.5}}))
         return super()._answer(host, script)
@@ -207,8 +210,16 @@ def test_a_canary_that_fails_leaves_all_as_it_was(hosts: Hosts, answer: Answer, 
     hosts.trial = [answer]
     with pytest.raises(ClusterTrouble, match=problem):
         canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
-    assert hosts.done == TRIAL
+    assert hosts.done == [*TRIAL, "remove new on w-b"]
     assert lines_of(hosts)[-1] == ("canary", "failed")
+
+
+def test_a_release_that_was_there_stays_where_its_canary_fails(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts.trial = [told([3.0])]
+    monkeypatch.setattr(subject, "_list_releases", lambda *_: ["old", "new"])
+    with pytest.raises(ClusterTrouble):
+        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+    assert hosts.done == TRIAL
 
 
 def test_a_canary_that_is_left_ends_its_trial(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
