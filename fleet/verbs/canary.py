@@ -132,7 +132,7 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
     if plan.refusals:
         raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
     with Trail(cluster, desk, "canary", ask.reason) as trail:
-        trail.begin(hosts=[host], release=release, before=plan.before, run=plan.run)
+        trail.begin(hosts=[host], release=release, before=plan.before, run=plan.run, training=seen.run.numbers)
         with _undone_where_it_fails(cluster, desk, seen, plan):
             _stage(cluster, desk, short, seen, plan)
             asked, limit = _prepare(cluster, seen.run, plan, ask)
