@@ -118,7 +118,6 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
     short = ShortWay(cluster)
     seen = _observe(cluster, short, host)
     plan = _plan(cluster, desk, short, seen, host, release, ask)
-    assert seen.run is not None
     again = f"fab canary {host}"
     if not plan.changes:
         desk.say(f"the hosts have release {release} and these settings already: there is nothing to try")
@@ -131,27 +130,36 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
         return
     if plan.refusals:
         raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
-    with Trail(cluster, desk, "canary", ask.reason) as trail:
-        trail.begin(hosts=[host], release=release, before=plan.before, run=plan.run, training=seen.run.numbers)
-        with _undone_where_it_fails(cluster, desk, seen, plan):
-            _stage(cluster, desk, short, seen, plan)
-            asked, limit = _prepare(cluster, seen.run, plan, ask)
-            found = _try(cluster, desk, asked, host)
-            problems = trial.judge(asked, found, limit)
-            after = cluster.observe([inventory.chief.host], new_is_enough=True).run
-            result = describe(seen.run, asked, found, limit, after)
-            desk.say(render(result))
-            _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
-            if problems:
-                told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
-                why = "\n".join([*problems, *told])
-                raise ClusterTrouble(f"the canary failed on {host}: {why}\nmend it, then {again}")
-        trail.end(step=found.step)
+    _carry_out(cluster, desk, ask, short, seen, plan)
     why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
     desk.say(
         f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: {NEXT}{why}. "
         "The way back from there: fab rollback"
     )
+
+
+def _carry_out(cluster: Cluster, desk: Desk, ask: Ask, short: ShortWay, seen: Observation, plan: Canary) -> None:
+    """Stage, try and judge; raises ClusterTrouble where the trial fails."""
+    run = seen.run
+    assert run is not None
+    about = {"hosts": [plan.host], "release": plan.release, "before": plan.before, "run": run.run}
+    with Trail(cluster, desk, "canary", ask.reason) as trail:
+        trail.begin(**about, training=run.numbers)
+        with _undone_where_it_fails(cluster, desk, seen, plan):
+            _stage(cluster, desk, short, seen, plan)
+            asked, limit = _prepare(cluster, run, plan, ask)
+            found = _try(cluster, desk, asked, plan.host)
+            problems = trial.judge(asked, found, limit)
+            after = cluster.observe([cluster.inventory.chief.host], new_is_enough=True).run
+            result = describe(run, asked, found, limit, after)
+            desk.say(render(result))
+            again = f"fab canary {plan.host}"
+            _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
+            if problems:
+                told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
+                why = "\n".join([*problems, *told])
+                raise ClusterTrouble(f"the canary failed on {plan.host}: {why}\nmend it, then {again}")
+        trail.end(step=found.step)
 
 
 @contextmanager
@@ -204,25 +212,11 @@ def _plan(
         )
     desk.find(inventory, run.program, list(run.program_args))
     now = settings_of(cluster)
-    was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or "")) or {}
+    was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or ""))
+    was = was if isinstance(was, dict) else now  # nobody knows: the release decides
     newest = checkpoints[-1]
     size = int(newest.get("size") or 0)
     memory = int(SHARE * (seen.facts.get(host, {}).get("memory_available") or 0))
-    refusals = []
-    if not inventory.is_shared and host != chief:
-        refusals.append(f"the run lies on {chief} alone: fab canary {chief}")
-    if inventory.variables[host].get("trainer_secrets") and all(task.server for task in inventory.tasks_on(host)):
-        refusals.append(f"the program reads secrets, which {host} has not: fab canary {chief}")
-    if memory < LEAST_MEMORY + MODELS * size:
-        needed = (LEAST_MEMORY + MODELS * size) / GIB
-        refusals.append(
-            f"{host} has {memory / GIB:.1f} GiB of memory for it, and {needed:.1f} are needed: fab drain {host} first"
-        )
-    room = _room(seen, host)
-    if room is not None and room < MODELS * size:
-        refusals.append(
-            f"{host} has {render_bytes(room)} free in /var/cache, and {render_bytes(MODELS * size)} are needed"
-        )
     return Canary(
         host,
         release,
@@ -236,8 +230,27 @@ def _plan(
         size,
         memory,
         host in seen.drains,
-        refusals,
+        _refuse(cluster, seen, host, size, memory),
     )
+
+
+def _refuse(cluster: Cluster, seen: Observation, host: str, size: int, memory: int) -> list[str]:
+    """Say why the host can't have a trial of a model with checkpoints of this size, and what to do."""
+    inventory, chief = cluster.inventory, cluster.inventory.chief.host
+    found = []
+    if not inventory.is_shared and host != chief:
+        found.append(f"the run lies on {chief} alone: fab canary {chief}")
+    if inventory.variables[host].get("trainer_secrets") and all(task.server for task in inventory.tasks_on(host)):
+        found.append(f"the program reads secrets, which {host} has not: fab canary {chief}")
+    needed = LEAST_MEMORY + MODELS * size
+    if memory < needed:
+        has = f"{host} has {memory / GIB:.1f} GiB of memory for it, and {needed / GIB:.1f} are needed"
+        found.append(f"{has}: fab drain {host} first")
+    room = _room(seen, host)
+    if room is not None and room < MODELS * size:
+        has = f"{host} has {render_bytes(room)} free in /var/cache, and {render_bytes(MODELS * size)} are needed"
+        found.append(f"{has}: make room, or name another host")
+    return found
 
 
 def settings_of(cluster: Cluster) -> dict[str, Any]:
