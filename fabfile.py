@@ -444,6 +444,7 @@ def drill(
 
 # The verbs beside training have modules of their own. They come last, as `docs/verbs.md` has them.
 from fleet.second_day import (  # noqa: E402, F401
+    canary,
     drain,
     history,
     hosts,

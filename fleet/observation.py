@@ -100,7 +100,7 @@ def question(
 
 def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Observation, new_is_enough: bool) -> None:
     """Take into the observation what a host said."""
-    parts = _split_sections(answer.stdout)
+    parts = split_sections(answer.stdout)
     observation.clocks[host] = float(parts.get("now") or 0)
     observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
     units = parse_units(parts.get("units", ""))
@@ -142,7 +142,7 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
 
 def read_status(inventory: Inventory, host: str, answer: Answer, observation: Observation) -> None:
     """Take into the observation what the trainer said of the run."""
-    _read_run(inventory, host, {"run": "", **_split_sections(answer.stdout)}, answer, observation)
+    _read_run(inventory, host, {"run": "", **split_sections(answer.stdout)}, answer, observation)
 
 
 def _read_run(
@@ -162,7 +162,7 @@ def _read_run(
         observation.run_error = kind(f"the trainer on {host} can't tell its run: {last_line(answer)}")
 
 
-def _split_sections(text: str) -> dict[str, str]:
+def split_sections(text: str) -> dict[str, str]:
     """Cut a script's output at its lines `@name`."""
     parts: dict[str, list[str]] = {}
     for line in text.split("\n"):  # a status may hold what splitlines() takes for the end of a line

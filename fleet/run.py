@@ -77,6 +77,14 @@ class Run:
     events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
     updated: float | None = None  # seconds since 1970 by the clock of the chief's host
 
+    @property
+    def numbers(self) -> dict[str, float | str]:
+        """What a training tells just now, to be held against later ones; the evaluation's metrics begin with `val_`."""
+        known = {"step": self.step, "loss": self.loss, "steps_per_second": self.steps_per_second}
+        known["goodput"] = (self.ledger or {}).get("goodput")
+        known |= {f"val_{name}": value for name, value in (self.evaluation.metrics if self.evaluation else {}).items()}
+        return {name: value for name, value in known.items() if value is not None}
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.command_line import PLAN, REASON, Call, leaving, verb, whole
+from fleet.command_line import PLAN, REASON, Call, above_zero, leaving, verb, whole
 
 _HOST = {"host": "which host of the inventory; --host may be left out"}
 
@@ -67,6 +67,41 @@ def ok_to_stop(call: Call, hosts: str) -> None:
 
     with call.cluster() as cluster, leaving():
         ok_to_stop(cluster, call.desk, hosts.split(","))
+
+
+@verb(
+    {
+        **_HOST,
+        "steps": "how many steps it trains (default: 200)",
+        "loss_factor": "how far its loss may be above the live run's last ones: 2 is twice (default: 2)",
+        "minutes": "how long it may take (default: 15)",
+        **REASON,
+        **PLAN,
+    },
+    positional=["host"],
+)
+def canary(
+    call: Call,
+    host: str,
+    steps: str = "200",
+    loss_factor: str = "2",
+    minutes: str = "15",
+    reason: str | None = None,
+    plan: bool = False,
+) -> None:
+    """Try the checkout's release and settings on one host, with a copy of the live run; nothing is switched."""
+    from fleet.verbs.canary import Ask, canary
+
+    ask = Ask(
+        host,
+        whole("steps", steps),
+        above_zero("loss-factor", loss_factor),
+        above_zero("minutes", minutes),
+        reason,
+        plan,
+    )
+    with call.cluster(check=True) as cluster, leaving(f"left; nothing was switched. Again: fab canary {host}"):
+        canary(cluster, call.desk, ask)
 
 
 @verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **REASON, **PLAN})

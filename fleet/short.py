@@ -117,6 +117,21 @@ class ShortWay:
         display.show("shipping: switch to the release")
         return self._switch(shipment, hosts)
 
+    def stage_alone(self, host: str, shipment: Shipment, display: Display) -> None:
+        """Stage a release on one host; nothing is started or pruned there. Raises as `ship`."""
+        display.show(f"shipping: stage the release on {host}")
+        self._stage(shipment, [host], display, alone=True)
+
+    def differences(self, host: str) -> dict[str, list[str]]:
+        """Return by part of a release the files in which the checkout's differs from a host's current one."""
+        here = {line for line in list_of(self._archive) if not line.startswith("#")}
+        there = {line for line in (self._answers[host]["texts"][SUMS] or "").splitlines() if not line.startswith("#")}
+        found: dict[str, list[str]] = {"program": [], "kit": [], "environment": []}
+        for name in sorted({line[66:] for line in here ^ there} - {"release.json"}):
+            part = {"trainer": "kit", "locks": "environment"}.get(name.partition("/")[0], "program")
+            found[part].append(name)
+        return {part: names for part, names in found.items() if names}
+
     def prove(self, release: str, selection: Mapping[str, Any], display: Display) -> None:
         """Prove a choice with a release that the chief's host has, beside what runs; raises as `ship`."""
         host = self._inventory.chief.host
@@ -219,7 +234,7 @@ class ShortWay:
     def _has_settings(self, host: str) -> bool:
         return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
-    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display) -> Shipped:
+    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, alone: bool = False) -> Shipped:
         release, archive = self._release, self._archive
         if release["id"] != shipment.release:
             raise OperatorMistake(
@@ -245,9 +260,9 @@ class ShortWay:
             keep = {"root": "/opt/trainer", "keep": settings.value("release_keep"), "coming": release["id"]}
             has_kit = self._kit <= there
             steps: list[dict[str, Any]] = [
-                *(self._warm(host) if has_kit else []),  # another kit may not know how to wait
+                *(self._warm(host) if has_kit and not alone else []),  # another kit may not know how to wait
                 {"name": "stage", "module": "host_release", "arguments": arguments},
-                {"name": "prune", "module": "release_prune", "arguments": keep},
+                *([] if alone else [{"name": "prune", "module": "release_prune", "arguments": keep}]),
             ]
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
             like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]

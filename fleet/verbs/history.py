@@ -9,8 +9,9 @@ from typing import Any
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.journal import read_time
-from fleet.tables import render_duration, render_table
+from fleet.tables import render_duration, render_metrics, render_table
 from fleet.verbs import Desk
+from trainer.telemetry.history import number_of
 
 SHOWN = 20
 # What a row shows apart, or what nobody reads there.
@@ -88,8 +89,11 @@ def describe(act: Mapping[str, Any]) -> str:
     """Say what an act was about: run, release, hosts, and whatever else its line names."""
     parts = []
     for key, value in act.items():
-        if key in APART or value in (None, "", []):
+        if key in APART or value in (None, "", [], {}):
             continue
-        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if isinstance(value, dict):  # numbers, unless another has written the line
+            text = render_metrics({name: each for name, each in value.items() if number_of(each) is not None})
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"{key.replace('_', ' ')} {text}")
     return ", ".join(parts)

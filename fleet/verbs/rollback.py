@@ -78,7 +78,8 @@ def rollback(
         _answer(desk, "planned", present, target, running)
         return
     with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
-        trail.begin(release=target.release, before=present.release, run=seen.run.run if seen.run else None)
+        about = {"run": seen.run.run, "training": seen.run.numbers} if seen.run else {"run": None}
+        trail.begin(release=target.release, before=present.release, **about)
         _switch(cluster, desk, hosts, present, target, running)
         trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
         trained = _wait_for_a_step(cluster, desk, seen)

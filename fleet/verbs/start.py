@@ -158,7 +158,8 @@ def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
     if "queue" not in plan.choice.selection and not chosen and before.run:
         chosen["run"] = before.run.run
     was = before.releases.get(plan.inventory.chief.host)
-    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing)}
+    training = {"training": before.run.numbers} if before.run and before.run.state == "training" else {}
+    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
 
 
 def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:

@@ -121,16 +121,60 @@ def test_a_drain_survives_reboots_and_site_yml(training: Training, lab, long_run
     training.check("worker-1")
 
 
-def test_a_rollback_brings_the_release_and_settings_of_before(training: Training, lab, long_run, tmp_path) -> None:
-    """Half a minute; no process restarts but the supervisors' children."""
-    programs, edited = tmp_path / "programs", tmp_path / "lab"
+def edit(long_run: Path, place: Path, more: str) -> Path:
+    """Return a copy of the inventory with another run setting, and a program with some lines more."""
+    programs, edited = place / "programs", place / "lab"
     shutil.copytree(ROOT / "tests/infra/programs", programs)
-    (programs / "slow.py").write_text((programs / "slow.py").read_text() + "# edited\n")
+    (programs / "slow.py").write_text((programs / "slow.py").read_text() + more)
     shutil.copytree(long_run, edited)
     variables = edited / "group_vars/all.yml"
     values = yaml.safe_load(variables.read_text())
     run = values["trainer_run"] | {"log_seconds": 3}
     variables.write_text(yaml.safe_dump(values | {"release_program": str(programs), "trainer_run": run}))
+    return edited
+
+
+def state_of(lab: dict[str, Any]) -> list[str]:
+    """Return what a canary must leave on each host as it was, and what it must not leave there."""
+    look = "readlink /opt/trainer/current; cat /etc/trainer/run.json; ls /var/cache"
+    pids = "systemctl show --property=MainPID 'trainer@*' psfleet-canary; pgrep -f 'trainer [l]ocal' || true"
+    return [answer(host, f"{look}; {pids}") for host in lab.values()]
+
+
+def test_a_canary_trains_on_from_a_copy_and_touches_nothing_else(training: Training, lab, long_run, tmp_path) -> None:
+    """Half a minute; what it has staged makes the next start quick."""
+    edited = edit(long_run, tmp_path, "# a canary\n")
+    before = state_of(lab)
+    begun = time.monotonic()
+    tried = json.loads(done("canary", "worker-1", "--steps", "20", "--json", "--reason", "tried", inventory=edited))
+    print(f"canary: {time.monotonic() - begun:.1f} s\n{tried}")
+    assert (tried["outcome"], tried["trial"]["step"]) == ("passed", tried["trial"]["checkpoint"] + 20)
+    assert tried["plan"]["files"] == {"program": ["slow.py"]}
+    assert tried["next"].startswith("fab start-cluster --detach")
+    assert state_of(lab) == before
+    assert answer(lab["worker-1"], f"ls /opt/trainer/releases/{tried['plan']['release']}/slow.py")
+    assert fab("canary", "worker-1", "--plan", inventory=long_run).stdout.startswith("the hosts have release")
+    training.check()
+
+
+@pytest.mark.slow
+def test_a_canary_whose_program_raises_fails_and_touches_nothing(training: Training, lab, long_run, tmp_path) -> None:
+    """Half a minute."""
+    raising = "\n\nclass Slow(Slow):\n    def train_dataset(self, context):\n        raise ValueError('no such file')\n"
+    edited = edit(long_run, tmp_path, raising)
+    before = state_of(lab), answer(lab["worker-1"], "ls /opt/trainer/releases")
+    failed = fab("canary", "worker-1", "--steps", "20", inventory=edited)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "the canary failed on worker-1: " in failed.stderr
+    assert "slow.py" in failed.stderr
+    assert "ValueError: no such file" in failed.stderr
+    assert (state_of(lab), answer(lab["worker-1"], "ls /opt/trainer/releases")) == before
+    training.check()
+
+
+def test_a_rollback_brings_the_release_and_settings_of_before(training: Training, lab, long_run, tmp_path) -> None:
+    """Half a minute; no process restarts but the supervisors' children."""
+    edited = edit(long_run, tmp_path, "# edited\n")
     before = answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json")
     done("start-cluster", "--detach", inventory=edited)
     assert answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json") != before
@@ -185,5 +229,5 @@ def test_the_history_has_each_act(long_run) -> None:
     acts = json.loads(done("history", "--json", "--since", "30 min", "--lines", "100", inventory=long_run))
     assert acts["damaged"] == 0
     found = [(act["verb"], act["outcome"], act.get("reason")) for act in acts["history"]]
-    assert {("drain", "done", "a new disk"), ("rollback", "done", "a test")} <= set(found)
+    assert {("drain", "done", "a new disk"), ("canary", "done", "tried"), ("rollback", "done", "a test")} <= set(found)
     assert {("start-cluster", "done", None), ("undrain", "done", None)} <= set(found)

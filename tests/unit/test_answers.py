@@ -30,6 +30,7 @@ from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.advise import advise
+from fleet.verbs.canary import Ask, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
@@ -49,6 +50,7 @@ from fleet.verbs.sweep import show_sweep
 from fleet.verbs.tensorboard import open_tensorboard
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
+from tests.unit import test_canary
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from tests.unit.test_advise import make_hosts as make_advised
@@ -358,6 +360,15 @@ def test_who_takes_part() -> None:
     assert answer_to(replace_host, "w-b", "w-c", plan_only=True)["hosts"] == ["w-b", "w-c"]
     assert answer_to(undrain, "w-b")["next"] == "fab hosts"
     assert [act["verb"] for act in answer_to(show_history)["history"]] == ["drain", "undrain"]
+
+
+@pytest.mark.parametrize(("plan", "outcome"), [(True, "planned"), (False, "passed")])
+def test_a_canary(monkeypatch: pytest.MonkeyPatch, plan: bool, outcome: str) -> None:
+    hosts = test_canary.make_hosts(monkeypatch)
+    desk = test_canary.desk_of(hosts)
+    canary(cluster_of(hosts), desk, Ask("w-b", 20, plan_only=plan))
+    found = answer_of(desk)
+    assert (found["outcome"], found["plan"]["step"], found["trial"] is None) == (outcome, 15, plan)
 
 
 def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,11 +20,12 @@ from fleet import drains, history, readings, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
+from fleet.run import Evaluation, Run
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.cost import Cost
 from fleet.verbs.drain import drain, undrain
-from fleet.verbs.history import show_history
+from fleet.verbs.history import describe, show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.rollback import rollback
@@ -465,6 +466,14 @@ def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
     assert "1 lines of it can't be read" in shown
 
 
+def test_the_history_shows_the_numbers_of_before() -> None:
+    run = Run("digits", step=20, loss=0.25, evaluation=Evaluation(15, {"loss": "NaN"}), ledger={"goodput": 0.954})
+    assert describe({"release": "new", "training": run.numbers}) == (
+        "release new, training step 20, loss 0.25, goodput 0.954, val_loss nan"
+    )
+    assert describe({"training": {"step": "none", "loss": [1]}, "run": "digits"}) == "training , run digits"
+
+
 def test_an_act_without_an_end_is_shown_as_begun() -> None:
     begun = json.dumps({"time": 1.0, "id": "a", "verb": "drain", "outcome": "begun"})
     ended = json.dumps({"time": 3.5, "id": "a", "verb": "drain", "outcome": "done"})
@@ -554,6 +563,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
     assert "setting  save: 5 -> 9" in fleet.printed(desk)
     line = json.loads(back.lines[-1])
     assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")
+    assert line["training"] == {"step": 21}  # what it told before
     assert (line["release"], line["before"]) == ("old1", "abc123")
 
 

@@ -20,16 +20,17 @@ import pytest
 import reserved_ports
 import yaml
 
-from fleet import verbs
+from fleet import trial, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import KIT
-from fleet.release import make_release, sign_release
+from fleet.release import STAGE, Shipment, make_release, sign_release
 from fleet.roles import Role
-from fleet.short import prove_beside
+from fleet.short import ShortWay, prove_beside
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.ssh import Answer
 from fleet.tables import ProgressLine
+from fleet.trial import Trial
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.wanted import UnknownTask
 from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
@@ -462,6 +463,24 @@ def test_a_run_for_the_queue_is_proven_beside_what_runs_with_the_release_of_the_
     (hosts.place / "head/calls.refuse").write_text("78")
     with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
         prove_beside(cluster, before, chosen, ProgressLine(io.StringIO()))
+
+
+def test_a_canary_is_staged_on_one_host_and_starts_nothing_there(hosts: Rooted, program: Path) -> None:
+    before, cluster = hosts.releases("far"), Cluster(hosts.inventory, hosts)
+    program.write_text("class Slow:\n    edited = True\n")
+    short, release = ShortWay(cluster), make_release(hosts.inventory)[0]["id"]
+    assert short.judge(cluster.observe(looks=short.questions()).looks, ["far"]) == {}
+    assert short.differences("far") == {"program": ["slow.py"]}
+    short.stage_alone("far", Shipment(hosts.inventory, STAGE, release, {}), ProgressLine(io.StringIO()))
+    places = {host: hosts.place / host / f"opt/trainer/releases/{release}" for host in hosts.inventory.hosts}
+    assert [host for host, place in places.items() if place.exists()] == ["far"]
+    assert (places["far"] / "slow.py").read_text() == program.read_text()
+    assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
+    assert hosts.calls("far") == []  # its idle task does not import
+    settings = trial.settings_of({"run": "digits"}, "slow:Slow", {}, 5, 20)
+    words = trial.command_of(Trial(release, "digits", 5, "/srv/x", settings, 2**30, 60), hosts.inventory, "far")
+    assert {"--property=ProtectSystem=strict", "--setenv=CUDA_VISIBLE_DEVICES=-1"} <= {*words}
+    assert not [word for word in words if "TF_CONFIG" in word]
 
 
 def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
