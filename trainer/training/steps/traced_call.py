@@ -47,18 +47,9 @@ def trace_call(
     With `waits` the iterator gives places and batches as Optional, the step takes a batch, and the call ends where
     there is none. With `ahead` the steps of a round read weights one step ahead; raises UserError where they can't.
     """
-
     copy, unrolled = copy_for(train_step, 1 if waits else unrolled, ahead=ahead)
 
-    def take_round(*arguments: object, steps: int = 1) -> list[tf.Tensor]:
-        if isinstance(copy, CopyAhead) and steps > 1:
-            return copy.make_round(arguments, steps)
-        for number in range(steps):
-            if copy:
-                outputs = copy.make(arguments, counts=number == 0)
-            else:
-                outputs = tf.nest.flatten(train_step(*arguments), expand_composites=True)
-        return outputs
+    take_round = round_of(train_step, copy)
 
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
@@ -86,6 +77,22 @@ def trace_call(
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
     return train_call.get_concrete_function(*takes)
+
+
+def round_of(train_step: Traced, copy: StepCopy | None) -> Callable[..., list[tf.Tensor]]:
+    """Return what does a round of so many steps: by copies of the step's graph, or by the step where it has none."""
+
+    def take_round(*arguments: object, steps: int = 1) -> list[tf.Tensor]:
+        if isinstance(copy, CopyAhead) and steps > 1:
+            return copy.make_round(arguments, steps)
+        for number in range(steps):
+            if copy:
+                outputs = copy.make(arguments, counts=number == 0)
+            else:
+                outputs = tf.nest.flatten(train_step(*arguments), expand_composites=True)
+        return outputs
+
+    return take_round
 
 
 def copy_for(train_step: Traced, unrolled: int, *, ahead: bool = False) -> tuple[StepCopy | None, int]:
