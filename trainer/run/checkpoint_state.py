@@ -52,13 +52,19 @@ class CheckpointState:
 
         self._checkpoint = tf.train.Checkpoint(model=model, step=step)
         self._step = step
-        self._copy = copy
         self._tables = tables
-        self._reading, self._make_snapshot = reading, make_snapshot
+        self._reading = reading
         self.remote = "/job:ps/" in step.device
         """Whether the variables lie on ps, and training goes on while they are written."""
         self._io_device = COORDINATOR if local_run_dir and self.remote else None
         self._options = tf.train.CheckpointOptions(experimental_io_device=self._io_device)
+
+        def snapshot_of(write: Callable[[Any], Any]) -> Any:
+            from trainer.run.snapshot import Snapshot, copy_each
+
+            return (make_snapshot or Snapshot)(write, step, copy or copy_each)
+
+        self._make_snapshot = snapshot_of
         self._snapshot: Any = None
         self._snapshot_objects: list[int] = []
 
@@ -111,12 +117,8 @@ class CheckpointState:
 
         objects = [id(found) for found in tf.train.TrackableView(self._checkpoint).descendants()]
         if objects != self._snapshot_objects:
-            from trainer.run.snapshot import Snapshot, copy_each
-
             write = partial(self._checkpoint.write, options=self._options)
-            make = self._make_snapshot or Snapshot
-            snapshot = make(write, self._step, self._copy or copy_each)
-            self._snapshot, self._snapshot_objects = snapshot, objects
+            self._snapshot, self._snapshot_objects = self._make_snapshot(write), objects
         return self._snapshot
 
     def read(self, prefix: str) -> Any:

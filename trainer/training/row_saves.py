@@ -56,6 +56,8 @@ class Large:
     """What was written last, on the same ps."""
     changed: Variable
     """The numbers of the rows that differed from it."""
+    empty: Variable
+    """In the place of the copy, where a checkpoint is written without it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +108,7 @@ class RowSnapshot(Snapshot):
 
         self._rest = self._trace_of_copies(write_rest)
         # Else whole tables might be read for nothing.
-        self._empty = [no_copy_yet(large.variable) for large in self._large]
-        handles = {id(large.copy.handle): empty.handle for large, empty in zip(self._large, self._empty, strict=True)}
+        handles = {id(large.copy.handle): large.empty.handle for large in self._large}
         redirect([self._rest], handles)
         self._compare = tf.function(self._assign_changes, autograph=False).get_concrete_function()
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
@@ -165,7 +166,11 @@ class RowSnapshot(Snapshot):
                     with tf.device(variable.device):
                         nothing = tf.zeros([0], tf.int64)
                         changed = tf.Variable(nothing, trainable=False, shape=tf.TensorShape([None]))
-                    found.append(Large(Part.of(name, spec, int(variable.shape[0])), variable, copy, changed))
+                    found.append(
+                        Large(
+                            Part.of(name, spec, int(variable.shape[0])), variable, copy, changed, no_copy_yet(variable)
+                        )
+                    )
         return found
 
     def _assign_changes(self) -> tuple[Tensor, Tensor]:
