@@ -119,9 +119,8 @@ class CallbackModule(CallbackBase):
         if self.playbook != places.site() / "site.yml" or partial or self.plays_left:
             return
         verb = "fab" if places.site() == places.KIT else "psfleet"
-        self._display.display(
-            f"\n{name_some(hosts)}: right. What is next: {verb} start-cluster, or {verb} doctor to look closer"
-        )
+        right = f"{len(hosts)} of {len(hosts)} hosts are right."
+        self._display.display(f"\n{right} Next: {verb} start-cluster, or {verb} doctor to look closer")
 
     def _keep(self, hosts: list[str], lost: dict[str, Loss]) -> Path | None:
         """Write the hosts that are owed a run: those of this one, and of earlier ones that took no part in it."""

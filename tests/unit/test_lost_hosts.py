@@ -224,10 +224,10 @@ def test_a_whole_run_without_a_loss_names_the_next_command(plugin: Any, tmp_path
     end(plugin, site, "a b", display=display)
     plugin.context.CLIARGS.update(tags=["all"], check=True)
     end(plugin, site, "a b", display=display)
-    assert "next" not in "".join(said)
+    assert "Next" not in "".join(said)
     plugin.context.CLIARGS["check"] = False
     end(plugin, site, "a b", display=display)
-    assert said[-1] == "\na, b: right. What is next: psfleet start-cluster, or psfleet doctor to look closer"
+    assert said[-1] == "\n2 of 2 hosts are right. Next: psfleet start-cluster, or psfleet doctor to look closer"
 
 
 MARKED = """import os, sys
