@@ -10,6 +10,8 @@ from fleet.errors import OperatorMistake
 from fleet.site.inventory import Inventory
 
 SHARED_DIR = "/srv/trainer"
+# What TensorFlow reads in each task, whoever starts it.
+ENVIRONMENT = {"TF_USE_LEGACY_KERAS": "1", "GRPC_FAIL_FAST": "use_caller"}
 
 
 @dataclass(frozen=True)

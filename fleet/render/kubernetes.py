@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fleet.render import SHARED_DIR, Wanted
+from fleet.render import ENVIRONMENT, SHARED_DIR, Wanted
 from trainer.core.failures import USER_ERROR
 
 PORT, METRICS_PORT = 2222, 9200
@@ -188,8 +188,7 @@ def _environment(wanted: Wanted, job: str) -> dict[str, str]:
         "TF_CONFIG": task.replace('"INDEX"', "$(TASK_INDEX)"),
         "TRAINER_SETTINGS": f"{SETTINGS}/run.json",
         "TRAINER_METRICS": f"0.0.0.0:{METRICS_PORT}",
-        "TF_USE_LEGACY_KERAS": "1",
-        "GRPC_FAIL_FAST": "use_caller",
+        **ENVIRONMENT,
         "DATA_DIR": f"{SHARED_DIR}/data",
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from fleet.render import Wanted, refuse_gpus
+from fleet.render import ENVIRONMENT, Wanted, refuse_gpus
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR
 
 FIRST_PORT = 2222
@@ -48,7 +48,7 @@ for job in "${{!members[@]}}"; do
 done
 printf '{{%s}}\\n' "$cluster" >"$work/cluster.json"
 
-export TRAINER_SETTINGS="$work/run.json" TF_USE_LEGACY_KERAS=1 GRPC_FAIL_FAST=use_caller DATA_DIR="$shared/data"
+export TRAINER_SETTINGS="$work/run.json" {environment} DATA_DIR="$shared/data"
 export PSFLEET_TASKS="${{tasks[*]}}" PSFLEET_PYTHON=$python PSFLEET_CLUSTER="$work/cluster.json"
 # A task is a number of the step. One that ends ends nobody else, and is started again where another try may help.
 as_task='
@@ -101,6 +101,7 @@ def render(wanted: Wanted, python: str) -> str:
         save_seconds=SAVE_SECONDS,
         counts=wanted.counts,
         python=shlex.quote(python),
+        environment=" ".join(f"{name}={value}" for name, value in ENVIRONMENT.items()),
         shared=shlex.quote(wanted.settings["shared_dir"]),
         tasks=" ".join(tasks),
         settings=json.dumps(wanted.settings, indent=2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Template
 
-from fleet.render import Wanted, refuse_gpus
+from fleet.render import ENVIRONMENT, Wanted, refuse_gpus
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
 
 SCRIPT = Template('''\
@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 PYTHON = $python
 TASKS = $tasks
 SETTINGS = json.loads($settings)
+ENVIRONMENT = $environment
 # With these a task has ended for good: the run is finished, its program is wrong, or it was asked to stop.
 FINISHED, USER_ERROR, STOPPED = $finished, $user_error, $stopped
 ATTEMPTS = int(os.environ.get("PSFLEET_ATTEMPTS", "4"))
@@ -49,8 +50,7 @@ class Member:
         self.environment = {
             **os.environ,
             "TRAINER_SETTINGS": os.path.join(directory, "run.json"),
-            "TF_USE_LEGACY_KERAS": "1",
-            "GRPC_FAIL_FAST": "use_caller",
+            **ENVIRONMENT,
             "DATA_DIR": os.environ.get("DATA_DIR", os.path.join(SETTINGS["shared_dir"], "data")),
         }
         # Spark's own modules are not the trainer's; a program's path is spark.executorEnv.PSFLEET_PYTHONPATH.
@@ -136,6 +136,7 @@ def render(wanted: Wanted, python: str) -> str:
         python=repr(python),
         tasks=repr(wanted.names),
         settings=repr(json.dumps(wanted.settings)),
+        environment=repr(ENVIRONMENT),
         finished=FINISHED,
         user_error=USER_ERROR,
         stopped=STOPPED,

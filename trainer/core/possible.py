@@ -123,32 +123,28 @@ def _new_files(config: Config) -> str | None:
     return None
 
 
-def _lazy(config: Config) -> str | None:
-    if not config.lazy_optimizers or config.traits.remote:
+def _without_servers(config: Config, setting: str, what: str) -> str | None:
+    if config.traits.remote:
         return None
     return (
-        f"lazy_optimizers: it is for tables on parameter servers, and strategy {config.strategy} has none: "
+        f"{setting}: it is for {what} on parameter servers, and strategy {config.strategy} has none: "
         "leave it out, or choose parameter_server"
     )
+
+
+def _lazy(config: Config) -> str | None:
+    return _without_servers(config, "lazy_optimizers", "tables") if config.lazy_optimizers else None
 
 
 def _incremental_saves(config: Config) -> str | None:
-    if not config.incremental_saves or config.traits.remote:
-        return None
-    return (
-        f"incremental_saves: it is for variables on parameter servers, and strategy {config.strategy} has none: "
-        "leave it out, or choose parameter_server"
-    )
+    return _without_servers(config, "incremental_saves", "variables") if config.incremental_saves else None
 
 
 def _ahead(config: Config) -> str | None:
     if not config.weights_ahead:
         return None
-    if not config.traits.remote:
-        return (
-            f"weights_ahead: it is for weights on parameter servers, and strategy {config.strategy} has none: "
-            "leave it out, or choose parameter_server"
-        )
+    if problem := _without_servers(config, "weights_ahead", "weights"):
+        return problem
     if config.dynamic_tables:
         return (
             "weights_ahead: a lookup in dynamic_tables may add rows, which must wait for its step: leave weights_ahead "
@@ -165,11 +161,8 @@ def _ahead(config: Config) -> str | None:
 def _ps_recovery(config: Config) -> str | None:
     if config.ps_recovery == "all":
         return None
-    if not config.traits.remote:
-        return (
-            f"ps_recovery: it is for variables on parameter servers, and strategy {config.strategy} has none: leave it "
-            "out, or choose parameter_server"
-        )
+    if problem := _without_servers(config, "ps_recovery", "variables"):
+        return problem
     if config.dynamic_tables:
         return "ps_recovery: lost keeps no rows of dynamic_tables, expected all: leave ps_recovery out"
     return None
