@@ -10,7 +10,7 @@ from fleet.errors import OperatorMistake
 from fleet.site.inventory import Inventory
 
 SHARED_DIR = "/srv/trainer"
-# What TensorFlow reads in each task, whoever starts it.
+# What TensorFlow reads in each task, under every manager.
 ENVIRONMENT = {"TF_USE_LEGACY_KERAS": "1", "GRPC_FAIL_FAST": "use_caller"}
 
 
