@@ -6,14 +6,17 @@ The tasks are hosts of a network of their own, as in test_training.py; nftables 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.security import late
 from tests.security.test_training import PS, Training
 
 pytest.importorskip("tensorflow")
@@ -27,6 +30,14 @@ BREAKS = {
     "large packets over IPv6": (6, "w1", "output", "ip6 daddr {p1} meta length > 1000"),
 }
 QUICK = "large packets over IPv6"
+LATE_MS = 200
+# As fleet/drills/ways.py has it.
+CONNECT = """
+import socket, sys, time
+began = time.monotonic()
+socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).close()
+print(1000 * (time.monotonic() - began))
+"""
 
 
 class Half(Training):
@@ -44,6 +55,23 @@ class Half(Training):
 
     def mends(self, host: str) -> None:
         self._nft(host, "delete table inet half")
+
+    @contextmanager
+    def late(self, host: str, target: str) -> Iterator[None]:
+        """Have what a host sends to another come later, until the block ends."""
+        under, address = self.networks.under(host), self.address(target)
+        command = [*under, sys.executable, late.__file__, address, str(LATE_MS)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "late\n"
+            port = next(str(task["port"]) for task in self.tasks.values() if task["host"] == target)
+            took = subprocess.check_output([*under, sys.executable, "-c", CONNECT, address, port], text=True)
+            assert float(took) >= LATE_MS
+            yield
+        finally:
+            process.kill()
+            process.wait()
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         path = self.run / "events.jsonl"
@@ -108,6 +136,26 @@ def test_the_worker_of_a_broken_way_is_left_out_and_named_and_taken_back(half: C
     training.until_gives("worker-1")
     assert training.events("recovering") == []
     assert len(training.events("formed")) == 1
+
+
+def test_a_late_way_makes_its_worker_slow_and_nobody_else(half: Callable[..., Half]) -> None:
+    training = half()
+    training.start()
+    training.until_trains()
+    training.until_gives("worker-1")
+    with training.late("w1", "p1"):
+        training.until_gives("worker-1")  # what was under way
+        before = {worker: training.given(worker) for worker in ("worker-0", "worker-1")}
+        for _ in range(3):
+            training.until_gives("worker-1")
+        steps = {worker: training.given(worker) - count for worker, count in before.items()}
+    assert steps["worker-0"] > 2 * steps["worker-1"], steps
+    assert training.status()["without"] == {}
+    names = {event["event"] for event in training.events()}
+    assert not names & {"recovering", "member-left", "member-half-connected", "ps-lost"}, names
+    assert len(training.events("formed")) == 1
+    for _ in range(2):
+        training.until_gives("worker-1")
 
 
 def test_a_way_that_never_was_there_costs_nobody_a_step(half: Callable[..., Half]) -> None:
