@@ -26,12 +26,17 @@ LAZY = (
 
 
 def killed(process: Process, worker: str) -> bool:
-    """Kill a worker, and wait for the next one or for the run's end; returns whether it lived."""
+    """Kill a worker, and wait for the next one and more steps, or for the run's end; returns whether it lived.
+
+    A call that ends three workers, one after the other, would end the run.
+    """
     pids = process.pids(worker)
     if not is_alive(pids[-1]):
         return False
     kill(pids[-1])
     until(lambda: process.code is not None or len(process.pids(worker)) > len(pids), f"another {worker}")
+    lines = process.output.count("steps/s")
+    until(lambda: process.code is not None or process.output.count("steps/s") > lines + 1, "more steps", 3 * MINUTE)
     return True
 
 
