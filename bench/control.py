@@ -9,12 +9,10 @@ large cluster as in a small one: the time of a host at the largest number of hos
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 import jinja2
 import yaml
 
+from bench.options import parser_of, scratch_directory
 from fleet.site.filters import FILTERS
 from fleet.site.preflight import preflight_problems
 from fleet.site.topology import cluster_spec, host_tasks
@@ -40,9 +39,7 @@ ANSIBLE = "2.19.0"  # what the functions alone are told
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/control", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("control", __doc__)
     parser.add_argument("--hosts", type=int, nargs="+", default=[100, 300, 1000], help="sizes of the cluster")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions; the least time counts")
     parser.add_argument("--functions-only", action="store_true", help="without Ansible: seconds, not minutes")
@@ -58,17 +55,17 @@ def main() -> None:
 def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]:
     """Measure a cluster of so many hosts: {what: processor seconds}."""
     groups = groups_of(number)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
-        inventory = Path(scratch) / "hosts.yml"
+    with scratch_directory() as scratch:
+        inventory = scratch / "hosts.yml"
         inventory.write_text(yaml.safe_dump(inventory_of(groups)))
-        alone = Path(scratch) / "alone.yml"
+        alone = scratch / "alone.yml"
         without_path = inventory_of({job: hosts for job, hosts in groups.items() if job != "evaluator"})
         without_path["all"]["vars"] = SITE | {"cluster_shared_dir": ""}
         alone.write_text(yaml.safe_dump(without_path))
-        wheels = Path(scratch) / "wheels.yml"
+        wheels = scratch / "wheels.yml"
         wheels.write_text(yaml.safe_dump(wheels_play()))
         work: dict[str, Callable[[], None]] = {
-            "psfleet's functions alone": lambda: render_all(groups, Path(scratch) / "files"),
+            "psfleet's functions alone": lambda: render_all(groups, scratch / "files"),
         }
         if with_ansible:
             work |= {

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from bench.options import parser_of
 from bench.tables import print_row
 from bench.tasks import ROOT, clean_environment
 from trainer.tasks.local import local_cluster
@@ -152,7 +153,7 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/coordinator", description=__doc__)
+    parser = parser_of("coordinator", __doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--coordinate", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -8,7 +8,6 @@ processors: the ratio of the processor time says more than that of the time wher
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -16,12 +15,12 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.options import parser_of, scratch_directory
 from lab.machine import hosts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,22 +32,20 @@ RELEASES = "/opt/trainer/releases"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/provision",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Needs a fresh lab (make clean lab), and the package index within reach of this machine and the hosts.",
+    parser = parser_of("provision", __doc__)
+    parser.epilog = (
+        "Needs a fresh lab (make clean lab), and the package index within reach of this machine and the hosts."
     )
     parser.add_argument("--first", choices=("psfleet", "plain"), default="psfleet", help="whose turn comes first")
     parser.add_argument("--rounds", type=int, default=5, help="runs of site.yml and of the stat tasks, in turn")
     parser.add_argument("--only", choices=("environment", "second"), help="one of the two comparisons")
     args = parser.parse_args()
     os.chdir(ROOT)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
+    with scratch_directory() as scratch:
         if args.only != "second":
-            compare_environments(Path(scratch), args.first)
+            compare_environments(scratch, args.first)
         if args.only != "environment":
-            compare_second_run(Path(scratch), args.rounds)
+            compare_second_run(scratch, args.rounds)
 
 
 def compare_environments(scratch: Path, first: str) -> None:

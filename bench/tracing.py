@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+from bench.options import parser_of
 from bench.tables import print_row
 from bench.tasks import ROOT, clean_environment
 
@@ -83,9 +84,7 @@ def measure(program: str) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/tracing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("tracing", __doc__)
     parser.add_argument("--program", help=argparse.SUPPRESS)  # of a process of its own
     options = parser.parse_args(arguments)
     if options.program:
