@@ -7,7 +7,6 @@ a run of its own, in turn. Ratios are to the worker that reads for itself.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import Point, speed
+from bench.points import Point, speed, take_point
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task, write_settings
 
@@ -51,9 +50,7 @@ class Bench:
 
         def measured() -> bool:
             nonlocal middle
-            read = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
-            if read.get("state") == "training" and read["step"] and (not points or read["step"] > points[-1].step):
-                points.append(Point(time.time(), read["step"]))
+            take_point(points, status)
             passed = points[-1].time - points[0].time if points else 0.0
             if passed > self.warm_up + self.seconds / 2 and not middle:
                 middle = True

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bench.commands import run_command
 from bench.options import parser_of, plain_seconds
 from bench.tables import print_row
 
@@ -54,9 +54,8 @@ def peak_bytes() -> int:
 
 def measured(part: str, *arguments: str) -> list[float]:
     """Run a part of this bench in a process of its own; returns the numbers that it prints."""
-    command = [sys.executable, "-m", "bench.exports", "--part", part, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("measured")), "")
+    said = run_command([sys.executable, "-m", "bench.exports", "--part", part, *arguments])
+    line = next((line for line in said.splitlines() if line.startswith("measured")), "")
     return [float(number) for number in line.split()[1:]]
 
 

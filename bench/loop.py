@@ -17,7 +17,6 @@ import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +26,8 @@ from typing import Any
 
 import yaml
 
-from bench.control import groups_of, inventory_of, processor_seconds
+from bench.commands import processor_seconds, run_command
+from bench.control import groups_of, inventory_of
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from fleet.asked import feed
@@ -153,13 +153,6 @@ def started(command: list[str]) -> None:
     output = run_command(command)
     if ways := re.findall(r"^  way     by Ansible: (.*)", output, re.MULTILINE):
         sys.exit(f"bench/loop: {shlex.join(command)} went Ansible's way: {ways[0]}")
-
-
-def run_command(command: list[str]) -> str:
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode:
-        sys.exit(f"bench/loop: {shlex.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
-    return done.stdout
 
 
 def cost(work: Callable[[], object]) -> tuple[float, float]:

@@ -8,7 +8,6 @@ of their own: the PSS of what they have changed, and the files that they map, co
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.options import parser_of, scratch_directory
-from bench.points import Point
+from bench.points import Point, take_point
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task, write_settings
 
@@ -95,12 +94,9 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
         tasks = {"chief": chief, "ps": cluster.tasks[0], "worker": cluster.tasks[1]}
 
         def trained() -> bool:
-            now = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
-            if now.get("state") == "training":
+            if take_point(points, status).get("state") == "training":
                 times.append(time.time())
                 samples.append([read_memory(*task.pids).alone for task in tasks.values()])
-                if not points or now["step"] > points[-1].step:
-                    points.append(Point(now["updated"], now["step"]))
             return bool(points and points[-1].step >= steps)
 
         chief.until(trained, f"step {steps}", deadline=600)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import statistics
 import sys
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import Point, read_point, spans, speed
+from bench.points import Point, read_point, spans, speed, take_point
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task, write_settings
 from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
@@ -66,10 +65,7 @@ class Bench:
         points: list[Point] = []
 
         def observed() -> list[Point]:
-            if status.exists():
-                read = json.loads(status.read_text(encoding="utf-8"))
-                if read["state"] == "training" and read["step"] and (not points or read["step"] > points[-1].step):
-                    points.append(Point(read["updated"], read["step"]))
+            take_point(points, status)
             return points
 
         return cluster.start("chief", 0, settings=settings), observed

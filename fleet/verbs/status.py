@@ -43,10 +43,8 @@ def _say_status(inventory: Inventory, desk: Desk, observation: Observation, rows
     desk.say(report.render_tasks(rows))
     desk.say(report.render_release(observation))
     desk.say(report.render_run(observation.run))
-    if sweep := observation.selection.get("sweep"):
-        desk.say(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status")
-    if "queue" in observation.selection:
-        desk.say("of the queue: fab queue")
+    for line in report.render_selection(observation.selection):
+        desk.say(line)
     if account := report.render_account(observation.run):
         desk.say(account)
 

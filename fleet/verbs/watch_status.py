@@ -91,7 +91,6 @@ class Watch:
         self._seen.marked.discard(host)
         if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.drains = {name: self._seen.drains[name] for name in self._seen.marked}
-        if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
         self._seen.take(seen)
 
