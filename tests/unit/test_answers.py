@@ -208,7 +208,7 @@ def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
     assert answer(queue_remove, "last")["outcome"] == "done"
     assert answer(queue_remove, "last")["outcome"] == "not there"
     hosts.finish("digits", RunState.FAILED)
-    entries = answer(show_queue, True)["queue"]["entries"]
+    entries = answer(show_queue)["queue"]["entries"]
     assert [(each["name"], each["state"]) for each in entries] == [
         ("last", "removed"),
         ("digits", "failed"),

@@ -17,12 +17,13 @@ FIRST_SECONDS = 30.0
 
 
 @contextlib.contextmanager
-def naming_slow_code(what: str, program_file: Path | None = None) -> Iterator[None]:
+def naming_slow_code(what: str, program_file: Path | None = None, first: float = FIRST_SECONDS) -> Iterator[None]:
     """Log where this thread is in the user's code when `what` takes that long, and each time that this doubles."""
     ended, caller = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        seconds = waited = FIRST_SECONDS
+        seconds = first
+        waited = seconds
         while not ended.wait(seconds):
             place = where(caller, program_file)
             log.warning("%s has not ended after %.0f s%s", what, waited, f": it is at {place}" if place else "")

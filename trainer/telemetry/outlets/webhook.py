@@ -220,14 +220,15 @@ class NoRedirect(urllib.request.HTTPRedirectHandler):
 class Webhook:
     """An address that takes a POST of JSON."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, seconds: float = ATTEMPT_SECONDS) -> None:
         self._url = url
+        self._seconds = seconds
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": "psfleet", "Idempotency-Key": record["id"]}
         try:
             request = urllib.request.Request(self._url, to_json(record).encode(), headers, method="POST")
-            with urllib.request.build_opener(NoRedirect).open(request, timeout=ATTEMPT_SECONDS):
+            with urllib.request.build_opener(NoRedirect).open(request, timeout=self._seconds):
                 return
         except urllib.error.HTTPError as error:
             code = error.code
@@ -238,7 +239,7 @@ class Webhook:
             message = reason.strerror or str(reason) if isinstance(reason, OSError) else type(error).__name__
             raise Undelivered(str(message), again=not isinstance(reason, ssl.SSLCertVerificationError)) from None
         except TimeoutError:
-            raise Undelivered(f"no answer in {ATTEMPT_SECONDS:g} s") from None
+            raise Undelivered(f"no answer in {self._seconds:g} s") from None
         except (OSError, http.client.HTTPException) as error:
             raise Undelivered(type(error).__name__, again=not isinstance(error, http.client.InvalidURL)) from None
 
@@ -246,8 +247,9 @@ class Webhook:
 class Command:
     """A program of the host, which gets the JSON on its standard input. What it prints goes to the task's journal."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], seconds: float = COMMAND_SECONDS) -> None:
         self._words = words
+        self._seconds = seconds
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         try:
@@ -255,9 +257,9 @@ class Command:
         except OSError as error:
             raise Undelivered(f"it can't be started: {error.strerror}", again=False) from None
         try:
-            process.communicate(to_json(record).encode(), timeout=COMMAND_SECONDS)
+            process.communicate(to_json(record).encode(), timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            raise Undelivered(f"it did not end in {COMMAND_SECONDS:g} s") from None
+            raise Undelivered(f"it did not end in {self._seconds:g} s") from None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
