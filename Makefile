@@ -83,7 +83,8 @@ hosts: infra  # and the dozen on the same hosts, as infra left them; what these 
 %-beside:
 	@$(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
 
-lint: venv  ## ruff, mypy, yamllint, ansible-lint
+lint: venv  ## retired words, ruff, mypy, yamllint, ansible-lint
+	python -m pytest -q -p no:cacheprovider tests/unit/test_bench_shape.py
 	ruff check
 	ruff format --check
 	mypy

@@ -101,7 +101,7 @@ def sweep(
         from fleet.verbs.sweep import show_sweep
 
         with call.cluster() as cluster:
-            show_sweep(cluster, call.desk, name, call.json)
+            show_sweep(cluster, call.desk, name)
         return
     from fleet.site.sweep_file import read_sweep_file
     from fleet.verbs.start import StartRequest, start_cluster
@@ -120,7 +120,7 @@ def queue(call: Call) -> None:
     from fleet.verbs.queue import show_queue
 
     with call.cluster() as cluster, leaving():
-        show_queue(cluster, call.desk, call.json)
+        show_queue(cluster, call.desk)
 
 
 @verb(
@@ -253,7 +253,7 @@ def validate(call: Call) -> None:
     from fleet.verbs.validate import validate
 
     with ending():
-        validate(call.desk, call.inventory, call.json, call.ask_vault_pass)
+        validate(call.desk, call.inventory, call.ask_vault_pass)
 
 
 @verb(
@@ -270,11 +270,11 @@ def status(call: Call, deep: bool = False, watch: bool = False) -> None:
         if watch:
             from fleet.verbs.watch_status import watch_status
 
-            watch_status(cluster, call.desk, call.json)
+            watch_status(cluster, call.desk)
         else:
             from fleet.verbs.status import show_status
 
-            show_status(cluster, call.desk, call.json, deep)
+            show_status(cluster, call.desk, deep)
 
 
 @verb(
@@ -328,7 +328,7 @@ def runs(call: Call) -> None:
     from fleet.verbs.runs import show_runs
 
     with call.cluster() as cluster:
-        show_runs(cluster, call.desk, call.json)
+        show_runs(cluster, call.desk)
 
 
 @verb({"run": RUN})
@@ -337,7 +337,7 @@ def checkpoints(call: Call, run: str | None = None) -> None:
     from fleet.verbs.runs import show_checkpoints
 
     with call.cluster() as cluster:
-        show_checkpoints(cluster, call.desk, run, call.json)
+        show_checkpoints(cluster, call.desk, run)
 
 
 @verb(
@@ -357,7 +357,7 @@ def report(call: Call, run: list[str] | None = None, out: str | None = None, ope
 
     with call.cluster() as cluster, leaving():
         show = webbrowser.open if open else None
-        make_report(cluster, call.desk, run or [], Path(out) if out else None, show, call.json)
+        make_report(cluster, call.desk, run or [], Path(out) if out else None, show)
 
 
 @verb({"run": RUN, "changes": "write what has changed since the newest whole one in exports/"}, _A_LINE)
@@ -366,7 +366,7 @@ def export(call: Call, run: str | None = None, changes: bool = False) -> None:
     from fleet.verbs.export import export_run
 
     with call.cluster() as cluster, leaving():
-        export_run(cluster, call.desk, run, changes, call.json)
+        export_run(cluster, call.desk, run, changes)
 
 
 @verb()
@@ -394,7 +394,7 @@ def gpu_check(call: Call) -> None:
     from fleet.verbs.gpu_check import check_gpus
 
     with call.cluster() as cluster, leaving():
-        check_gpus(cluster, call.desk, call.json)
+        check_gpus(cluster, call.desk)
 
 
 @verb(

@@ -96,16 +96,3 @@ class Browser:
     def print(self, path: Path) -> None:
         """Write the page as a PDF."""
         path.write_bytes(base64.b64decode(self.driver.print_page()))
-
-    def shoot(self, path: Path, *, whole: bool = False) -> None:
-        """Write what is seen as a picture; the `whole` page is as long as it is."""
-        shot = self.driver.execute_cdp_cmd(
-            "Page.captureScreenshot", {"captureBeyondViewport": whole, **self._clip(whole)}
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-        return {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}}

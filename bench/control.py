@@ -9,13 +9,8 @@ large cluster as in a small one: the time of a host at the largest number of hos
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +18,9 @@ from typing import Any
 import jinja2
 import yaml
 
+from bench.commands import processor_seconds, run_command
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from fleet.site.filters import FILTERS
 from fleet.site.preflight import preflight_problems
 from fleet.site.topology import cluster_spec, host_tasks
@@ -40,39 +38,39 @@ ANSIBLE = "2.19.0"  # what the functions alone are told
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/control", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("control", __doc__)
     parser.add_argument("--hosts", type=int, nargs="+", default=[100, 300, 1000], help="sizes of the cluster")
     parser.add_argument("--rounds", type=int, default=2, help="repetitions; the least time counts")
     parser.add_argument("--functions-only", action="store_true", help="without Ansible: seconds, not minutes")
     args = parser.parse_args()
     os.chdir(ROOT)
+    # Ansible would compile the filters in the process of each host's task: twice the time, on no operator's machine.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     columns: dict[str, list[float]] = {}
     for number in args.hosts:
         for name, seconds in measure(number, args.rounds, with_ansible=not args.functions_only).items():
             columns.setdefault(name, []).append(seconds)
-    print(table(args.hosts, columns))
+    print_table(args.hosts, columns)
 
 
 def measure(number: int, rounds: int, *, with_ansible: bool) -> dict[str, float]:
     """Measure a cluster of so many hosts: {what: processor seconds}."""
     groups = groups_of(number)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
-        inventory = Path(scratch) / "hosts.yml"
+    with scratch_directory() as scratch:
+        inventory = scratch / "hosts.yml"
         inventory.write_text(yaml.safe_dump(inventory_of(groups)))
-        alone = Path(scratch) / "alone.yml"
+        alone = scratch / "alone.yml"
         without_path = inventory_of({job: hosts for job, hosts in groups.items() if job != "evaluator"})
         without_path["all"]["vars"] = SITE | {"cluster_shared_dir": ""}
         alone.write_text(yaml.safe_dump(without_path))
-        wheels = Path(scratch) / "wheels.yml"
+        wheels = scratch / "wheels.yml"
         wheels.write_text(yaml.safe_dump(wheels_play()))
-        work: dict[str, Callable[[], None]] = {
-            "psfleet's functions alone": lambda: render_all(groups, Path(scratch) / "files"),
+        work: dict[str, Callable[[], object]] = {
+            "psfleet's functions alone": lambda: render_all(groups, scratch / "files"),
         }
         if with_ansible:
             work |= {
-                "fab validate": lambda: run(["fab", "validate", "--inventory", str(inventory)]),
+                "fab validate": lambda: run_command(["fab", "validate", "--inventory", str(inventory)]),
                 "preflight and files through Ansible": lambda: play(
                     inventory, "ansible/preflight.yml", "bench/control.yml"
                 ),
@@ -165,34 +163,17 @@ def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory:
 
 def play(inventory: Path, *playbooks: str) -> None:
     environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal", "ANSIBLE_DISPLAY_OK_HOSTS": "0"}
-    run(["ansible-playbook", "--connection", "local", "-i", str(inventory), *playbooks], environment)
-
-
-def run(command: list[str], environment: Mapping[str, str] | None = None) -> None:
-    environment = dict(os.environ if environment is None else environment)
-    # Ansible would compile the filters in the process of each host's task: twice the time, on no operator's machine.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
-    if done.returncode:
-        sys.exit(f"bench/control: {' '.join(command)} failed:\n{done.stdout[-3000:]}{done.stderr[-2000:]}")
-
-
-def processor_seconds() -> float:
-    """Processor time of this process, and of its children that have ended."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
+    run_command(["ansible-playbook", "--connection", "local", "-i", str(inventory), *playbooks], environment)
 
 
 # The table
 
 
-def table(numbers: list[int], columns: Mapping[str, list[float]]) -> str:
-    head = "".join(f" {number:,} hosts, s |" for number in numbers)
-    lines = [f"| processor time |{head} a host, largest / smallest |", "|---" * (len(numbers) + 2) + "|"]
+def print_table(numbers: list[int], columns: Mapping[str, list[float]]) -> None:
+    hosts = (f"{number:,} hosts, s" for number in numbers)
+    print_row("processor time", *hosts, "a host, largest / smallest", head=True)
     for name, seconds in columns.items():
-        cells = "".join(f" {each:.2f} |" for each in seconds)
-        lines.append(f"| {name} |{cells} {growth(numbers, seconds):.2f} |")
-    return "\n".join(lines)
+        print_row(name, *(f"{each:.2f}" for each in seconds), f"{growth(numbers, seconds):.2f}")
 
 
 def growth(numbers: list[int], seconds: list[float]) -> float:

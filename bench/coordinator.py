@@ -16,6 +16,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from bench.commands import run_command
+from bench.options import parser_of
 from bench.tables import print_row
 from bench.tasks import ROOT, clean_environment
 from trainer.tasks.local import local_cluster
@@ -45,18 +47,8 @@ def measure(workers: int) -> dict[str, dict[str, float]]:
     try:
         assert servers.stdout is not None
         assert "all serve" in servers.stdout.readline(), "bench: the servers did not start"
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.coordinator", "--coordinate", json.dumps(jobs)],
-            env=clean_environment(),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit(
-                f"bench: the coordinator of {workers} workers ended with {done.returncode}:\n{done.stderr[-3000:]}"
-            )
-        found: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+        coordinate = [sys.executable, "-m", "bench.coordinator", "--coordinate", json.dumps(jobs)]
+        found: dict[str, dict[str, float]] = json.loads(run_command(coordinate, clean_environment()).splitlines()[-1])
         return found
     finally:
         servers.kill()
@@ -152,7 +144,7 @@ def coordinate(jobs: dict[str, list[str]]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/coordinator", description=__doc__)
+    parser = parser_of("coordinator", __doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=WORKERS)
     parser.add_argument("--coordinate", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

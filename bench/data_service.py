@@ -6,20 +6,18 @@ a run of its own, in turn. Ratios are to the worker that reads for itself.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.points import Point, speed
+from bench.options import add_names, parser_of, scratch_directory
+from bench.points import Point, speed, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task
+from bench.tasks import LocalCluster, Task, write_settings
 
 PROGRAM = "bench.programs:Reading"
 SHARDINGS = ("off", "dynamic")
@@ -38,14 +36,11 @@ class Bench:
         """Return the steps as the status tells them; `disturb` is called in the middle of the time."""
         directory = self._directory / f"cluster-{next(self._numbers)}"
         directory.mkdir()
-        settings = {"program": PROGRAM, "run": directory.name, "steps": 10**9, "shared_dir": str(directory)}
-        settings |= {"log_seconds": 0.2, "steps_per_execution": 5, "evaluation": "none"}
-        if data:
-            settings |= {"input": "service", "input_sharding": sharding}
-        path = directory / "run.json"
-        path.write_text(json.dumps(settings), encoding="utf-8")
-        with LocalCluster(1, 1, directory, data).serving(str(path)) as cluster:
-            chief = cluster.start("chief", 0, settings=str(path))
+        wanted = {"steps": 10**9, "log_seconds": 0.2, "steps_per_execution": 5, "evaluation": "none"}
+        service = {"input": "service", "input_sharding": sharding} if data else {}
+        settings = write_settings(directory, directory.name, PROGRAM, **wanted, **service)
+        with LocalCluster(1, 1, directory, data).serving(settings) as cluster:
+            chief = cluster.start("chief", 0, settings=settings)
             return self._follow(chief, directory, lambda: disturb(cluster) if disturb else None)
 
     def _follow(self, chief: Task, directory: Path, disturb: Callable[[], None]) -> list[Point]:
@@ -55,9 +50,7 @@ class Bench:
 
         def measured() -> bool:
             nonlocal middle
-            read = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
-            if read.get("state") == "training" and read["step"] and (not points or read["step"] > points[-1].step):
-                points.append(Point(time.time(), read["step"]))
+            take_point(points, status)
             passed = points[-1].time - points[0].time if points else 0.0
             if passed > self.warm_up + self.seconds / 2 and not middle:
                 middle = True
@@ -106,17 +99,17 @@ def longest(points: list[Point]) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/data_service", description=__doc__)
-    parser.add_argument("part", nargs="*", choices=("speed", "faults", []), help="speed, faults (default: both)")
+    parser = parser_of("data_service", __doc__)
+    add_names(parser, "part", ("speed", "faults"), default="both")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="data workers (default: 3)")
     parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, each row (default: 10)")
     options = parser.parse_args(arguments)
     parts = options.part or ["speed", "faults"]
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
+    with scratch_directory() as directory:
         if "speed" in parts:
-            print_speeds(Bench(Path(directory, "speed"), 5.0, options.seconds), options.most)
+            print_speeds(Bench(directory / "speed", 5.0, options.seconds), options.most)
         if "faults" in parts:
-            print_faults(Bench(Path(directory, "faults"), 5.0, 3 * options.seconds))
+            print_faults(Bench(directory / "faults", 5.0, 3 * options.seconds))
 
 
 if __name__ == "__main__":

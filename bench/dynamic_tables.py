@@ -6,22 +6,17 @@ each other and work in turns, each on local servers of its own. Only ratios say 
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from bench.large_tables import NO_SAVES, milliseconds
+from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
 from bench.throughput import Bench, Effort
-from bench.turns import Side
+from bench.turns import ALONE, add_turns, in_turns, psfleet_on, speeds, times
 
 ROWS = 1_000_000
-ALONE = {"export": False, "evaluation": "none", **NO_SAVES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,37 +41,25 @@ def compare(bench: Bench, name: str, rows: int, turns: int, seconds: float) -> N
     kind = KINDS[name]
     # By the name that Keras gives to a process's first Embedding. New keys come all the time.
     dynamic: dict[str, Any] = {"dynamic_tables": {"embedding": {"capacity": 8 * rows, **kind.table}}}
-    with contextlib.ExitStack() as stack:
-        sides = []
-        for program, settings in ((kind.fixed, {}), (kind.dynamic, dynamic)):
-            cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving())
-            wanted = {**ALONE, **settings}
-            started = bench.start_psfleet(cluster, f"bench.programs:{program}", "custom_loop", **wanted)
-            sides.append(Side(cluster, *started))
-            sides[-1].warm_up(bench.effort.warm_up)
-        for _ in range(turns):
-            for side in sides:
-                side.work(seconds)
-        fixed, changing = (side.speed() for side in sides)
-        speeds = (f"{fixed:.4g}", f"{changing:.4g}", f"{changing / fixed:.2f}", f"{kind.asked:g}")
-        print_row(name, *speeds, *map(milliseconds, sides))
+    starts = (
+        (bench.cluster(workers=2, servers=2).serving(), psfleet_on(bench, program, **ALONE, **settings))
+        for program, settings in ((f"bench.programs:{kind.fixed}", {}), (f"bench.programs:{kind.dynamic}", dynamic))
+    )
+    with in_turns(starts, bench.effort.warm_up, turns, seconds) as sides:
+        print_row(name, *speeds(sides), f"{kind.asked:g}", *(side.milliseconds() for side in sides))
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/dynamic", description=__doc__)
-    parser.add_argument("kind", nargs="*", help=f"of {', '.join(KINDS)} (default: all)")
+    parser = parser_of("dynamic", __doc__)
+    add_names(parser, "kind", KINDS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"that ids are drawn from (default: {ROWS:,})")
-    parser.add_argument("--turns", type=int, default=8, help="of each side (default: 8)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes (default: 3)")
+    add_turns(parser, 8)
     options = parser.parse_args(arguments)
-    if unknown := set(options.kind) - set(KINDS):
-        parser.error(f"there is no kind {', '.join(sorted(unknown))}; they are {', '.join(KINDS)}")
     os.environ["BENCH_ROWS"] = str(options.rows)
     print(f"Adagrad, {options.rows:,} keys of 16 numbers, 2 workers, 2 ps, batches of 1,024 examples of 10 ids\n")
-    times = (f"{side}, ms of processor time a step" for side in ("fixed", "dynamic"))
-    print_row("ids", "fixed, steps/s", "dynamic, steps/s", "ratio", "asked", *times, head=True)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        bench = Bench(Effort(repetitions=1, warm_up=10, seconds=0), Path(directory))
+    print_row("ids", "fixed, steps/s", "dynamic, steps/s", "ratio", "asked", *times("fixed", "dynamic"), head=True)
+    with scratch_directory() as directory:
+        bench = Bench(Effort(repetitions=1, warm_up=10, seconds=0), directory)
         for name in options.kind or KINDS:
             compare(bench, name, options.rows, options.turns, options.seconds)
 

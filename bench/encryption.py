@@ -7,7 +7,6 @@ kernel has WireGuard. Needs root, `ip`, `wg`, and `wireguard-go` with /dev/net/t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from bench import networks
 from bench.networks import Networks
+from bench.options import parser_of
 from bench.tables import print_row
 from bench.tasks import processor_seconds
 
@@ -125,9 +125,7 @@ def transfer(rooms: Networks, address: str, mebibytes: int, tunnel: Tunnel | Non
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/encryption", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("encryption", __doc__)
     parser.add_argument("--rounds", type=int, default=7, help="transfers of each kind, in turn (%(default)s)")
     parser.add_argument("--mebibytes", type=int, default=256, help="of each transfer (%(default)s)")
     options = parser.parse_args(arguments)

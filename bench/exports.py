@@ -6,9 +6,7 @@ The floor is a file of as many bytes, written and synced. Only ratios say someth
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from bench.commands import run_command
+from bench.options import parser_of, plain_seconds
 from bench.tables import print_row
 
 PROGRAM: Any = "trainer.examples.clicks:Clicks"
@@ -54,15 +54,14 @@ def peak_bytes() -> int:
 
 def measured(part: str, *arguments: str) -> list[float]:
     """Run a part of this bench in a process of its own; returns the numbers that it prints."""
-    command = [sys.executable, "-m", "bench.exports", "--part", part, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    line = next((line for line in done.stdout.splitlines() if line.startswith("measured")), "")
+    said = run_command([sys.executable, "-m", "bench.exports", "--part", part, *arguments])
+    line = next((line for line in said.splitlines() if line.startswith("measured")), "")
     return [float(number) for number in line.split()[1:]]
 
 
 def main(arguments: list[str]) -> None:
     """Print a row for each way."""
-    parser = argparse.ArgumentParser(prog="bench/export", description=__doc__)
+    parser = parser_of("export", __doc__)
     parser.add_argument("--rows", type=int, default=30_000_000)
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--directory", help=argparse.SUPPRESS)
@@ -77,17 +76,9 @@ def main(arguments: list[str]) -> None:
         print_row("export", "model, GiB", "memory, GiB", "of the model", "s", "the disk alone, s", head=True)
         for way, name in WAYS.items():
             size, taken, seconds = measured(way, *given)
-            floor = write_plain(Path(directory, "plain"), int(size))
+            floor = plain_seconds(Path(directory), int(size))
             row = (f"{number:.2f}" for number in (size / GIB, taken / GIB, taken / size))
             print_row(name, *row, f"{seconds:.1f}", f"{floor:.1f}")
-
-
-def write_plain(path: Path, size: int) -> float:
-    """Return how long a plain file of this size takes."""
-    began = time.perf_counter()
-    path.write_bytes(bytes(size))
-    os.sync()
-    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

@@ -12,13 +12,11 @@ A pause is the longest time without any step that began between a fault and the 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,9 +24,10 @@ from pathlib import Path
 from bench.faults import Fault, Outcome, Steps, schedule, value_at
 from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
+from bench.options import add_names, parser_of, scratch_directory
 from bench.points import Point, read_point
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER, TRAINER
+from bench.tasks import PLAIN_SERVER, TRAINER, write_settings
 from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
@@ -58,9 +57,9 @@ class Training:
         environment = {"BENCH_STEPS": str(self.steps.directory)}
         if who == "psfleet":
             self._run: RunDirectory | None = RunDirectory(directory, "goodput")
-            settings = directory / "run.json"
-            settings.write_text(json.dumps(settings_of(api, directory)), encoding="utf-8")
-            environment["TRAINER_SETTINGS"] = str(settings)
+            settings = {"api": api if api == "fit" else "custom_loop", "steps": 10**9, "evaluation": "none"}
+            saves = {"checkpoint_steps": SAVE_STEPS, "checkpoint_seconds": 0}
+            environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", PROGRAM, **settings, **saves)
             commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), TRAINER)
             if networks:
                 networks.set("ipv4/tcp_retries2", "6")  # as Ansible sets it on hosts
@@ -90,19 +89,6 @@ class Training:
             if time.monotonic() > end:
                 chief = self.cluster.tasks["chief-0"].output()
                 sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
-
-
-def settings_of(api: str, directory: Path) -> dict[str, object]:
-    return {
-        "program": PROGRAM,
-        "run": "goodput",
-        "shared_dir": str(directory),
-        "api": api if api == "fit" else "custom_loop",
-        "steps": 10**9,
-        "evaluation": "none",
-        "checkpoint_steps": SAVE_STEPS,
-        "checkpoint_seconds": 0,
-    }
 
 
 def measure(side: str, seconds: float, directory: Path, networks: Networks | None) -> Outcome:
@@ -170,20 +156,15 @@ def listed(seconds: list[float]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/goodput", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("side", nargs="*", metavar="SIDE", help=f"of {', '.join(SIDES)} (default: all, in this order)")
+    parser = parser_of("goodput", __doc__)
+    add_names(parser, "side", SIDES, default="all, in this order")
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults, for each side (default: 10)")
     parser.add_argument("--keep", type=Path, help="leave the processes' logs, and what was seen, in this directory")
     options = parser.parse_args(arguments)
-    if unknown := set(options.side) - set(SIDES):
-        parser.error(f"there is no side {', '.join(sorted(unknown))}; the sides are {', '.join(SIDES)}")
     sides = [side for side in SIDES if not options.side or side in options.side]
     why = missing()
     with contextlib.ExitStack() as stack:
-        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = stack.enter_context(scratch_directory(options.keep))
         outcomes = {}
         for side in sides:
             networks = None

@@ -7,7 +7,6 @@ The floor is a file of as many bytes, written and synced by this process. Only r
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from bench.options import parser_of, plain_seconds
 from bench.tables import print_row
 from trainer.training.dynamic.hashing import constant
 from trainer.training.dynamic.pieces import Pieces
@@ -91,14 +91,6 @@ class Fixed:
         self._snapshot.write(prefix)
 
 
-def floor(directory: Path, size: int) -> float:
-    """Return how long a plain file of this size takes."""
-    began = time.perf_counter()
-    (directory / "plain").write_bytes(bytes(size))
-    os.sync()
-    return time.perf_counter() - began
-
-
 def make_dynamic(rows: int, saves: int) -> tuple[Callable[[np.ndarray], None], Callable[[str], None]]:
     """Return what trains keys of a full dynamic table, and what saves it."""
     table = make_table(rows)
@@ -117,7 +109,7 @@ def make_dynamic(rows: int, saves: int) -> tuple[Callable[[np.ndarray], None], C
 
 def main(arguments: list[str]) -> None:
     """Print a row for a whole save, and one for an incremental save after each number of steps."""
-    parser = argparse.ArgumentParser(prog="bench/incremental-saves", description=__doc__)
+    parser = parser_of("incremental-saves", __doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--fixed", action="store_true", help="a fixed table")
@@ -135,13 +127,13 @@ def main(arguments: list[str]) -> None:
         head = ("save", "MB", "s", "of the whole", "the disk alone, s", *(["training waits, s"] if fixed else []))
         print_row(*head, head=True)
         whole, seconds = measure(directory, save, 0)
-        row = f"{whole / 1e6:.1f}", f"{seconds:.2f}", "1", f"{floor(directory, whole):.2f}"
+        row = f"{whole / 1e6:.1f}", f"{seconds:.2f}", "1", f"{plain_seconds(directory, whole):.2f}"
         print_row("whole", *row, *waited())
         for number, count in enumerate(options.steps, 1):
             for _ in range(count):
                 train(np.unique(random.zipf(1.2, BATCH) % options.rows))
             size, seconds = measure(directory, save, number)
-            row = f"{size / 1e6:.1f}", f"{seconds:.2f}", f"{size / whole:.3f}", f"{floor(directory, size):.2f}"
+            row = f"{size / 1e6:.1f}", f"{seconds:.2f}", f"{size / whole:.3f}", f"{plain_seconds(directory, size):.2f}"
             print_row(f"after {count} steps", *row, *waited())
 
 

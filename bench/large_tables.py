@@ -7,21 +7,16 @@ environment that hosts give them. Only ratios say something. Takes 6 GiB of memo
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import os
 import sys
-import tempfile
-from pathlib import Path
 
+from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER
 from bench.throughput import Bench, Effort
-from bench.turns import Side
+from bench.turns import add_turns, against_guide, speeds, times
 
 ROWS = 10_000_000
-NO_SAVES = {"checkpoint_seconds": 86_400}  # the guide's side saves nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,43 +48,24 @@ def compare(bench: Bench, name: str, turns: int, seconds: float) -> None:
     kind = KINDS[name]
     program = f"bench.programs:{kind.program}"
     os.environ["BENCH_OPTIMIZER"] = kind.optimizer
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER))
-        plain = Side(cluster, *bench.start_plain(cluster, program, "custom_loop", kind.epoch_steps))
-        plain.warm_up(bench.effort.warm_up)
-        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving())
-        psfleet = Side(cluster, *bench.start_psfleet(cluster, program, "custom_loop", **kind.settings, **NO_SAVES))
-        psfleet.warm_up(bench.effort.warm_up)
-        for _ in range(turns):
-            plain.work(seconds)
-            psfleet.work(seconds)
-        ratio = psfleet.speed() / plain.speed()
+    with against_guide(bench, program, kind.epoch_steps, turns, seconds, **kind.settings) as sides:
         settings = f" (psfleet: {', '.join(kind.settings)})" if kind.settings else ""
-        speeds = (f"{side.speed():.4g}" for side in (plain, psfleet))
-        times = (milliseconds(side) for side in (plain, psfleet))
-        print_row(f"{name}{settings}", *speeds, f"{ratio:.2f}", f"{kind.floor:g}", *times)
-
-
-def milliseconds(side: Side) -> str:
-    jobs = side.step_milliseconds()
-    return f"{sum(jobs.values()):.4g} ({', '.join(f'{job} {spent:.3g}' for job, spent in sorted(jobs.items()))})"
+        cells = (*speeds(sides), f"{kind.floor:g}", *(side.milliseconds() for side in sides))
+        print_row(f"{name}{settings}", *cells)
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/tables", description=__doc__)
-    parser.add_argument("optimizer", nargs="*", help=f"of {', '.join(KINDS)} (default: all)")
+    parser = parser_of("tables", __doc__)
+    add_names(parser, "optimizer", KINDS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"of the table, each 64 bytes (default: {ROWS:,})")
-    parser.add_argument("--turns", type=int, default=15, help="of each side (default: 15)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes (default: 3)")
+    add_turns(parser, 15)
     options = parser.parse_args(arguments)
-    if unknown := set(options.optimizer) - set(KINDS):
-        parser.error(f"there is no optimizer {', '.join(sorted(unknown))}; they are {', '.join(KINDS)}")
     os.environ["BENCH_ROWS"] = str(options.rows)
     print(f"A table of {options.rows:,} rows of 16 numbers, 2 workers, 2 ps, batches of 1,024 examples of 10 ids\n")
-    times = (f"{side}, ms of processor time a step" for side in ("guide", "psfleet"))
-    print_row("optimizer", "guide, steps/s", "psfleet, steps/s", "ratio", "floor", *times, head=True)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        bench = Bench(Effort(repetitions=1, warm_up=10, seconds=0), Path(directory))
+    heads = times("guide", "psfleet")
+    print_row("optimizer", "guide, steps/s", "psfleet, steps/s", "ratio", "floor", *heads, head=True)
+    with scratch_directory() as directory:
+        bench = Bench(Effort(repetitions=1, warm_up=10, seconds=0), directory)
         for name in options.optimizer or KINDS:
             compare(bench, name, options.turns, options.seconds)
 

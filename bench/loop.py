@@ -11,16 +11,13 @@ up. Nothing is sent.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shlex
 import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +26,9 @@ from typing import Any
 
 import yaml
 
-from bench.control import groups_of, inventory_of, processor_seconds
+from bench.commands import processor_seconds, run_command
+from bench.control import groups_of, inventory_of
+from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from fleet.asked import feed
 from fleet.cluster import Cluster
@@ -58,9 +57,7 @@ FACTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/loop", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("loop", __doc__)
     parser.add_argument("--rounds", type=int, default=3, help="repetitions; medians are printed")
     parser.add_argument("--hosts", type=int, nargs="+", help="so many simulated hosts instead of the lab's")
     args = parser.parse_args()
@@ -69,8 +66,8 @@ def main() -> None:
     if args.hosts:
         simulate(args.hosts)
     else:
-        with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
-            measure(Path(scratch), args.rounds)
+        with scratch_directory() as scratch:
+            measure(scratch, args.rounds)
 
 
 def show(rows: dict[str, list[tuple[float, float]]], counted: dict[str, dict[str, int]]) -> None:
@@ -158,13 +155,6 @@ def started(command: list[str]) -> None:
         sys.exit(f"bench/loop: {shlex.join(command)} went Ansible's way: {ways[0]}")
 
 
-def run_command(command: list[str]) -> str:
-    done = subprocess.run(command, text=True, capture_output=True)
-    if done.returncode:
-        sys.exit(f"bench/loop: {shlex.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
-    return done.stdout
-
-
 def cost(work: Callable[[], object]) -> tuple[float, float]:
     """Return the seconds and the processor seconds that it takes, those of its children too."""
     begun, used = time.monotonic(), processor_seconds()
@@ -197,8 +187,8 @@ def simulate(numbers: list[int]) -> None:
     """Print the control machine's processor seconds of a start after an edit, by the number of hosts."""
     print_row("hosts", "processor, s", "each host, ms", head=True)
     for number in numbers:
-        with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
-            place = Path(scratch) / "hosts.yml"
+        with scratch_directory() as scratch:
+            place = scratch / "hosts.yml"
             place.write_text(yaml.safe_dump(inventory_of(groups_of(number))))
             used = simulate_start(str(place))
         print_row(str(number), f"{used:.1f}", f"{1000 * used / number:.0f}")

@@ -7,20 +7,17 @@ of their own: the PSS of what they have changed, and the files that they map, co
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from bench.points import Point
+from bench.options import parser_of, scratch_directory
+from bench.points import Point, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task
+from bench.tasks import LocalCluster, Task, write_settings
 
 PROGRAM = "bench.programs:Tiny"
 SETTLED_SECONDS = 3.0
@@ -63,7 +60,9 @@ def settle(task: Task) -> Memory:
 
 def print_idle(directory: Path) -> None:
     print("\nWaiting tasks, MiB\n")
-    settings = write_settings(directory, "idle", steps=1000)
+    settings = write_settings(directory, "idle", PROGRAM, steps=1000)
+    for name in ("idle", "silent"):
+        (directory / name).mkdir()
     silent = LocalCluster(workers=1, servers=1, directory=directory / "silent")
     try:
         chief = silent.start("chief", 0, settings=settings)
@@ -84,7 +83,8 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
     every = f"a checkpoint every {checkpoint_steps} steps" if checkpoint_steps else "default settings"
     print(f"\nMemory alone while a tiny model is trained for {steps:,} steps, 2 workers, 1 ps, {every}, MiB\n")
     run = f"every-{checkpoint_steps}"
-    settings = write_settings(directory, run, steps=steps, checkpoint_steps=checkpoint_steps)
+    (directory / run).mkdir()
+    settings = write_settings(directory, run, PROGRAM, steps=steps, checkpoint_steps=checkpoint_steps)
     status = directory / "runs" / run / "status.json"
     points: list[Point] = []
     times: list[float] = []
@@ -94,12 +94,9 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
         tasks = {"chief": chief, "ps": cluster.tasks[0], "worker": cluster.tasks[1]}
 
         def trained() -> bool:
-            now = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
-            if now.get("state") == "training":
+            if take_point(points, status).get("state") == "training":
                 times.append(time.time())
                 samples.append([read_memory(*task.pids).alone for task in tasks.values()])
-                if not points or now["step"] > points[-1].step:
-                    points.append(Point(now["updated"], now["step"]))
             return bool(points and points[-1].step >= steps)
 
         chief.until(trained, f"step {steps}", deadline=600)
@@ -115,26 +112,16 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
     print_row(f"MiB per 1,000 steps, from step {WARM * steps:,.0f} on", *(f"{value:+.2f}" for value in slopes))
 
 
-def write_settings(directory: Path, run: str, **settings: Any) -> str:
-    (directory / run).mkdir()
-    (directory / "silent").mkdir(exist_ok=True)
-    path = directory / f"{run}.json"
-    path.write_text(
-        json.dumps({"program": PROGRAM, "run": run, "shared_dir": str(directory), **settings}), encoding="utf-8"
-    )
-    return str(path)
-
-
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/memory", description=__doc__)
+    parser = parser_of("memory", __doc__)
     parser.add_argument("--steps", type=int, default=10_000, help="how long to train (default: 10000)")
     parser.add_argument("--quick", action="store_true", help="train a fifth of the steps: about 1 minute instead of 4")
     options = parser.parse_args(arguments)
     steps = options.steps // 5 if options.quick else options.steps
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        print_idle(Path(directory))
+    with scratch_directory() as directory:
+        print_idle(directory)
         for checkpoint_steps in (0, max(1, steps // 50)):
-            print_training(Path(directory), steps, checkpoint_steps)
+            print_training(directory, steps, checkpoint_steps)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,17 @@ after it. Who asks takes processor time of the same machine, which counts agains
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import re
 import socket
 import statistics
 import sys
-import tempfile
 import time
 import urllib.request
-from pathlib import Path
 
 from prometheus_client import REGISTRY, generate_latest
 
+from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import Task
 from trainer.telemetry.metrics import MetricsCollector
@@ -69,17 +67,17 @@ def show(speeds: list[float], rounds: int, seconds: float) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/metrics", description=__doc__)
+    parser = parser_of("metrics", __doc__)
     parser.add_argument("--rounds", type=int, default=12, help="windows that are scraped (default: 12)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a window (default: 10)")
     options = parser.parse_args(arguments)
     port = free_ports(TASKS)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
+    with scratch_directory() as directory:
         command = [
             *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
-            *("--steps", "1000000000", "--shared-dir", name, "--metrics-port", str(port)),
+            *("--steps", "1000000000", "--shared-dir", str(directory), "--metrics-port", str(port)),
         ]
-        task = Task("local", command, Path(name) / "log", {})
+        task = Task("local", command, directory / "log", {})
         try:
             task.until(lambda: steps(port), "it trained")
             time.sleep(WARM_SECONDS)

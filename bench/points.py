@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,14 @@ def read_point(line: str) -> Point | None:
     if not line.startswith('{"time"'):
         return None
     return Point(**json.loads(line))
+
+
+def take_point(points: list[Point], status: Path) -> dict[str, Any]:
+    """Add the step of a run's status where it is a new one; returns the status, empty while there is none."""
+    read: dict[str, Any] = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
+    if read.get("state") == "training" and read["step"] and (not points or read["step"] > points[-1].step):
+        points.append(Point(read["updated"], read["step"]))
+    return read
 
 
 def spans(points: list[Point], seconds: float) -> bool:

@@ -8,20 +8,19 @@ processors: the ratio of the processor time says more than that of the time wher
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import resource
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.commands import processor_seconds, run_command
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from lab.machine import hosts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,22 +32,20 @@ RELEASES = "/opt/trainer/releases"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/provision",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Needs a fresh lab (make clean lab), and the package index within reach of this machine and the hosts.",
+    parser = parser_of("provision", __doc__)
+    parser.epilog = (
+        "Needs a fresh lab (make clean lab), and the package index within reach of this machine and the hosts."
     )
     parser.add_argument("--first", choices=("psfleet", "plain"), default="psfleet", help="whose turn comes first")
     parser.add_argument("--rounds", type=int, default=5, help="runs of site.yml and of the stat tasks, in turn")
     parser.add_argument("--only", choices=("environment", "second"), help="one of the two comparisons")
     args = parser.parse_args()
     os.chdir(ROOT)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as scratch:
+    with scratch_directory() as scratch:
         if args.only != "second":
-            compare_environments(Path(scratch), args.first)
+            compare_environments(scratch, args.first)
         if args.only != "environment":
-            compare_second_run(Path(scratch), args.rounds)
+            compare_second_run(scratch, args.rounds)
 
 
 def compare_environments(scratch: Path, first: str) -> None:
@@ -66,12 +63,12 @@ def compare_environments(scratch: Path, first: str) -> None:
     cost: dict[str, dict[str, float]] = {}
     for name in sorted(turns, key=lambda name: name != first):
         os.sync()  # nobody pays for what the other wrote
-        before = received_bytes(), processor_seconds()
+        before = received_bytes(), processor_time()
         seconds = clock(turns[name])
         cost[name] = {
             "seconds": seconds,
             "bytes": received_bytes() - before[0],
-            "processor": processor_seconds() - before[1],
+            "processor": processor_time() - before[1],
         }
         print(f"{name}: {seconds:.0f} s, {cost[name]['bytes'] / 1e6:,.0f} MB", file=sys.stderr, flush=True)
     # Fresh hosts have one release, which nothing has switched to.
@@ -79,7 +76,7 @@ def compare_environments(scratch: Path, first: str) -> None:
     for name, path in {"psfleet": psfleet, "plain": PLAIN}.items():
         cost[name] |= look_at_environment(path)
     release = on_chief(f"du --summarize --bytes {RELEASES}")["stdout"].split()[0]
-    print(environment_table(cost["psfleet"], cost["plain"], int(release)), flush=True)
+    print_environments(cost["psfleet"], cost["plain"], int(release))
 
 
 def look_at_environment(path: str) -> dict[str, float]:
@@ -113,7 +110,7 @@ def compare_second_run(scratch: Path, rounds: int) -> None:
         print(
             f"site.yml {seconds['site'][-1]:.1f} s, stat tasks {seconds['stat'][-1]:.1f} s", file=sys.stderr, flush=True
         )
-    print(second_run_table(seconds["site"], seconds["stat"], shape), flush=True)
+    print_second_runs(seconds["site"], seconds["stat"], shape)
 
 
 # Counting
@@ -175,7 +172,7 @@ def certificates() -> str:
 
 
 def pip_config() -> str:
-    return output([sys.executable, "-m", "pip", "config", "list"])
+    return run_command([sys.executable, "-m", "pip", "config", "list"])
 
 
 # Running and measuring
@@ -186,27 +183,20 @@ def play(
 ) -> str:
     """Run playbooks and return what they printed."""
     extra = ["--extra-vars", json.dumps(variables)] if variables else []
-    return output(["ansible-playbook", *extra, *playbooks], environment)
+    return run_command(["ansible-playbook", *extra, *playbooks], {**os.environ, **(environment or {})})
 
 
 def on_chief(command: str) -> dict[str, Any]:
     """Run a shell command as root on the chief's host and return the module's result."""
     arguments = ["ansible", "chief", "--become", "-m", "ansible.builtin.shell", "-a", command]
     environment = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", "ANSIBLE_LOAD_CALLBACK_PLUGINS": "1"}
-    report = json.loads(output(arguments, environment))
+    report = json.loads(run_command(arguments, {**os.environ, **environment}))
     return next(iter(report["plays"][0]["tasks"][0]["hosts"].values()))
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
     hours, minutes, seconds = result["delta"].split(":")
     return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
-
-
-def output(command: list[str], environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(command, env={**os.environ, **(environment or {})}, text=True, capture_output=True)
-    if done.returncode:
-        sys.exit(f"bench/provision: {' '.join(command)} failed:\n{done.stdout[-4000:]}{done.stderr[-2000:]}")
-    return done.stdout
 
 
 def clock(work: Callable[[], object]) -> float:
@@ -217,17 +207,16 @@ def clock(work: Callable[[], object]) -> float:
 
 def received_bytes() -> int:
     """Bytes that this machine's uplink received: its own traffic, and that of the hosts behind it."""
-    route = json.loads(output(["ip", "-json", "route", "show", "default"]))[0]
+    route = json.loads(run_command(["ip", "-json", "route", "show", "default"]))[0]
     return int(Path(f"/sys/class/net/{route['dev']}/statistics/rx_bytes").read_text())
 
 
-def processor_seconds() -> float:
-    """Processor time of the lab's hosts and of the commands that this one ran; another's load is no part of it."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+def processor_time() -> float:
+    """Processor seconds of the lab's hosts and of the commands that this one ran; another's load is no part of it."""
     used = re.findall(
-        r"CPU use: +([\d.]+) seconds", "".join(output(["lxc-info", "-S", "-n", name]) for name in hosts())
+        r"CPU use: +([\d.]+) seconds", "".join(run_command(["lxc-info", "-S", "-n", name]) for name in hosts())
     )
-    return children.ru_utime + children.ru_stime + sum(map(float, used))
+    return processor_seconds() + sum(map(float, used))
 
 
 def drop_caches() -> None:
@@ -238,8 +227,9 @@ def drop_caches() -> None:
 # Tables
 
 
-def environment_table(psfleet: Mapping[str, float], plain: Mapping[str, float], release: int) -> str:
-    rows = [
+def print_environments(psfleet: Mapping[str, float], plain: Mapping[str, float], release: int) -> None:
+    print_row("environment", "psfleet", "plain pip", "ratio", head=True)
+    for title, key, unit, form in (
         ("time for all hosts, s", "seconds", 1, "0.0f"),
         ("processor time of hosts and control machine, s", "processor", 1, ",.0f"),
         ("bytes from outside, MB", "bytes", 1e6, ",.0f"),
@@ -247,27 +237,19 @@ def environment_table(psfleet: Mapping[str, float], plain: Mapping[str, float], 
         ("second, s", "second", 1, ".1f"),
         ("the same without bytecode, s", "uncompiled", 1, ".1f"),
         ("disk of an environment, MB", "size", 1e6, ",.0f"),
-    ]
-    lines = ["| environment | psfleet | plain pip | ratio |", "|---|---|---|---|"]
-    for title, key, unit, form in rows:
+    ):
         ours, theirs = psfleet[key], plain[key]
-        lines.append(f"| {title} | {ours / unit:{form}} | {theirs / unit:{form}} | {ours / theirs:.2f} |")
-    lines.append(f"| disk of a release, MB | {release / 1e6:.2f} | | |")
-    return "\n".join(lines)
+        print_row(title, f"{ours / unit:{form}}", f"{theirs / unit:{form}}", f"{ours / theirs:.2f}")
+    print_row("disk of a release, MB", f"{release / 1e6:.2f}", "", "")
 
 
-def second_run_table(site: list[float], stat: list[float], shape: list[list[tuple[str, ...]]]) -> str:
+def print_second_runs(site: list[float], stat: list[float], shape: list[list[tuple[str, ...]]]) -> None:
     tasks = sum(len(each) for each in shape)
-    ours, theirs = statistics.median(site), statistics.median(stat)
-    return "\n".join(
-        [
-            f"| {tasks} tasks in {len(shape)} plays, {len(site)} rounds in turn | median, s | from - to, s |",
-            "|---|---|---|",
-            f"| second `site.yml` | {ours:.1f} | {min(site):.1f} - {max(site):.1f} |",
-            f"| as many `stat` tasks | {theirs:.1f} | {min(stat):.1f} - {max(stat):.1f} |",
-            f"| ratio | {ours / theirs:.2f} | |",
-        ]
-    )
+    head = f"{tasks} tasks in {len(shape)} plays, {len(site)} rounds in turn"
+    print_row(head, "median, s", "from - to, s", head=True)
+    for name, found in (("second `site.yml`", site), ("as many `stat` tasks", stat)):
+        print_row(name, f"{statistics.median(found):.1f}", f"{min(found):.1f} - {max(found):.1f}")
+    print_row("ratio", f"{statistics.median(site) / statistics.median(stat):.2f}", "")
 
 
 if __name__ == "__main__":

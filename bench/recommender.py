@@ -8,23 +8,19 @@ beside the AUC of the odds by which clicks were drawn, which no model can exceed
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from bench.large_tables import NO_SAVES, milliseconds
+from bench.options import add_names, parser_of, scratch_directory
 from bench.points import read_point
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER, Task
+from bench.tasks import PLAIN_SERVER, Task, write_settings
 from bench.throughput import Bench, Effort
-from bench.turns import Side
+from bench.turns import against_guide, times
 
 MODELS = ("WideAndDeep", "DLRM")
 BATCH = 1024  # of the programs
@@ -46,21 +42,11 @@ FULL, QUICK = Size(12, 3.0, 6000), Size(4, 3.0, 900)
 def compare_speed(bench: Bench, model: str, size: Size) -> None:
     """Print a row with the speed of both sides."""
     program = f"bench.programs:{model}Kept"
-    with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER))
-        guide = Side(cluster, *bench.start_plain(cluster, program, "custom_loop", 20))
-        guide.warm_up(bench.effort.warm_up)
-        cluster = stack.enter_context(bench.cluster(workers=2, servers=2).serving())
-        psfleet = Side(cluster, *bench.start_psfleet(cluster, program, "custom_loop", **NO_SAVES))
-        psfleet.warm_up(bench.effort.warm_up)
-        for _ in range(size.turns):
-            guide.work(size.seconds)
-            psfleet.work(size.seconds)
-        samples = [BATCH * side.speed() for side in (guide, psfleet)]
+    with against_guide(bench, program, 20, size.turns, size.seconds) as sides:
+        samples = [BATCH * side.speed() for side in sides]
         each = [f"{one / (os.cpu_count() or 1):,.0f}" for one in samples]
         ratio = f"{samples[1] / samples[0]:.2f}"
-        times = [milliseconds(side) for side in (guide, psfleet)]
-        print_row(model, *(f"{one:,.0f}" for one in samples), ratio, *each, *times)
+        print_row(model, *(f"{one:,.0f}" for one in samples), ratio, *each, *(side.milliseconds() for side in sides))
 
 
 def compare_auc(bench: Bench, model: str, size: Size) -> None:
@@ -91,13 +77,12 @@ def train_plainly(bench: Bench, program: str, part: int) -> Iterator[Found]:
 def train_with_psfleet(bench: Bench, program: str, part: int) -> Iterator[Found]:
     """Train with psfleet's coordinator, three epochs; gives what finds the checkpoint of a step."""
     run = f"auc-{program.rpartition(':')[2]}"
-    settings = bench.directory / f"{run}.json"
-    wanted: dict[str, Any] = {"program": program, "run": run, "shared_dir": str(bench.directory), "steps": 3 * part}
     # An epoch whose end is evaluated ends with exact steps; one batch is enough for that.
-    wanted |= {"epoch_steps": part, "checkpoint_steps": part, "checkpoint_seconds": 0, "evaluation": "inline"}
-    settings.write_text(json.dumps(wanted | {"export": False}), encoding="utf-8")
+    wanted: dict[str, Any] = {"epoch_steps": part, "checkpoint_steps": part, "checkpoint_seconds": 0}
+    wanted |= {"evaluation": "inline", "export": False}
+    settings = write_settings(bench.directory, run, program, steps=3 * part, **wanted)
     with bench.cluster(workers=2, servers=2).serving() as cluster:
-        task = cluster.start("chief", 0, settings=str(settings))
+        task = cluster.start("chief", 0, settings=settings)
         task.until(lambda: task.process.poll() == 0, "it had trained", deadline=DEADLINE)
     yield lambda step: str(bench.directory / "runs" / run / "checkpoints" / f"ckpt-{step}")
 
@@ -143,21 +128,18 @@ class Judge:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/recommender", description=__doc__)
-    parser.add_argument("model", nargs="*", help=f"of {', '.join(MODELS)} (default: both)")
+    parser = parser_of("recommender", __doc__)
+    add_names(parser, "model", MODELS, default="both")
     parser.add_argument("--quick", action="store_true", help="measure and train for a shorter time")
     parser.add_argument("--only", choices=("speed", "auc"), help="one of the two parts")
     options = parser.parse_args(arguments)
-    if unknown := set(options.model) - set(MODELS):
-        parser.error(f"there is no model {', '.join(sorted(unknown))}; they are {', '.join(MODELS)}")
     size, models = QUICK if options.quick else FULL, options.model or MODELS
     print(f"13 numbers and 26 ids an example, batches of {BATCH:,}, 2 workers, 2 ps, {os.cpu_count()} processors\n")
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), Path(directory))
+    with scratch_directory() as directory:
+        bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), directory)
         if options.only != "auc":
             heads = [f"{side}, samples/s{a}" for a in ("", " a processor") for side in ("guide", "psfleet")]
-            times = [f"{side}, ms of processor time a step" for side in ("guide", "psfleet")]
-            print_row("model", *heads[:2], "ratio", *heads[2:], *times, head=True)
+            print_row("model", *heads[:2], "ratio", *heads[2:], *times("guide", "psfleet"), head=True)
             for model in models:
                 compare_speed(bench, model, size)
         if options.only != "speed":

@@ -22,12 +22,10 @@ coordinator of TensorFlow's guide takes from there to its first step, on servers
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -38,6 +36,7 @@ from bench.faults import pause_after
 from bench.goodput import PROGRAM, Training
 from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
+from bench.options import add_names, parser_of, scratch_directory
 from bench.points import read_point
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER
@@ -257,20 +256,15 @@ def show_silences(recovery: Recovery, kind: str, rounds: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/recovery", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("fault", nargs="*", metavar="FAULT", help=f"of {', '.join(map(repr, FAULTS))} (default: all)")
+    parser = parser_of("recovery", __doc__)
+    add_names(parser, "fault", FAULTS)
     parser.add_argument("--rounds", type=int, default=3, help="how often each; medians are shown (default: 3)")
     parser.add_argument("--keep", type=Path, help="leave the processes' logs in this directory")
     options = parser.parse_args(arguments)
-    if unknown := set(options.fault) - set(FAULTS):
-        parser.error(f"there is no fault {', '.join(sorted(unknown))}; the faults are {', '.join(FAULTS)}")
     why = missing()
     faults = [each for each in FAULTS if each in (options.fault or FAULTS) and not (why and each.startswith("cut"))]
     with contextlib.ExitStack() as stack:
-        directory = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="psfleet-bench-")))
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = stack.enter_context(scratch_directory(options.keep))
         print(f"\nFrom the fault to the next trained step, s, medians of {options.rounds}\n")
         print_row("fault", *PARTS, "in all", head=True)
         bare = floor(directory / "floor", options.rounds)

@@ -6,19 +6,17 @@ numbers that no order of whole updates makes. One worker's figure stands beside 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.options import add_names, parser_of, scratch_directory
 from bench.points import read_point
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, clean_environment
+from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, clean_environment, write_settings
 
 PROGRAM = "bench.programs:TableAny"
 ROWS, WIDTH, SERVERS = 20_000, 16, 2
@@ -53,11 +51,9 @@ class Sides:
     def psfleet(self, optimizer: str, workers: int, steps: int) -> float:
         """Train with psfleet's coordinator, and return the largest number."""
         run = f"run-{next(self._runs)}"
-        settings = self._directory / f"{run}.json"
-        wanted = {"program": PROGRAM, "run": run, "api": "custom_loop", "steps": steps}
-        settings.write_text(json.dumps(wanted | {"shared_dir": str(self._directory)}), encoding="utf-8")
+        settings = write_settings(self._directory, run, PROGRAM, api="custom_loop", steps=steps)
         more = environment(optimizer)
-        task = self._clusters["psfleet"].start("chief", 0, TRAINER, str(settings), workers, **more)
+        task = self._clusters["psfleet"].start("chief", 0, TRAINER, settings, workers, **more)
         saved = self._directory / "runs" / run / "checkpoints" / f"ckpt-{steps}"
         return self._largest(task, lambda: task.process.poll() == 0, str(saved))
 
@@ -86,13 +82,11 @@ def largest(checkpoint: str) -> float:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/right", description=__doc__)
-    parser.add_argument("optimizer", nargs="*", help=f"of {', '.join(OPTIMIZERS)} (default: all)")
+    parser = parser_of("right", __doc__)
+    add_names(parser, "optimizer", OPTIMIZERS)
     parser.add_argument("--steps", type=int, default=400, help="of all workers together (default: 400)")
     parser.add_argument("--workers", type=int, default=2, help="beside the figure of one (default: 2)")
     options = parser.parse_args(arguments)
-    if unknown := set(options.optimizer) - set(OPTIMIZERS):
-        parser.error(f"there is no optimizer {', '.join(sorted(unknown))}; they are {', '.join(OPTIMIZERS)}")
     if options.workers < 2 or options.steps < 1:
         parser.error(f"--workers {options.workers} --steps {options.steps}: give 2 workers or more, and 1 step or more")
     os.environ.update(clean_environment())  # to read checkpoints
@@ -100,8 +94,8 @@ def main(arguments: Sequence[str]) -> None:
     print(f"Largest number of a table of {ROWS:,} x {WIDTH} after {options.steps} steps, {SERVERS} ps\n")
     sides = [f"{side}, {count} worker{'s' * (count > 1)}" for side in ("guide", "psfleet") for count in numbers]
     print_row("optimizer", *sides, head=True)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory, contextlib.ExitStack() as stack:
-        both = Sides(stack, Path(directory), options.workers)
+    with scratch_directory() as directory, contextlib.ExitStack() as stack:
+        both = Sides(stack, directory, options.workers)
         for name in options.optimizer or OPTIMIZERS:
             plain = [f"{both.guide(name, count, options.steps):.4g}" for count in numbers if KERAS_3 not in name]
             ours = [f"{both.psfleet(name, count, options.steps):.4g}" for count in numbers]

@@ -9,13 +9,13 @@ import argparse
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import LocalCluster
 
@@ -145,7 +145,7 @@ def resident(pids: list[int]) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/saving", description=__doc__)
+    parser = parser_of("saving", __doc__)
     parser.add_argument("--mib", type=int, default=200, help="size of the checkpoint (default: 200)")
     parser.add_argument("--rounds", type=int, default=8, help="saves of each kind that are measured (default: 8)")
     parser.add_argument("--saves", type=int, default=100, help="saves over which memory is watched (default: 100)")
@@ -156,15 +156,16 @@ def main(arguments: list[str]) -> None:
     if options.pids:
         return coordinate(options.rounds, options.saves, options.shared, options.pids)
     print(f"{options.mib} MiB on 2 ps, 1 worker\n", flush=True)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
-        directory = Path(name)
-        with LocalCluster(workers=1, servers=2, directory=directory).serving() as cluster:
-            pids = [str(task.pid) for task in cluster.tasks if task.name.startswith("ps")]
-            command = ("-m", "bench.saving", *arguments, "--shared", name, "--pids", *pids)
-            chief = cluster.start("chief", 0, command=command)
-            ended: Callable[[], bool] = lambda: chief.process.poll() == 0  # noqa: E731
-            chief.until(ended, "it had measured", deadline=DEADLINE)
-            print("\n".join(line for line in chief.output().splitlines() if line.startswith("|") or not line))
+    with (
+        scratch_directory() as directory,
+        LocalCluster(workers=1, servers=2, directory=directory).serving() as cluster,
+    ):
+        pids = [str(task.pid) for task in cluster.tasks if task.name.startswith("ps")]
+        command = ("-m", "bench.saving", *arguments, "--shared", str(directory), "--pids", *pids)
+        chief = cluster.start("chief", 0, command=command)
+        ended: Callable[[], bool] = lambda: chief.process.poll() == 0  # noqa: E731
+        chief.until(ended, "it had measured", deadline=DEADLINE)
+        print("\n".join(line for line in chief.output().splitlines() if line.startswith("|") or not line))
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ local          from the command to the first trained step (the event `training`)
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import ROOT, Task, clean_environment
 from trainer.cluster.probe import incarnation
@@ -80,13 +79,10 @@ def row(name: str, found: list[float]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("start", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="how often each; kills four times as often (default: 5)")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as name:
-        directory = Path(name)
+    with scratch_directory() as directory:
         print_row("s", "median", "least", "most", head=True)
         measures: dict[str, Callable[[], list[float]]] = {
             "killed server, forked": lambda: server_seconds(directory, True, 4 * options.rounds),

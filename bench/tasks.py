@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -135,6 +136,14 @@ class LocalCluster:
         task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)
         return task
+
+
+def write_settings(shared_dir: Path, run: str, program: str, **more: Any) -> str:
+    """Write the run settings of a training, beside its shared path; returns the file's path."""
+    path = shared_dir / f"{run}.json"
+    settings = {"program": program, "run": run, "shared_dir": str(shared_dir), **more}
+    path.write_text(json.dumps(settings), encoding="utf-8")
+    return str(path)
 
 
 def clean_environment(**more: str) -> dict[str, str]:

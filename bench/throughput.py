@@ -6,19 +6,18 @@ kind, with every setting of psfleet at its default. What is compared runs in tur
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from bench.points import Point, read_point, spans, speed
+from bench.options import add_names, parser_of, scratch_directory
+from bench.points import Point, read_point, spans, speed, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task
+from bench.tasks import LocalCluster, Task, write_settings
 from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
 
 Observed = Callable[[], list[Point]]
@@ -51,30 +50,25 @@ class Bench:
         directory.mkdir()
         return LocalCluster(workers=workers, servers=servers, directory=directory, path=path)
 
-    def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: float) -> float:
+    def psfleet(self, cluster: LocalCluster, program: str, api: str, **more: Any) -> float:
         """Return the speed of psfleet's own coordinator (steps/s), read from the status that it publishes.
 
         `more` are run settings that are not left at their defaults.
         """
         return self._measure(*self.start_psfleet(cluster, program, api, **more))
 
-    def start_psfleet(self, cluster: LocalCluster, program: str, api: str, **more: float) -> tuple[Task, Observed]:
+    def start_psfleet(self, cluster: LocalCluster, program: str, api: str, **more: Any) -> tuple[Task, Observed]:
         """Start psfleet's coordinator; the points that it has reached are returned by what is returned beside it."""
         run = f"run-{next(self._runs)}"
-        settings = self.directory / f"{run}.json"
-        wanted = {"program": program, "run": run, "api": api, "steps": 10**9, "shared_dir": str(self.directory)}
-        settings.write_text(json.dumps(wanted | more), encoding="utf-8")
+        settings = write_settings(self.directory, run, program, api=api, steps=10**9, **more)
         status = self.directory / "runs" / run / "status.json"
         points: list[Point] = []
 
         def observed() -> list[Point]:
-            if status.exists():
-                read = json.loads(status.read_text(encoding="utf-8"))
-                if read["state"] == "training" and read["step"] and (not points or read["step"] > points[-1].step):
-                    points.append(Point(read["updated"], read["step"]))
+            take_point(points, status)
             return points
 
-        return cluster.start("chief", 0, settings=str(settings)), observed
+        return cluster.start("chief", 0, settings=settings), observed
 
     def plain(self, cluster: LocalCluster, program: str, api: str, epoch_steps: int) -> float:
         """Return the speed of the guide's code (steps/s), which says when an epoch of so many steps has ended."""
@@ -146,35 +140,22 @@ UNEVEN = "uneven"
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="bench/throughput", description=__doc__)
-    parts = (*PARTS, UNEVEN)
-    parser.add_argument(
-        "part",
-        nargs="*",
-        metavar="PART",
-        help=f"of {', '.join(parts)} (default: all but {UNEVEN}, which takes an hour)",
-    )
+    parser = parser_of("throughput", __doc__)
+    add_names(parser, "part", (*PARTS, UNEVEN), default=f"all but {UNEVEN}, which takes an hour")
     parser.add_argument("--quick", action="store_true", help="short and rough: about 2 minutes instead of 8")
     uneven = parser.add_argument_group(UNEVEN)
     uneven.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
     uneven.add_argument("--steps", type=float, nargs="+", default=STEPS, metavar="SECONDS", help="lengths of a step")
     uneven.add_argument("--slower", type=float, nargs="+", default=SLOWER, metavar="TIMES", help="of one worker")
     options = parser.parse_args(arguments)
-    if unknown := set(options.part) - set(parts):
-        parser.error(f"there is no part {', '.join(sorted(unknown))}; the parts are {', '.join(parts)}")
-    with tempfile.TemporaryDirectory(prefix="psfleet-bench-") as directory:
-        bench = Bench(QUICK if options.quick else FULL, Path(directory))
+    with scratch_directory() as directory:
+        bench = Bench(QUICK if options.quick else FULL, directory)
         for name, print_part in PARTS.items():
             if not options.part or name in options.part:
                 print_part(bench)
         if UNEVEN in options.part:
-            print_uneven(
-                bench.directory,
-                quick=options.quick,
-                workers=tuple(options.workers),
-                steps=tuple(options.steps),
-                slower=tuple(options.slower),
-            )
+            combinations = itertools.product(options.workers, options.steps, options.slower)
+            print_uneven(bench.directory, list(combinations), quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -10,15 +10,16 @@ import argparse
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
+from bench.commands import run_command
+from bench.options import parser_of
 from bench.tables import print_row
-from bench.tasks import ROOT, clean_environment
+from bench.tasks import clean_environment
 
 PROGRAMS = ("bench.programs:Tiny", "trainer.examples.digits:Digits")
 PARTS = ("make_model", "trace_step", "trace_call")
@@ -83,9 +84,7 @@ def measure(program: str) -> dict[str, float]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="bench/tracing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("tracing", __doc__)
     parser.add_argument("--program", help=argparse.SUPPRESS)  # of a process of its own
     options = parser.parse_args(arguments)
     if options.program:
@@ -94,11 +93,8 @@ def main(arguments: list[str]) -> None:
     columns = [*PARTS, "coordinator", *(f"worker {number}" for number in range(WORKERS))]
     print_row("processor time, s", *columns, head=True)
     for program in PROGRAMS:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.tracing", "--program", program],
-            cwd=ROOT, env=clean_environment(), check=True, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        seconds = json.loads(done.stdout.splitlines()[-1])
+        said = run_command([sys.executable, "-m", "bench.tracing", "--program", program], clean_environment())
+        seconds = json.loads(said.splitlines()[-1])
         print_row(program, *(f"{seconds[column]:.2f}" for column in columns))
 
 

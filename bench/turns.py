@@ -6,15 +6,24 @@ apart, unless their turns are shorter than that.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 from bench.points import Point, spans, speed
-from bench.tasks import LocalCluster, Task, processor_seconds
-from bench.throughput import Observed
+from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, processor_seconds
+from bench.throughput import Bench, Observed
+
+NO_SAVES = {"checkpoint_seconds": 86_400}  # the guide's side saves nothing
+ALONE = {"export": False, "evaluation": "none", **NO_SAVES}  # a side that does nothing but train
+StartOn = Callable[[LocalCluster], tuple[Task, Observed]]
+Start = tuple[contextlib.AbstractContextManager[LocalCluster], StartOn]
 
 
 class Side:
@@ -57,6 +66,12 @@ class Side:
         steps = self.speed() * sum(end - began for began, end in self._turns)
         return {job: 1000 * seconds / steps for job, seconds in spent.items()}
 
+    def milliseconds(self) -> str:
+        """Show the processor time for a step, and each job's part of it."""
+        jobs = self.step_milliseconds()
+        parts = ", ".join(f"{job} {spent:.3g}" for job, spent in sorted(jobs.items()))
+        return f"{sum(jobs.values()):.4g} ({parts})"
+
     def _worked(self, at: float) -> float:
         """Return how long it had worked then."""
         return sum(min(at, end) - began for began, end in self._turns if began < at)
@@ -72,3 +87,49 @@ class Side:
             for pid in task.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def in_turns(starts: Iterable[Start], warm_up: float, turns: int, seconds: float) -> Iterator[list[Side]]:
+    """Give the sides once each has worked so many turns; they run until it is left."""
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for serving, start in starts:
+            cluster = stack.enter_context(serving)
+            sides.append(Side(cluster, *start(cluster)))
+            sides[-1].warm_up(warm_up)
+        for turn in range(turns):
+            for side in sides if turn % 2 else sides[::-1]:
+                side.work(seconds)
+        yield sides
+
+
+def psfleet_on(bench: Bench, program: str, **settings: Any) -> StartOn:
+    """Return what starts psfleet's coordinator on a cluster, with the custom loop."""
+    return lambda cluster: bench.start_psfleet(cluster, program, "custom_loop", **settings)
+
+
+def against_guide(
+    bench: Bench, program: str, epoch_steps: int, turns: int, seconds: float, **settings: Any
+) -> contextlib.AbstractContextManager[list[Side]]:
+    """Give the guide's side and psfleet's: two workers and two ps each, the guide's on servers of the guide."""
+    guide = partial(bench.start_plain, program=program, api="custom_loop", epoch_steps=epoch_steps)
+    sides = ((PLAIN_SERVER, guide), (TRAINER, psfleet_on(bench, program, **settings, **NO_SAVES)))
+    starts = ((bench.cluster(workers=2, servers=2).serving(command=command), start) for command, start in sides)
+    return in_turns(starts, bench.effort.warm_up, turns, seconds)
+
+
+def speeds(sides: list[Side]) -> list[str]:
+    """Return the cells of two sides' speeds, and of their ratio."""
+    before, after = (side.speed() for side in sides)
+    return [f"{before:.4g}", f"{after:.4g}", f"{after / before:.2f}"]
+
+
+def times(*sides: str) -> list[str]:
+    """Return the heads of the columns that `Side.milliseconds` fills."""
+    return [f"{side}, ms of processor time a step" for side in sides]
+
+
+def add_turns(parser: argparse.ArgumentParser, turns: int) -> None:
+    parser.add_argument("--turns", type=int, default=turns, help=f"of each side (default: {turns})")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that a turn takes (default: 3)")

@@ -7,12 +7,11 @@ It is compared with what each worker does alone, with a coordinator of its own o
 from __future__ import annotations
 
 import itertools
-import json
 import time
 from pathlib import Path
 
 from bench.tables import print_row
-from bench.tasks import LocalCluster
+from bench.tasks import LocalCluster, write_settings
 
 PROGRAM = "bench.programs:Uneven"
 WORKERS = (2, 4)
@@ -49,13 +48,10 @@ class Uneven:
         run = f"uneven-{next(self._runs)}"
         begun = self._directory / f"{run}-steps"
         begun.mkdir()
-        settings = self._directory / f"{run}.json"
-        wanted = {"program": PROGRAM, "run": run, "steps": 10**9, "shared_dir": str(self._directory)}
-        settings.write_text(json.dumps({**wanted, "evaluation": "none"}), encoding="utf-8")
         task = self._cluster.start(
             "chief",
             0,
-            settings=str(settings),
+            settings=write_settings(self._directory, run, PROGRAM, steps=10**9, evaluation="none"),
             workers=workers,
             BENCH_STEPS=str(begun),
             BENCH_STEP_SECONDS=str(step_seconds),
@@ -91,19 +87,12 @@ def counted(directory: Path) -> dict[str, tuple[int, float]]:
     return found
 
 
-def print_uneven(
-    directory: Path,
-    *,
-    quick: bool,
-    workers: tuple[int, ...] = WORKERS,
-    steps: tuple[float, ...] = STEPS,
-    slower: tuple[float, ...] = SLOWER,
-) -> None:
-    """Measure each combination and print a row of it."""
+def print_uneven(directory: Path, combinations: list[tuple[int, float, float]], *, quick: bool) -> None:
+    """Measure each combination of workers, a step's seconds and how much slower one is; print a row of it."""
     print("\nWorkers of which one is slower, steps that vary by 30 %, 1 ps\n")
     print_row("workers", "a step, s", "one slower by", "together, steps/s", "of what they do alone", "asked", head=True)
-    with LocalCluster(max(workers), 1, directory).serving() as cluster:
+    with LocalCluster(max(workers for workers, _, _ in combinations), 1, directory).serving() as cluster:
         bench = Uneven(cluster, directory, quick=quick)
-        for each in itertools.product(workers, steps, slower):
+        for each in combinations:
             together, ratio = bench.ratio(*each)
             print_row(str(each[0]), f"{each[1]:g}", f"{each[2]:g}", f"{together:.3f}", f"{ratio:.3f}", f"{ASKED}")

@@ -258,13 +258,7 @@ class Cluster:
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Ask the trainer for the runs below the shared path."""
-        host = self.inventory.chief.host
-        answer = self._ask(host, TRAINER.format(verb="runs"))
-        runs = load_json(answer.stdout)
-        if answer.code or not isinstance(runs, list):
-            self.refuse_when_not_installed(self.observe([host]))
-            raise ClusterTrouble(f"the trainer on {host} can't list the runs: {last_line(answer)}")
-        return runs
+        return cast(list[dict[str, Any]], self._read("runs", list, "list the runs"))
 
     def list_checkpoints(self, run: str | None = None) -> list[dict[str, Any]]:
         """Ask the trainer for a run's checkpoints, by default the chosen run's."""
@@ -345,17 +339,22 @@ class Cluster:
 
     def read_sweep(self, name: str | None = None) -> dict[str, Any] | None:
         """Ask the trainer for a sweep: the one of this name, the selected or the last one; None where there is none."""
-        host = self.inventory.chief.host
         verb = f"sweep --name {shlex.quote(name)}" if name else "sweep"
-        answer = self._ask(host, TRAINER.format(verb=verb))
-        sweep = load_json(answer.stdout)
         # A host without a sweep has none.
-        if "there is no sweep" in answer.stderr or "invalid choice: 'sweep'" in answer.stderr:
+        none = ("there is no sweep", "invalid choice: 'sweep'")
+        return cast(dict[str, Any] | None, self._read(verb, dict, "tell the sweep", none))
+
+    def _read(self, verb: str, kind: type, deed: str, none: Sequence[str] = ()) -> Any:
+        """Run one of the trainer's commands that only reads; None where it says one of `none`."""
+        host = self.inventory.chief.host
+        answer = self._ask(host, TRAINER.format(verb=verb))
+        if any(words in answer.stderr for words in none):
             return None
-        if answer.code or not isinstance(sweep, dict):
+        parsed = load_json(answer.stdout)
+        if answer.code or not isinstance(parsed, kind):
             self.refuse_when_not_installed(self.observe([host]))
-            raise ClusterTrouble(f"the trainer on {host} can't tell the sweep: {last_line(answer)}")
-        return sweep
+            raise ClusterTrouble(f"the trainer on {host} can't {deed}: {last_line(answer)}")
+        return parsed
 
     def ask_queue(self, action: str, words: Sequence[str]) -> dict[str, Any]:
         """Have the trainer list or change the queue: `list`, `add`, `move` or `remove`; returns what it says."""

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from fleet.files import replace_file
 from fleet.places import CODE, site
 from fleet.site.inventory import Inventory, describe
 from fleet.site.reader import Source, find_source, plain_value
@@ -129,10 +130,7 @@ def _keep(path: Path, read: Source) -> None:
         if json.loads(text)["variables"] != variables:
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        with open(partial, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(text)
-        partial.replace(path)
+        replace_file(path, text.encode(), 0o600)
         for old in sorted(path.parent.iterdir(), key=lambda each: each.stat().st_mtime)[:-KEPT]:
             old.unlink()
     except (OSError, TypeError, ValueError):

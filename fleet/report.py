@@ -153,6 +153,13 @@ def render_run(run: Run | None) -> str:
     return f"{text}\n  {set_off(run.message)}" if run.message and failed else text
 
 
+def render_selection(selection: Mapping[str, Any]) -> list[str]:
+    """Say of which sweep the run is a point, and whether the queue has it trained."""
+    sweep = selection.get("sweep")
+    lines = [f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status"] if sweep else []
+    return [*lines, "of the queue: fab queue"] if "queue" in selection else lines
+
+
 def render_account(run: Run | None) -> str:
     """The workers' pace, where the run's time went, and what befell it last; nothing of a run that never began."""
     lines = [render_paces(run.workers), render_staleness(run.workers)] if run and run.state == "training" else []

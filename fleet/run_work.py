@@ -10,7 +10,6 @@ from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.history import Trail
 from fleet.site.schema.problems import show
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 
 STOPPED = "stopped; type it again to go on"
@@ -30,24 +29,22 @@ def have_done(
     Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history, unless
     the caller has `noted` it.
     """
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+    with desk.progress() as progress:
 
-    def hear(record: Mapping[str, Any]) -> None:
-        done = render_bytes(record["done"])
-        progress.show(f"{verb}: {done} of {render_bytes(expected)}" if expected else f"{verb}: {done}")
+        def hear(record: Mapping[str, Any]) -> None:
+            done = render_bytes(record["done"])
+            progress.show(f"{verb}: {done} of {render_bytes(expected)}" if expected else f"{verb}: {done}")
 
-    try:
-        if plan:
-            return cluster.upkeep(verb, [*words, "--plan"], hear)
-        if noted:
-            return cluster.upkeep(verb, words, hear)
-        with Trail(cluster, desk, verb) as trail:
-            trail.begin(words=" ".join(words))
-            return cluster.upkeep(verb, words, hear)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(STOPPED) from None
-    finally:
-        progress.end()
+        try:
+            if plan:
+                return cluster.upkeep(verb, [*words, "--plan"], hear)
+            if noted:
+                return cluster.upkeep(verb, words, hear)
+            with Trail(cluster, desk, verb) as trail:
+                trail.begin(words=" ".join(words))
+                return cluster.upkeep(verb, words, hear)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(STOPPED) from None
 
 
 def have_copied(

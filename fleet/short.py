@@ -138,7 +138,7 @@ class ShortWay:
         shipment = Shipment(self._inventory, STAGE, release, selection, untried=True)
         steps = [self._proof(host, shipment, release, nice=19)]
         answer = self._act({host: {"steps": steps, "sources": sources(steps)}}, STAGE_SECONDS)[host]
-        self._refuse_unproven(host, answer["steps"].get("proof"), release, display, shipment)
+        self._refuse_unproven(host, answer["steps"].get("proof"), release, display)
 
     def _question(self, host: str) -> dict[str, Any]:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
@@ -271,7 +271,7 @@ class ShortWay:
             asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": packed(there)}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
-            self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display, shipment)
+            self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _warm_early(self, host: str) -> dict[str, Any]:
@@ -304,9 +304,7 @@ class ShortWay:
             "environment": role.value("__release_check_environment"),
         }
 
-    def _refuse_unproven(
-        self, host: str, proof: dict[str, Any] | None, release: str, display: Display, shipment: Shipment
-    ) -> None:
+    def _refuse_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: Display) -> None:
         if proof is None:
             return
         lines = {f"{name}_lines": proof[name].splitlines() for name in ("stdout", "stderr")}

@@ -92,10 +92,7 @@ def _run_parts(observation: Observation) -> list[RenderableType]:
         parts.append(_plain(f"without {describe_absent(run.without)}", "yellow"))
     if has_broken(run.ways) and run.state in ("waiting", "training"):
         parts.append(_plain(f"ways: {describe_ways(run.ways)}", "yellow"))
-    if sweep := observation.selection.get("sweep"):
-        parts.append(_plain(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status"))
-    if "queue" in observation.selection:
-        parts.append(_plain("of the queue: fab queue"))
+    parts += map(_plain, report.render_selection(observation.selection))
     if run.ledger:
         parts.append(_plain(describe_ledger(run.ledger), "dim"))
     return [*parts, Text()]

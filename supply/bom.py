@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import FleetError
+from fleet.files import replace_file
 from fleet.places import KIT
 from fleet.release import build_release, locks_of
 from fleet.site.inventory import load_inventory
@@ -63,9 +64,7 @@ def write(release: str, locks: Sequence[Path], cache: Path, tool: Path) -> list[
         if not path.is_file():
             made = describe(lock, release, tool)
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_name(f"{path.name}.partial")
-            partial.write_bytes(made)
-            partial.replace(path)
+            replace_file(path, made)
         paths.append(path)
     return paths
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from trainer.core.config import Config, ConfigError
-from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
+from trainer.core.config import Config
+from trainer.keep_run import answered
 from trainer.run import queue_changes
 from trainer.run.records import to_json
 from trainer.telemetry.queue import describe_queue, read_queue
@@ -33,16 +32,8 @@ def add_queue_options(commands: Any, settings: Callable[[argparse.ArgumentParser
 
 def run_queue(options: argparse.Namespace, config: Config) -> int:
     """Do what is asked, and print the answer; returns the exit code."""
-    try:
-        outcome = do(options, config)
-    except (ConfigError, UserError, ValueError) as wrong:
-        print(f"error: {wrong}", file=sys.stderr)
-        return USER_ERROR
-    except OSError as wrong:
-        print(explain(wrong), file=sys.stderr)
-        return TRY_AGAIN
-    print(describe_queue(outcome) if options.action == "list" and not options.json else to_json(outcome))
-    return FINISHED
+    shown = describe_queue if options.action == "list" and not options.json else to_json
+    return answered(lambda: shown(do(options, config)))
 
 
 def do(options: argparse.Namespace, config: Config) -> dict[str, Any]:

@@ -51,13 +51,18 @@ def add_upkeep_options(commands: Any, settings: Callable[[argparse.ArgumentParse
 
 def run_upkeep(options: argparse.Namespace, config: Config) -> int:
     """Do what is asked, and print the answer; returns the exit code."""
+    return answered(lambda: to_json(do(options, config)))
+
+
+def answered(work: Callable[[], str]) -> int:
+    """Print what a command answers, or what is wrong; returns the exit code."""
     try:
-        print(to_json(do(options, config)))
+        print(work())
     except (ConfigError, UserError, ValueError) as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return USER_ERROR
     except OSError as wrong:
-        print(f"{explain(wrong)}", file=sys.stderr)
+        print(explain(wrong), file=sys.stderr)
         return TRY_AGAIN
     return FINISHED
 

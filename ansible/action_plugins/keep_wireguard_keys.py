@@ -9,6 +9,7 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
+from fleet.files import replace_file  # noqa: E402
 from fleet.site import wireguard  # noqa: E402
 
 SAID = "__wireguard_key"
@@ -37,9 +38,7 @@ class ActionModule(ActionBase):
             after = wireguard.keys_text(keys)
             kept = after == before or bool(self._task.args.get("next"))
             if not kept and not self._task.check_mode:
-                beside = path.with_name(f".{path.name}.new")
-                beside.write_text(after, encoding="utf-8")
-                beside.replace(path)
+                replace_file(path, after.encode())
         except wireguard.WireguardError as error:
             return {"failed": True, "msg": str(error)}
         except OSError as error:

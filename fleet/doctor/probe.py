@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 MIB = 2**20
-BLOCK = os.urandom(MIB)  # a file system that compresses gets nothing to compress
 AS_TRAINER = ("setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--")
 WRITE_SECONDS = 20
 PROXY_SECONDS = 3.0
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 PSFLEET_UNITS = ("trainer@*", "psfleet-*", "tensorboard*")
 CLOCK_UNITS = ("chrony", "systemd-timesyncd", "ntp", "ntpsec", "openntpd")
-# Written by the user of the tasks and read back: what the file `at` takes of sizes and times is printed.
+# Prints the MiB/s of writing to a directory. A file system that compresses gets nothing to compress.
 PACE = """
 import os, sys, tempfile, time
 block, count = os.urandom(2**20), int(sys.argv[2])
@@ -76,21 +74,18 @@ def room_in_time(path: str) -> dict[str, int] | None:
 
 def own_pace(directory: str, mebibytes: int) -> float | None:
     """Return the MiB/s of writing to a directory of this host, until they are on disk."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".psfleet-doctor-") as file:
-            begun = time.monotonic()
-            for _ in range(mebibytes):
-                file.write(BLOCK)
-            file.flush()
-            os.fsync(file.fileno())
-            return mebibytes / (time.monotonic() - begun)
-    except OSError:
-        return None
+    pace: float | None = paced((), directory, mebibytes)["pace"]
+    return pace
 
 
 def shared_pace(path: str, mebibytes: int) -> dict[str, Any]:
     """Return the MiB/s of the tasks' user on the shared path, or why it can't write there."""
-    words = (*AS_TRAINER, "/usr/bin/python3", "-c", PACE, path, str(mebibytes))
+    return paced(AS_TRAINER, path, mebibytes)
+
+
+def paced(user: tuple[str, ...], path: str, mebibytes: int) -> dict[str, Any]:
+    """Run PACE, as another user where `user` begins the command."""
+    words = (*user, "/usr/bin/python3", "-c", PACE, path, str(mebibytes))
     code, printed, errors = run(*words, seconds=WRITE_SECONDS)
     with contextlib.suppress(ValueError):
         return {"pace": float(printed), "why": ""}

@@ -8,10 +8,9 @@ from typing import Any
 
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import Inventory
+from trainer.core.runtime import NO_GPU
 
 SHARED_DIR = "/srv/trainer"
-# What TensorFlow reads in each task, under every manager.
-ENVIRONMENT = {"TF_USE_LEGACY_KERAS": "1", "GRPC_FAIL_FAST": "use_caller"}
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ def _gpus_of(inventory: Inventory, job: str) -> int:
     found: dict[int, str] = {}
     for task in inventory.spec["tasks"]:
         if task["job"] == job:
-            devices = task.get("cuda_visible_devices", "-1")
-            found[0 if devices == "-1" else len(devices.split(","))] = task["name"]
+            devices = task.get("cuda_visible_devices", NO_GPU)
+            found[0 if devices == NO_GPU else len(devices.split(","))] = task["name"]
     if len(found) > 1:
         shown = ", ".join(f"{name} has {count}" for count, name in sorted(found.items()))
         raise OperatorMistake(

@@ -12,8 +12,9 @@ from typing import Any
 
 import yaml
 
-from fleet.render import ENVIRONMENT, SHARED_DIR, Wanted
+from fleet.render import SHARED_DIR, Wanted
 from trainer.core.failures import USER_ERROR
+from trainer.core.runtime import TASK_ENVIRONMENT
 
 PORT, METRICS_PORT = 2222, 9200
 SETTINGS = "/etc/trainer"
@@ -188,7 +189,7 @@ def _environment(wanted: Wanted, job: str) -> dict[str, str]:
         "TF_CONFIG": task.replace('"INDEX"', "$(TASK_INDEX)"),
         "TRAINER_SETTINGS": f"{SETTINGS}/run.json",
         "TRAINER_METRICS": f"0.0.0.0:{METRICS_PORT}",
-        **ENVIRONMENT,
+        **TASK_ENVIRONMENT,
         "DATA_DIR": f"{SHARED_DIR}/data",
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
-from fleet.render import ENVIRONMENT, Wanted, refuse_gpus
+from fleet.render import Wanted, refuse_gpus
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR
+from trainer.core.runtime import TASK_ENVIRONMENT
 
 FIRST_PORT = 2222
 # How long before the time limit the coordinator is asked to save.
@@ -101,7 +102,7 @@ def render(wanted: Wanted, python: str) -> str:
         save_seconds=SAVE_SECONDS,
         counts=wanted.counts,
         python=shlex.quote(python),
-        environment=" ".join(f"{name}={value}" for name, value in ENVIRONMENT.items()),
+        environment=" ".join(f"{name}={value}" for name, value in TASK_ENVIRONMENT.items()),
         shared=shlex.quote(wanted.settings["shared_dir"]),
         tasks=" ".join(tasks),
         settings=json.dumps(wanted.settings, indent=2),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from string import Template
 
-from fleet.render import ENVIRONMENT, Wanted, refuse_gpus
+from fleet.render import Wanted, refuse_gpus
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
+from trainer.core.runtime import TASK_ENVIRONMENT
 
 SCRIPT = Template('''\
 """psfleet on Spark: $counts. $shared must be the same on all nodes.
@@ -136,7 +137,7 @@ def render(wanted: Wanted, python: str) -> str:
         python=repr(python),
         tasks=repr(wanted.names),
         settings=repr(json.dumps(wanted.settings)),
-        environment=repr(ENVIRONMENT),
+        environment=repr(TASK_ENVIRONMENT),
         finished=FINISHED,
         user_error=USER_ERROR,
         stopped=STOPPED,

@@ -10,11 +10,13 @@ from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, 
 from fleet.site.outcome import outcome
 from fleet.site.preflight.notes import preflight_notes
 from fleet.site.schema.problems import describe_problems
+from trainer.core.runtime import task_environment
 
 FILTERS: dict[str, Callable[..., Any]] = {
     "environment_value": escaping.environment_value,
     "config_word": escaping.config_word,
     "limit_word": escaping.limit_word,
+    "task_environment": task_environment,
     "cluster_spec": topology.cluster_spec,
     "host_tasks": topology.host_tasks,
     "metrics_targets": topology.metrics_targets,

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fleet.site.nvidia import branch_problem, capability_problem
+from trainer.core.runtime import NO_GPU
 from trainer.core.strategies import STRATEGIES
 
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-HIDDEN = "-1"
 
 
 class Computing(Protocol):
@@ -130,4 +130,4 @@ def _shared_devices(members: Sequence[str], hostvars: Mapping[str, Mapping[str, 
 
 def count_devices(devices: str | None) -> int:
     """Count the GPUs that a task may use, by its CUDA_VISIBLE_DEVICES."""
-    return 0 if devices is None or devices == HIDDEN else len(devices.split(","))
+    return 0 if devices is None or devices == NO_GPU else len(devices.split(","))

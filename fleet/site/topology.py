@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fleet.site.gpus import HIDDEN, GpuError, computes, host_devices, share_devices
+from fleet.site.gpus import GpuError, computes, host_devices, share_devices
 from fleet.site.members import (
     JOBS,
     SERVICES,
@@ -30,6 +30,7 @@ from fleet.site.members import (
 )
 from fleet.site.wireguard import endpoint, is_encrypted, wireguard_hosts
 from trainer.cluster.spec import SERVICE_JOBS
+from trainer.core.runtime import NO_GPU
 from trainer.core.strategies import STRATEGIES
 
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
@@ -250,7 +251,7 @@ def _with_devices(tasks: Sequence[Task], gpus: Mapping[str, Gpus], strategy: str
             shares |= zip(names, share_devices(host, found.devices, len(names)), strict=True)
         except GpuError as error:
             raise ClusterSpecError(str(error)) from error
-    return [replace(task, devices=shares.get(task.name, HIDDEN)) if task.host in gpus else task for task in tasks]
+    return [replace(task, devices=shares.get(task.name, NO_GPU)) if task.host in gpus else task for task in tasks]
 
 
 def _sources(tasks: Sequence[Task], groups: Groups, hostvars: HostVars) -> dict[str, list[str]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
@@ -12,7 +13,7 @@ from fleet.answers import render as render_answer
 from fleet.cluster import Cluster
 from fleet.release import Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
 from fleet.site.inventory import Inventory
-from fleet.tables import put
+from fleet.tables import ProgressLine, put
 from fleet.terminal import printable
 
 
@@ -56,6 +57,15 @@ class Desk:
 
     def say(self, text: str) -> None:
         put(self.out, self.complete(text))
+
+    @contextmanager
+    def progress(self) -> Iterator[ProgressLine]:
+        """Give the line that says how far a verb is, and leave it at the end."""
+        line = ProgressLine(self.meanwhile or self.out, clock=self.clock)
+        try:
+            yield line
+        finally:
+            line.end()
 
     def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
         """Print what `--json` asked for."""

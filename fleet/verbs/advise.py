@@ -9,7 +9,6 @@ from fleet.advice import Host, Look
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 
 FIRST_STEPS_SECONDS = 30
@@ -23,14 +22,11 @@ def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
     Raises HostsUnreachable, after the advice, where it lacks a host that nobody has drained.
     """
     first = first_look(cluster, desk)
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     end = desk.clock() + seconds
-    try:
+    with desk.progress() as progress:
         while (left := end - desk.clock()) > 0:
             progress.show(f"measuring for {left:.0f} s more")
             desk.sleep(min(5.0, left))
-    finally:
-        progress.end()
     away: dict[str, str] = {}
     found = advice.advise(first, look(cluster, away))
     if desk.answers is not None:

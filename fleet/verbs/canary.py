@@ -269,14 +269,11 @@ def _stage(cluster: Cluster, desk: Desk, short: ShortWay, seen: Observation, pla
     inventory = cluster.inventory
     others = [host for host in inventory.hosts if host != plan.host]
     shipment = Shipment(inventory, STAGE, plan.release, seen.selection, without=others)
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    try:
+    with desk.progress() as progress:
         if plan.by_ansible:
             desk.ship(shipment, progress)
         else:
             short.stage_alone(plan.host, shipment, progress)
-    finally:
-        progress.end()
 
 
 def _prepare(cluster: Cluster, run: Run, plan: Canary, ask: Ask) -> tuple[Trial, float | None]:
@@ -294,14 +291,13 @@ def _try(cluster: Cluster, desk: Desk, asked: Trial, host: str) -> Seen:
     """Have the host train, until that is over; nothing of it is left there, also when the operator leaves."""
     end = {"name": "end", "command": ["sh", "-c", trial.END]}  # of one whose control machine was lost
     begin = {"name": "begin", "command": trial.command_of(asked, cluster.inventory, host)}
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     try:
-        begun = cluster.act({host: {"steps": [end, begin]}}, SILENT_SECONDS)[host]["steps"]["begin"]
-        if begun["rc"]:
-            raise ClusterTrouble(f"{host}: the trial can't be started: {begun['stderr'].strip()}")
-        return _follow(cluster, desk, asked, host, progress)
+        with desk.progress() as progress:
+            begun = cluster.act({host: {"steps": [end, begin]}}, SILENT_SECONDS)[host]["steps"]["begin"]
+            if begun["rc"]:
+                raise ClusterTrouble(f"{host}: the trial can't be started: {begun['stderr'].strip()}")
+            return _follow(cluster, desk, asked, host, progress)
     finally:
-        progress.end()
         with undisturbed():
             cluster.hosts.run({host: f"root sh -c {shlex.quote(trial.END)}"}, SILENT_SECONDS)
 

@@ -14,7 +14,6 @@ from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
 from fleet.site.schema.problems import Problem
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 from fleet.verbs.gpu_check import ask_gpus, gpu_hosts
 from fleet.verbs.ways import try_ways
@@ -24,8 +23,7 @@ WAY_SECONDS = 0.2  # a way that is faster than this is never slow, whatever its 
 
 def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
     """Return what is wrong with the control machine, the hosts, their ways, the release, the tasks and the run."""
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    try:
+    with desk.progress() as progress:
         progress.show("looking at the control machine")
         found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory))
         progress.show(f"looking at {len(cluster.inventory.hosts)} hosts")
@@ -37,8 +35,6 @@ def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
         if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
             progress.show("proving the GPUs")
             found += judge_gpus(cluster, hosts)
-    finally:
-        progress.end()
     return sorted_findings(found)
 
 

@@ -7,13 +7,11 @@ from fleet.cluster import Cluster
 from fleet.verbs import Desk
 
 
-def export_run(
-    cluster: Cluster, desk: Desk, run: str | None = None, changes: bool = False, as_json: bool = False
-) -> None:
+def export_run(cluster: Cluster, desk: Desk, run: str | None = None, changes: bool = False) -> None:
     """Export a run's newest checkpoint, or what has changed in it since the newest export of one that trains."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.export_run(run, changes)
-    if as_json:
+    if desk.answers is not None:
         desk.answer("export", found)
         return
     place = f"{cluster.inventory.chief.host}:{found['export']}"

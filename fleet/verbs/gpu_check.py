@@ -21,7 +21,7 @@ _HEADER = ("HOST", "GPUS", "MODEL", "DRIVER", "COMPUTES", "STATE")
 _UNKNOWN = ("-",) * (len(_HEADER) - 2)
 
 
-def check_gpus(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+def check_gpus(cluster: Cluster, desk: Desk) -> None:
     """Show a row for each host of the group gpu; raise when a host isn't as the inventory expects."""
     inventory = cluster.inventory
     hosts = gpu_hosts(inventory)
@@ -30,7 +30,7 @@ def check_gpus(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
             f"{inventory.source} has no host with a task in the group gpu; expected those with GPUs there (docs/gpu.md)"
         )
     reports, unreachable = ask_gpus(cluster, hosts)
-    if as_json:
+    if desk.answers is not None:
         desk.answer("gpu-check", {"hosts": reports, "unreachable": unreachable})
     else:
         rows = [row(host, reports[host]) if host in reports else (host, *_UNKNOWN, "unreachable") for host in hosts]

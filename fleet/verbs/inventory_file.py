@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import FleetError, first_line
+from fleet.files import replace_file
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories
@@ -198,7 +199,7 @@ def change(
     backups = {path: Path(shutil.copy2(path, aside(path))) for path in texts}
     try:
         for path, text in texts.items():
-            _put(path, text.encode())
+            replace_file(path, text.encode())
         for path, there in moved.items():
             path.rename(there)
         read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
@@ -218,15 +219,6 @@ def change(
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
     return [*backups.values(), *(() if new else moved.values())]
-
-
-def _put(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, also where a link names it."""
-    path = path.resolve()
-    partial = path.with_name(f".{path.name}.new")  # Ansible reads no hidden file
-    shutil.copy2(path, partial)
-    partial.write_bytes(data)
-    partial.replace(path)
 
 
 def _with_values(text: str, variables: Mapping[str, Any]) -> str:

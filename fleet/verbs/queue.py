@@ -13,7 +13,6 @@ from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MOST_TEXT, Trail
 from fleet.lock import operator
 from fleet.observation import Observation
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from fleet.verbs.watch import RUN_SECONDS
@@ -63,10 +62,10 @@ class Asked:
         }  # fmt: skip
 
 
-def show_queue(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+def show_queue(cluster: Cluster, desk: Desk) -> None:
     """Show what trains, what waits and what has ended."""
     queue = cluster.ask_queue("list", [])
-    if as_json:
+    if desk.answers is not None:
         desk.answer("queue", {"queue": queue})
         return
     desk.say(describe_queue(queue))
@@ -179,12 +178,9 @@ def _look(cluster: Cluster) -> Observation:
 
 
 def _prove(cluster: Cluster, desk: Desk, release: str, asked: Asked) -> None:
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    try:
+    with desk.progress() as progress:
         progress.show(f"proving {asked.name} with release {release}")
         desk.prove(cluster, release, asked.selection, progress)
-    finally:
-        progress.end()
 
 
 def _left(cluster: Cluster) -> list[Mapping[str, Any]]:

@@ -19,7 +19,6 @@ def make_report(
     runs: Sequence[str],
     out: Path | None = None,
     then: Callable[[str], object] | None = None,
-    as_json: bool = False,
 ) -> None:
     """Write the page of the chosen run, or of these side by side, to a file here; `then` is given its URI."""
     for run in runs:
@@ -33,7 +32,7 @@ def make_report(
     except OSError as error:
         raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
     size = place.stat().st_size
-    if as_json:
+    if desk.answers is not None:
         desk.answer("report", {"runs": made["runs"], "report": str(place.resolve()), "size": size})
     else:
         desk.say(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")

@@ -10,28 +10,27 @@ from fleet.cluster import Cluster
 from fleet.verbs import Desk
 
 
-def show_runs(cluster: Cluster, desk: Desk, as_json: bool = False) -> None:
+def show_runs(cluster: Cluster, desk: Desk) -> None:
     """Show every run below the shared path."""
-    _say_rows(desk, "runs", cluster.list_runs(), as_json, report.render_runs, "no run yet: fab start-cluster")
+    _say_rows(desk, "runs", cluster.list_runs(), report.render_runs, "no run yet: fab start-cluster")
 
 
-def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None, as_json: bool = False) -> None:
+def show_checkpoints(cluster: Cluster, desk: Desk, run: str | None = None) -> None:
     """Show a run's checkpoints and why each is kept."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.list_checkpoints(run)
-    _say_rows(desk, "checkpoints", found, as_json, report.render_checkpoints, "no checkpoint yet")
+    _say_rows(desk, "checkpoints", found, report.render_checkpoints, "no checkpoint yet")
 
 
 def _say_rows(
     desk: Desk,
     verb: str,
     rows: list[dict[str, Any]],
-    as_json: bool,
     render: Callable[[list[dict[str, Any]]], str],
     none: str,
 ) -> None:
     """Print rows as JSON or as a table, and say it where there are none."""
-    if as_json:
+    if desk.answers is not None:
         desk.answer(verb, {verb: rows})
     else:
         desk.say(render(rows) if rows else none)

@@ -12,7 +12,6 @@ from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
 from fleet.site.inventory import Inventory
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 
 
@@ -72,11 +71,8 @@ def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False)
         without=list(plan.missing),
         check=check,
     )
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
-    try:
+    with desk.progress() as progress:
         return desk.ship(shipment, progress)
-    finally:
-        progress.end()
 
 
 def ship_to_present(desk: Desk, plan: Plan, playbooks: Sequence[str], allowed: bool) -> tuple[Plan, Shipped]:

@@ -16,7 +16,7 @@ from fleet.terminal import is_terminal
 from fleet.verbs import Desk
 
 
-def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool = False) -> None:
+def show_status(cluster: Cluster, desk: Desk, deep: bool = False) -> None:
     """Show each task and the run; raise when a task that should run doesn't.
 
     `deep` has each host compare its code and its environment, byte by byte, with what was installed there.
@@ -25,12 +25,12 @@ def show_status(cluster: Cluster, desk: Desk, as_json: bool = False, deep: bool 
     inventory = cluster.inventory
     rows = report.task_rows(inventory, observation)
     damage = _look_deeply(inventory, desk, observation) if deep else {}
-    if as_json:
+    if desk.answers is not None:
         desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
     else:
         _say_status(inventory, desk, observation, rows)
     _refuse_trouble(cluster, observation, rows, damage)
-    if deep and not as_json:
+    if deep and desk.answers is None:
         desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
 
 
@@ -43,10 +43,8 @@ def _say_status(inventory: Inventory, desk: Desk, observation: Observation, rows
     desk.say(report.render_tasks(rows))
     desk.say(report.render_release(observation))
     desk.say(report.render_run(observation.run))
-    if sweep := observation.selection.get("sweep"):
-        desk.say(f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status")
-    if "queue" in observation.selection:
-        desk.say("of the queue: fab queue")
+    for line in report.render_selection(observation.selection):
+        desk.say(line)
     if account := report.render_account(observation.run):
         desk.say(account)
 

@@ -10,19 +10,18 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.observation import Observation
 from fleet.site.sweep_file import is_same
-from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
 from trainer.telemetry.sweep import describe_sweep
 
 
-def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None, as_json: bool = False) -> None:
+def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None) -> None:
     """Show how far a sweep is: the one of this name, the selected one, or the last."""
     sweep = cluster.read_sweep(name)
     if sweep is None:
         raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
-    if as_json:
+    if desk.answers is not None:
         desk.answer("sweep", {"outcome": None, "sweep": sweep})
     else:
         desk.say(describe_sweep(sweep))
@@ -51,11 +50,10 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
         desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
         return None
     evaluator = cluster.inventory.evaluator
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     seen_ends: set[str] | None = None
     begun = heard = desk.clock()
     deadline = None
-    try:
+    with desk.progress() as progress:
         while True:
             desk.sleep(UNITS_SECONDS)
             seen, sweep = _look(cluster, name)
@@ -76,8 +74,6 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
                 _refuse_stopped(cluster, seen, name, desk.clock() - begun)
             trained = report.render_progress(seen.run) if seen.run else "waiting"
             progress.show(f"{len(ended)} of {len(sweep['points'])} points have ended; {sweep['present']}: {trained}")
-    finally:
-        progress.end()
     desk.say(describe_sweep(sweep))
     if evaluator is not None and not sweep["evaluated"]:
         desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")

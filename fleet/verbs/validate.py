@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import describe, find_problems, list_notes
@@ -15,17 +14,15 @@ from fleet.verbs import Desk
 def validate(
     desk: Desk,
     given: str | None = None,
-    as_json: bool = False,
     ask_vault_pass: bool = False,
-    environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Say whether an inventory is right. With `as_json`, all problems; else the first ten.
+    """Say whether an inventory is right. With `--json`, all problems; else the first ten.
 
     Raises OperatorMistake when it is not; its message is empty where JSON said it.
     """
     source, problems, notes, tasks = None, [], [], 0
     try:
-        read = read_source(given, environment, True, ask_vault_pass)
+        read = read_source(given, os.environ, True, ask_vault_pass)
         source = read.name
         problems = find_problems(read)
         if not problems:
@@ -33,7 +30,7 @@ def validate(
             notes, tasks = list_notes(inventory), len(inventory.tasks)
     except OperatorMistake as error:
         problems = [Problem(str(error))]
-    if as_json:
+    if desk.answers is not None:
         shown = {
             "inventory": source,
             "right": not problems,
@@ -43,8 +40,8 @@ def validate(
         desk.answer("validate", shown)
     if problems:
         listed = f"{source or 'no inventory'}: {len(problems)} wrong\n{describe_problems(problems)}"
-        raise OperatorMistake("" if as_json else listed)
-    if not as_json:
+        raise OperatorMistake(listed if desk.answers is None else "")
+    if desk.answers is None:
         for note in notes:
             desk.say(note)
         desk.say(f"{source} is right: {len(read.variables)} hosts, {tasks} tasks")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from fleet.cluster import Cluster
 from fleet.observation import Observation
-from fleet.tables import ProgressLine
 from fleet.verbs import Desk
 from fleet.verbs.watch import RUN_SECONDS
 
@@ -16,9 +15,8 @@ def wait(cluster: Cluster, desk: Desk, what: str, happened: Callable[[Observatio
 
     What is seen twice counts: what is seen once may be what a process said that has just gone.
     """
-    progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
     chief, end, times = cluster.inventory.chief.host, desk.clock() + seconds, 0
-    try:
+    with desk.progress() as progress:
         while desk.clock() < end:
             progress.show(what)
             desk.sleep(RUN_SECONDS)
@@ -27,5 +25,3 @@ def wait(cluster: Cluster, desk: Desk, what: str, happened: Callable[[Observatio
             if times == 2:
                 return True
         return False
-    finally:
-        progress.end()

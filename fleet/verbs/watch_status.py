@@ -91,29 +91,26 @@ class Watch:
         self._seen.marked.discard(host)
         if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.drains = {name: self._seen.drains[name] for name in self._seen.marked}
-        if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
         self._seen.take(seen)
 
 
-def watch_status(
-    cluster: Cluster, desk: Desk, as_json: bool = False, until: Callable[[], bool] = lambda: False
-) -> None:
+def watch_status(cluster: Cluster, desk: Desk, until: Callable[[], bool] = lambda: False) -> None:
     """Show the cluster until Ctrl-C: on a terminal a view that is redrawn, elsewhere a line where it changes.
 
-    With `as_json` each look is an object on a line. It ends, too, when nobody reads any more.
+    With `--json` each look is an object on a line. It ends, too, when nobody reads any more.
     """
     watch, stream = Watch(cluster, desk), desk.answers or desk.out
     watch.begin()
     try:
-        if not as_json and is_terminal(stream):
+        if desk.answers is None and is_terminal(stream):
             _draw(cluster, desk, watch, until)
             return
         line = ProgressLine(stream, clock=desk.clock)
         while not until() and is_read(stream):
             if watch.is_known:
                 seen, quiet = watch.look()
-                if as_json:
+                if desk.answers is not None:
                     desk.answer("status", status_record(cluster.inventory, seen, quiet), on_a_line=True)
                 else:
                     line.show(in_a_line(cluster.inventory, seen, quiet))

@@ -429,17 +429,20 @@ def test_the_first_save_is_not_begun_without_room_for_it(
     assert not list(directory.checkpoints.iterdir())
 
 
+def taken_over(directory: RunDirectory, trained: Trained) -> Saves:
+    """Save step 1 with a first lease and step 2 with the next; returns the saves of the first."""
+    found = []
+    for number in (1, 2):
+        lease = Lease(directory, number, 60)
+        assert lease._claim()
+        found.append(Saves(directory, trained, lease))
+        trained.set(number)
+        found[-1].save_and_wait()
+    return found[0]
+
+
 def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: RunDirectory, trained: Trained) -> None:
-    old = Lease(directory, 1, 60)
-    assert old._claim()
-    saves = Saves(directory, trained, old)
-    trained.set(1)
-    saves.save_and_wait()
-    new = Lease(directory, 2, 60)
-    assert new._claim()
-    later = Saves(directory, trained, new)
-    trained.set(2)
-    later.save_and_wait()
+    saves = taken_over(directory, trained)
     with pytest.raises(Infrastructure, match="lost the lease"):
         saves.save_and_wait()
     assert directory.catalogue.steps() == [1, 2]
@@ -449,15 +452,7 @@ def test_who_has_lost_the_lease_saves_nothing_and_removes_nothing(directory: Run
 def test_who_can_not_look_after_the_lease_removes_nothing_of_the_next_one(
     directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Lease(directory, 1, 60)
-    assert old._claim()
-    saves = Saves(directory, trained, old)
-    trained.set(1)
-    saves.save_and_wait()
-    new = Lease(directory, 2, 60)
-    assert new._claim()
-    trained.set(2)
-    Saves(directory, trained, new).save_and_wait()
+    saves = taken_over(directory, trained)
 
     def fail(*arguments: object) -> None:
         raise OSError(5, "Input/output error")

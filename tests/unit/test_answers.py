@@ -187,7 +187,7 @@ def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.De
     assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
     hosts.sweep = fleet.swept("finished", "training", present="s-2") | {"attempt": 1}
     desk.answers = io.StringIO()
-    show_sweep(cluster_of(hosts), desk, as_json=True)
+    show_sweep(cluster_of(hosts), desk)
     assert answer_of(desk)["sweep"]["present"] == "s-2"
 
 
@@ -208,7 +208,7 @@ def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
     assert answer(queue_remove, "last")["outcome"] == "done"
     assert answer(queue_remove, "last")["outcome"] == "not there"
     hosts.finish("digits", RunState.FAILED)
-    entries = answer(show_queue, True)["queue"]["entries"]
+    entries = answer(show_queue)["queue"]["entries"]
     assert [(each["name"], each["state"]) for each in entries] == [
         ("last", "removed"),
         ("digits", "failed"),
@@ -238,7 +238,7 @@ def test_a_status(hosts: fleet.Pretence, desk: verbs.Desk, deep: bool) -> None:
     hosts.unreachable["far"] = "no route"
     desk.look = lambda *_: {"head": "a file differs"}
     with pytest.raises(HostsUnreachable):
-        show_status(cluster_of(hosts), desk, as_json=True, deep=deep)
+        show_status(cluster_of(hosts), desk, deep=deep)
     found = answer_of(desk)
     assert found["run"]["workers"] == WORKERS
     assert [task["state"] for task in found["tasks"] if task["host"] == "far"] == ["unreachable"]
@@ -252,7 +252,7 @@ def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
         ("export", "export", export_run),
     ):
         desk.answers = io.StringIO()
-        show(cluster_of(hosts), desk, as_json=True)
+        show(cluster_of(hosts), desk)
         found = answer_of(desk)
         assert found["verb"] == verb
         assert found[key]
@@ -260,7 +260,7 @@ def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
 
 def test_a_page_that_was_written(hosts: fleet.Pretence, desk: verbs.Desk, tmp_path: Path) -> None:
     hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
-    make_report(cluster_of(hosts), desk, [], tmp_path / "page.html", as_json=True)
+    make_report(cluster_of(hosts), desk, [], tmp_path / "page.html")
     found = answer_of(desk)
     assert (found["verb"], found["runs"], found["size"]) == ("report", ["digits"], 6)
     assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
@@ -288,7 +288,7 @@ def test_an_inventory_that_is_wrong(desk: verbs.Desk, monkeypatch: pytest.Monkey
     monkeypatch.setattr("fleet.verbs.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
     monkeypatch.setattr("fleet.verbs.validate.find_problems", lambda _: [problem])
     with pytest.raises(OperatorMistake):
-        validate(desk, "inventory/x", True)
+        validate(desk, "inventory/x")
     assert answer_of(desk)["problems"][0]["variable"] == "trainer_run"
 
 
@@ -296,7 +296,7 @@ def test_gpus(desk: verbs.Desk) -> None:
     report = Answer(json.dumps(RIGHT))
     tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
-    check_gpus(Cluster(inventory, GpuHosts(a=report)), desk, True)
+    check_gpus(Cluster(inventory, GpuHosts(a=report)), desk)
     assert answer_of(desk)["hosts"] == {"a": RIGHT}
 
 

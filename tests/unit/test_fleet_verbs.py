@@ -1154,7 +1154,8 @@ def test_status_shows_the_others_when_a_host_is_unreachable(hosts: Pretence, des
 
 def test_status_as_json_has_every_task_and_the_run(hosts: Pretence, desk: verbs.Desk) -> None:
     hosts.run_status = status("finished", 30)
-    show_status(Cluster(hosts.inventory, hosts), desk, as_json=True)
+    desk.answers = desk.out
+    show_status(Cluster(hosts.inventory, hosts), desk)
     shown = json.loads(printed(desk))
     assert [row["task"] for row in shown["tasks"]] == [task.name for task in TASKS]
     assert shown["run"]["state"] == "finished"
@@ -1879,7 +1880,8 @@ def test_status_of_a_sweep_is_a_table_or_json(hosts: Pretence, desk: verbs.Desk)
     hosts.sweep = swept("finished", "training", present="s-2")
     show_sweep(cluster, desk)
     assert printed(desk).startswith("sweep s: 1 of 2 points have ended\nPARAMETERS")
-    show_sweep(cluster, desk, as_json=True)
+    desk.answers = desk.out
+    show_sweep(cluster, desk)
     assert json.loads(printed(desk)[printed(desk).index("{") :])["sweep"] == hosts.sweep
 
 

@@ -217,7 +217,7 @@ def test_a_host_is_not_asked_twice_at_a_time_and_others_go_on(hanging: Hanging) 
     hanging.hung = "far"
     out = io.StringIO()
     desk = verbs.Desk(out, answers=out)
-    watch_status(Cluster(hanging.inventory, hanging), desk, as_json=True, until=until(out, '"far": "no answer for'))
+    watch_status(Cluster(hanging.inventory, hanging), desk, until=until(out, '"far": "no answer for'))
     hanging.released.set()
     looks = [json.loads(line) for line in out.getvalue().splitlines()]
     assert all((look["version"], look["verb"]) == (1, "status") for look in looks)

@@ -50,7 +50,7 @@ def show(as_json=False, gpu=("a", "b"), **answers):
     inventory = Inventory("inventory/x", {"gpu": list(gpu)}, hosts, tasks, {})
     pretence, out = Pretence(**answers), io.StringIO()
     try:
-        check_gpus(Cluster(inventory, pretence), Desk(out=out), as_json)
+        check_gpus(Cluster(inventory, pretence), Desk(out, answers=out if as_json else None))
     finally:
         show.text = out.getvalue()
     return pretence

@@ -272,7 +272,7 @@ def refusal(made: Path, as_json: bool = False) -> str:
     """Return all that `fab validate` says of a wrong inventory."""
     out = io.StringIO()
     with pytest.raises(OperatorMistake) as caught:
-        validate(Desk(out), str(made), as_json)
+        validate(Desk(out, answers=out if as_json else None), str(made))
     return out.getvalue() + str(caught.value)
 
 

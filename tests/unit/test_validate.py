@@ -68,7 +68,7 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
     (site / "group_vars" / "worker.yml").write_text("worker_tasks: two\n")
     out = io.StringIO()
     with pytest.raises(OperatorMistake) as caught:
-        validate(Desk(out), str(site), as_json=True)
+        validate(Desk(out, answers=out), str(site))
     assert (str(caught.value), caught.value.code) == ("", 2)
     shown = json.loads(out.getvalue())
     (problem,) = shown["problems"]
@@ -400,7 +400,7 @@ def test_what_can_be_no_inventory_is_refused(given: str, message: str) -> None:
 def test_a_missing_inventory_is_the_one_problem() -> None:
     out = io.StringIO()
     with pytest.raises(OperatorMistake):
-        validate(Desk(out), "nowhere", as_json=True)
+        validate(Desk(out, answers=out), "nowhere")
     shown: dict[str, Any] = json.loads(out.getvalue())
     assert "there is no inventory 'nowhere'" in shown["problems"][0]["message"]
 

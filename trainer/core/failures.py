@@ -9,12 +9,10 @@ import errno
 import itertools
 import os
 import re
-import site
 import sys
-import sysconfig
-import traceback
 from pathlib import Path
 
+from trainer.core.own_frames import LINE_IN_MESSAGE, cause, user_line
 from trainer.core.transport_errors import AMBIGUOUS, transport_error
 
 FINISHED = 0
@@ -22,13 +20,6 @@ TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
 USER_ERROR = 78  # EX_CONFIG: the same would happen again
 STOPPED = 143  # 128 + SIGTERM
 
-TRAINER = Path(__file__).resolve().parents[1]
-LIBRARIES = tuple(
-    Path(path).resolve()
-    for path in {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
-    if Path(path).resolve() != Path(sys.prefix).resolve()
-)
-LINE_IN_MESSAGE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P<called>.+?)\.?$")  # Keras's
 COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
 # What TensorFlow calls a thing of the program's that was made before this process joined the cluster.
@@ -111,7 +102,7 @@ class Stopped(BaseException):
 
 def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:
     """Return whether trying again could help. TensorFlow is consulted only if it is loaded already."""
-    error = getattr(error, "original_exception", None) or error
+    error = cause(error)
     if isinstance(error, Infrastructure | UserError):
         return isinstance(error, Infrastructure)
     if isinstance(error, OSError):
@@ -150,7 +141,7 @@ def is_stale(error: BaseException) -> bool:
 
 def is_device(error: BaseException) -> bool:
     """Return whether it is a broken device's: trying again may help, on another one or after a reset."""
-    error = getattr(error, "original_exception", None) or error
+    error = cause(error)
     if "tensorflow" not in sys.modules:
         return False
     from tensorflow import errors
@@ -160,7 +151,7 @@ def is_device(error: BaseException) -> bool:
 
 def explain(error: BaseException, program_file: Path | None = None) -> str:
     """Describe an error in one line, with the last line of the user's own code that took part in it."""
-    error = getattr(error, "original_exception", None) or error
+    error = cause(error)
     message = first_line(error)
     mends = [mend for words, mend in MENDS.items() if words in message]
     summary = ": ".join(
@@ -208,23 +199,3 @@ def line_of_layer(text: str) -> str:
         return ""
     what = first_line(Exception("\n".join(reasons))) if reasons[0].startswith("in user code:") else reasons[0]
     return f"{what} (in the call of {called})"
-
-
-def user_line(error: BaseException, program_file: Path | None = None) -> str:
-    """Return "file:line" of the user's code deepest in the error, or nothing."""
-    found = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
-    found += [(match["file"], int(match["line"])) for match in LINE_IN_MESSAGE.finditer(str(error))]
-    for name, line in reversed(found):
-        if is_user_file(Path(name), program_file):
-            return f"{name}:{line}"
-    return ""
-
-
-def is_user_file(path: Path, program_file: Path | None) -> bool:
-    """Return whether a source file is the user's: not Python's, not a library's, not the trainer's."""
-    if path.name.startswith(("__autograph_generated", "<")) or not path.is_absolute():
-        return False
-    path = path.resolve()
-    if program_file is not None and (path == program_file or program_file.parent == path.parent):
-        return True
-    return not any(path.is_relative_to(library) for library in (*LIBRARIES, TRAINER))

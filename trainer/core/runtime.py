@@ -24,6 +24,9 @@ ENVIRONMENT = {
 # Of a ps: large pages for its tables, so that a row is found with fewer reads of memory (docs/large-tables.md). The C
 # library reads it when a process begins, so that the process that starts a ps has to set it.
 PS_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+NO_GPU = "-1"  # CUDA_VISIBLE_DEVICES of a task that is to use none
+# Of each task under every manager, also of what imports TensorFlow before the trainer does.
+TASK_ENVIRONMENT = {name: ENVIRONMENT[name] for name in ("TF_USE_LEGACY_KERAS", "GRPC_FAIL_FAST")}
 # What TensorFlow warns of in every training: it traces its own function again for each checkpoint, and `run` is called
 # outside `schedule` wherever a step is traced and a model with metrics is built. A worker's one GPU has its own data.
 EXPECTED = (
@@ -31,6 +34,11 @@ EXPECTED = (
     "method is invoked without using `ClusterCoordinator.schedule`",
     "1 GPUs are allocated per worker",
 )
+
+
+def task_environment(job: str) -> dict[str, str]:
+    """Return what a task of this job must have in its environment from its start."""
+    return TASK_ENVIRONMENT | (PS_ENVIRONMENT if job == "ps" else {})
 
 
 def prepare_tensorflow() -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainer.core.failures import is_user_file
+from trainer.core.own_frames import is_user_file
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS = 30.0

@@ -1,52 +1,25 @@
 """Handwritten digits learnt in step: every replica computes its part of one large batch, and all apply the sum.
 
-For `strategy: multi_worker_mirrored`, or `mirrored` on one machine with several GPUs. The images are scikit-learn's,
-1,797 real ones of 8 by 8 pixels, which need no download.
+For `strategy: multi_worker_mirrored`, or `mirrored` on one machine with several GPUs. Images and model are those of
+`digits`, and only the batches differ.
 """
 
 from __future__ import annotations
 
-import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
+
+from trainer.examples.digits import Digits, load
 
 # The batch of one step, over all replicas together: it is what the learning rate belongs to. It can be divided by
 # 1, 2, 3, 4, 6, 8, 12 or 16 replicas (a replica is a machine without GPUs, or one GPU).
 GLOBAL_BATCH = 96
-TEST_IMAGES = 360
 
 
-def load(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (uint8, 0 to 16) and labels of "train" or "test", split in the same way every time."""
-    digits = load_digits()
-    order = np.random.default_rng(seed=1).permutation(len(digits.target))
-    chosen = order[:TEST_IMAGES] if part == "test" else order[TEST_IMAGES:]
-    return digits.images[chosen].astype(np.uint8), digits.target[chosen].astype(np.int32)
-
-
-class SyncDigits:
+class SyncDigits(Digits):
     """A small convolutional network that reads a digit."""
 
-    def build_model(self) -> tf.keras.Model:
-        model = tf.keras.Sequential(
-            [
-                tf.keras.layers.Input((8, 8)),
-                tf.keras.layers.Rescaling(1 / 16),  # part of the model, so that the served model takes raw pixels
-                tf.keras.layers.Reshape((8, 8, 1)),
-                tf.keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-                tf.keras.layers.MaxPooling2D(),
-                tf.keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
-                tf.keras.layers.Flatten(),
-                tf.keras.layers.Dropout(0.5),
-                tf.keras.layers.Dense(10),
-            ]
-        )
-        model.compile(
-            optimizer=tf.keras.optimizers.Adam(2e-3),
-            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-        )
-        return model
+    def __init__(self) -> None:
+        super().__init__(learning_rate=2e-3)
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
         dataset = tf.data.Dataset.from_tensor_slices(load("train"))

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trainer.process.server_library import load_server_library
 from trainer.telemetry.gpu_use import SECONDS
-from trainer.telemetry.logs import NO_GPU
-
-HIDDEN = "-1"
+from trainer.telemetry.logs import HIDES_ALL
 
 
 def find_missing(environment: Mapping[str, str]) -> str | None:
@@ -33,7 +31,7 @@ def list_gpus(environment: Mapping[str, str]) -> list[str]:
     """Name the GPUs that a process may use, as CUDA_VISIBLE_DEVICES does: as it names them, else by UUID."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [] if visible.strip() in NO_GPU else [name.strip() for name in visible.split(",")]
+        return [] if visible.strip() in HIDES_ALL else [name.strip() for name in visible.split(",")]
     command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
     try:
         asked = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)

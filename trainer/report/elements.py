@@ -38,13 +38,13 @@ def clock(at: float | None) -> str:
     return f'<time datetime="{when.isoformat(timespec="seconds")}">{escape(moment(at))}</time>'
 
 
-def figure(kind: str, title: str, message: str, name: str = "", more: str = "") -> str:
+def figure(kind: str, title: str, message: str, name: str = "") -> str:
     """Return a figure that the script draws; its message is what it says in words."""
     label = escape(f"{title}. {message}")
     return (
         f'<figure class="{kind}"><h3>{escape(title)}</h3>'
         f'<div class="chart" role="img" data-figure="{kind}" data-name="{escape(name)}" aria-label="{label}">'
-        f"</div><figcaption>{escape(message)}</figcaption>{more}</figure>"
+        f"</div><figcaption>{escape(message)}</figcaption></figure>"
     )
 
 

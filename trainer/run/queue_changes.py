@@ -161,7 +161,7 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         entry = _waiting(config, entries, name)
-        waiting = [each for each in entries if each is not entry and _waits(config, entries, each)]
+        waiting = [each for each in entries if each is not entry and _waits(config, each)]
         kind, _, other = to.partition(":")
         if other == name:
             raise UserError(f"--before {name}: expected another run that waits")
@@ -188,7 +188,7 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         if has_ended(entries, name, config.shared_dir):
             return {"outcome": GONE, **look(config, entries, name)}
-        if not stop and not _waits(config, entries, _named(entries, name)):
+        if not stop and not _waits(config, _named(entries, name)):
             raise UserError(f"{name} has begun: with --stop it is saved and ended, and the queue goes on with the next")
         _named(entries, name)["removed"] = {"who": who, "time": time.time(), "message": f"taken out by {who}"}
     return {"outcome": PLANNED if plan else DONE, **look(config, entries, name)}
@@ -229,7 +229,7 @@ def _attempt(config: Config, name: str) -> int:
     return max(known, default=0)
 
 
-def _waits(config: Config, entries: list[dict[str, Any]], record: Mapping[str, Any]) -> bool:
+def _waits(config: Config, record: Mapping[str, Any]) -> bool:
     """Whether nothing of an entry has begun or ended."""
     entry = Entry.of(record)
     queue = Queue.of_entries([entry], config.shared_dir)
@@ -237,9 +237,9 @@ def _waits(config: Config, entries: list[dict[str, Any]], record: Mapping[str, A
 
 
 def _waiting(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    found = next((each for each in entries if each["name"] == name and _waits(config, entries, each)), None)
+    found = next((each for each in entries if each["name"] == name and _waits(config, each)), None)
     if found is None:
-        names = ", ".join(each["name"] for each in entries if _waits(config, entries, each)) or "none"
+        names = ", ".join(each["name"] for each in entries if _waits(config, each)) or "none"
         raise UserError(f"{name} does not wait in the queue; those that wait: {names}")
     return found
 

@@ -16,14 +16,14 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.contracts import Program
-from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs, is_user_file
+from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs
+from trainer.core.own_frames import own_lines
 from trainer.core.program import program_file
 from trainer.process.children import end_orphans
 from trainer.process.fork_server import Forked, ForkServer
@@ -224,12 +224,6 @@ def say_failure(config: Config, program: Program, of: str, method: str, error: B
     if mine:
         say_error(SWITCH)
     return USER_ERROR if mine else TRY_AGAIN
-
-
-def own_lines(error: BaseException, file: Path | None) -> list[str]:
-    """Return the part of the traceback that is the user's."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(Path(frame.filename), file)]
-    return "".join(traceback.format_list(frames)).splitlines()
 
 
 def say_error(*lines: str) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
 from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
-from trainer.core.runtime import PS_ENVIRONMENT
+from trainer.core.runtime import NO_GPU, PS_ENVIRONMENT
 from trainer.core.strategies import STRATEGIES
 from trainer.process.fork_server import PARENT, ForkServer
-from trainer.process.gpus import HIDDEN, list_gpus, share_gpus
+from trainer.process.gpus import list_gpus, share_gpus
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, sweep_or_none
 from trainer.tasks.local_supervisor import Supervisor, Task, say
@@ -247,4 +247,4 @@ def gpus_of(names: Sequence[tuple[str, int]], strategy: str) -> dict[tuple[str, 
     jobs = ("worker",) if STRATEGIES[strategy].remote else ("chief", "worker")
     training = sorted(name for name in names if name[0] in jobs)
     shares = dict(zip(training, share_gpus(gpus, len(training)), strict=True))
-    return {name: {"CUDA_VISIBLE_DEVICES": shares.get(name, HIDDEN)} for name in names}
+    return {name: {"CUDA_VISIBLE_DEVICES": shares.get(name, NO_GPU)} for name in names}

@@ -12,7 +12,7 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping
 
-from trainer.telemetry.logs import NO_GPU
+from trainer.telemetry.logs import HIDES_ALL
 
 log = logging.getLogger(__name__)
 FIELDS = "index,uuid,utilization.gpu,memory.used"
@@ -30,7 +30,7 @@ class GpuUse:
 def read_gpu_use(environment: Mapping[str, str] = os.environ) -> GpuUse | None:
     """Ask nvidia-smi; None where the process has no GPU, or nothing is known of it."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in NO_GPU:
+    if visible is not None and visible.strip() in HIDES_ALL:
         return None
     command = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from trainer.core.runtime import NO_GPU
 from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
 
 # What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
@@ -19,7 +20,7 @@ CHATTER = ("absl::InitializeLog()", "oneDNN custom operations are on", "Could no
 # What it prints as an error where the machine has no GPU's driver, or the task is to see no GPU.
 NOTHING_FOUND = "failed call to cuInit"
 DRIVER = Path("/dev/nvidiactl")
-NO_GPU = ("", "-1", "NoDevFiles")  # CUDA_VISIBLE_DEVICES of a task that is to use no GPU
+HIDES_ALL = ("", NO_GPU, "NoDevFiles")  # in CUDA_VISIBLE_DEVICES
 
 
 def set_up_logging(journal: bool, native: str = SOCKET) -> None:
@@ -70,7 +71,7 @@ def shorten_level(record: logging.LogRecord) -> bool:
 @contextlib.contextmanager
 def without_chatter() -> Iterator[None]:
     """Hold back what native code writes to standard error, and pass it on without TensorFlow's chatter."""
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in NO_GPU
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDES_ALL
     chatter = (*CHATTER, NOTHING_FOUND) if hidden or not DRIVER.exists() else CHATTER
     sys.stderr.flush()
     kept = os.dup(2)

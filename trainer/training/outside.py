@@ -14,7 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Tensor, Traced, Variable
-from trainer.core.failures import UserError, is_user_file
+from trainer.core.failures import UserError
+from trainer.core.own_frames import is_user_file
 from trainer.core.program import program_file
 
 # The name that TensorFlow gives to this process's devices until it joins a cluster.

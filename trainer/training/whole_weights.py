@@ -92,8 +92,8 @@ def joined(weights: Iterable[Variable]) -> list[Variable]:
 
 
 @contextlib.contextmanager
-def flagged(flag: list[bool], value: bool = True) -> Iterator[None]:
-    flag.append(value)
+def flagged(flag: list[bool]) -> Iterator[None]:
+    flag.append(True)
     try:
         yield
     finally:

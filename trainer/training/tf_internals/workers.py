@@ -26,6 +26,7 @@ from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from trainer.cluster.member import LostWorkers
 from trainer.core.contracts import Coordinator, Strategy
+from trainer.core.own_frames import cause
 from trainer.core.repeated_failures import RepeatedFailures
 from trainer.training.tf_internals.executors import delete_executor, keep_function
 from trainer.training.tf_internals.per_worker import PerWorkerResources
@@ -163,7 +164,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
     def _blame(self, task: str, error: Exception) -> None:
         """Raise WayLost where a call failed because its worker has lost a way."""
-        error = getattr(error, "original_exception", error)
+        error = cause(error)
         if isinstance(error, tf.errors.UnavailableError) and (why := self._members.way_lost(task, str(error))):
             raise WayLost(self.tasks.index(task), why) from error
 
@@ -271,7 +272,7 @@ class AlikeFailures:
         try:
             yield
         except (tf.errors.OpError, cluster_coordinator.ClosureInputError, cluster_coordinator.ClosureAbortedError) as e:
-            error = getattr(e, "original_exception", None) or e
+            error = cause(e)
             classes = [kind.__name__ for kind in type(error).__mro__]
             self.failures.add(task, self._members.process(task), classes, str(error))
             if self.have_all_failed(error):
@@ -347,7 +348,7 @@ def calls_fail(coordinator: Coordinator) -> bool:
 def all_failed_alike(coordinator: Coordinator, error: Exception) -> bool:
     """Return whether every worker reported this error, since a call ended well, and no process has ended."""
     alike = getattr(coordinator._cluster.failure_handler, "alike", None)
-    return alike is not None and alike.have_all_failed(getattr(error, "original_exception", None) or error)
+    return alike is not None and alike.have_all_failed(cause(error))
 
 
 def workers_out(coordinator: Coordinator) -> dict[int, float]:
