@@ -159,9 +159,9 @@ class Cluster:
             f"root sh -c {_quoted(GO_ON)} sh {{units}}",
         )
 
-    def cool(self, tasks: Sequence[Task]) -> None:
-        """Stop what a start has had import TensorFlow and wait, and has not had go on."""
-        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {{units}}")
+    def cool(self, tasks: Sequence[Task], start: str) -> None:
+        """Stop what a start has had import TensorFlow and wait, and has not had go on, nor lets begin any more."""
+        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {start} {{units}}")
 
     def park(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down; supervisors that can stay up, with no child.

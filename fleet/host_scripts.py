@@ -101,12 +101,19 @@ done
 _IN_TURN = "exec 9>/run/psfleet-agent; flock -w 20 9; " + _SHOW
 
 
+# Which tasks of which start are cooled: its look may be late, and reach the host only afterwards.
+COOLED = "/run/psfleet-cooled"
+
+
 def _warm(states: str) -> str:
     return (
         _IN_TURN
         + f"""umask 022
+start=$1
+shift
 mkdir -p {PARKED}
 for unit; do
+  [ ! -e "{COOLED}/$start.$unit" ] || continue
   case $(show ActiveState) in {states})
     touch "{PARKED}/$unit"
     systemctl start --no-block "$unit" && echo "$unit"
@@ -121,7 +128,12 @@ WARM_EARLY = _warm("inactive")  # before a start may still be refused: why a uni
 # Those that never went on. The files go last: a supervisor that finds none trains at once.
 COOL = (
     _IN_TURN
-    + f"""cd {PARKED} 2>/dev/null || exit 0
+    + f"""start=$1
+shift
+mkdir -p {COOLED}
+find {COOLED} -type f -mmin +15 -delete
+for unit; do : >"{COOLED}/$start.$unit"; done
+cd {PARKED} 2>/dev/null || exit 0
 cold= files=
 for unit; do
   [ -e "$unit" ] || continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,8 @@ class ShortWay:
     """What a start does by itself, and whether it may."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self.start = uuid.uuid4().hex[:12]
+        """By what name hosts know this start."""
         self._cluster = cluster
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
@@ -277,13 +280,13 @@ class ShortWay:
     def _warm_early(self, host: str) -> dict[str, Any]:
         """Return what the agent does first, so that an idle chief imports TensorFlow while the start is planned."""
         kit = hashlib.sha256("\n".join(sorted(self._kit)).encode()).hexdigest()
-        command = ["sh", "-c", WARM_EARLY, "sh", self._inventory.chief.unit]
+        command = ["sh", "-c", WARM_EARLY, "sh", self.start, self._inventory.chief.unit]
         return {"warm": {"files": {UNIT: self._wanted[host].files[UNIT]}, "sums": SUMS, "kit": kit, "command": command}}
 
     def _warm(self, host: str) -> list[dict[str, Any]]:
         """Return the step that has a host's idle tasks import TensorFlow meanwhile."""
         idle = [task.unit for task in self._inventory.tasks_on(host) if task.job in WARM_JOBS]
-        return [{"name": "warm", "command": ["sh", "-c", WARM, "sh", *idle]}] if idle else []
+        return [{"name": "warm", "command": ["sh", "-c", WARM, "sh", self.start, *idle]}] if idle else []
 
     def _proof(self, host: str, shipment: Shipment, current: str, nice: int = 0) -> dict[str, Any]:
         """Return the step that proves a release as tasks/prove.yml of the role release does."""

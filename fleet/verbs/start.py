@@ -100,28 +100,28 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     release = desk.build(inventory)
     if not request.plan_only:
         cluster.keep_starts_away()
-    with cooled(cluster, [] if request.plan_only else [inventory.chief]) as warm:
-        proven = _plan_and_prove(cluster, desk, request, release, warm)
+    short = ShortWay(cluster)
+    with cooled(cluster, [] if request.plan_only else [inventory.chief], short.start) as warm:
+        proven = _plan_and_prove(cluster, desk, request, release, short, warm)
         if proven is None:
             return
-        warm.clear()
-    before, plan, desk, request = proven.before, proven.plan, proven.desk, proven.request
-    rollback = Rollback(cluster, desk, plan, before)
-    with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
-        trail.begin(**_describe_choice(plan, before))
-        started = _switch_and_start(cluster, desk, request, before, rollback)
-        _follow(cluster, desk, request, started, rollback, trail)
+        before, plan, desk, request = proven.before, proven.plan, proven.desk, proven.request
+        rollback = Rollback(cluster, desk, plan, before)
+        with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
+            trail.begin(**_describe_choice(plan, before))
+            started = _switch_and_start(cluster, desk, request, before, rollback)
+            warm.clear()  # not before the rollback has begun to watch: Ctrl-C may come while the history is written
+            _follow(cluster, desk, request, started, rollback, trail)
 
 
 def _plan_and_prove(
-    cluster: Cluster, desk: Desk, request: StartRequest, release: str, warm: list[Task]
+    cluster: Cluster, desk: Desk, request: StartRequest, release: str, short: ShortWay, warm: list[Task]
 ) -> _Proven | None:
     """Look at the hosts, plan, and prove that; None where nothing is to be done.
 
     `warm` lists the tasks that may import TensorFlow meanwhile.
     """
     inventory = cluster.inventory
-    short = ShortWay(cluster)
     looks = short.questions(warm=not request.plan_only)
     before = cluster.observe(settings=True, looks=looks, by_trainer=True)
     warm[:] = [task for task in warm if before.looks.get(task.host, {"warm": True})["warm"]]  # or its answer is lost
@@ -145,7 +145,7 @@ def _plan_and_prove(
         _answer(desk, request, "planned", plan=plan.as_json(), changes=changes)
         return None
     # What Ansible starts is new, and what is left out stays down.
-    cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks])
+    cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks], short.start)
     warm[:] = plan.tasks
     return _Proven(before, _prove(cluster, desk, request, plan), desk, request)
 

@@ -12,17 +12,17 @@ from fleet.site.topology import Task
 
 
 @contextmanager
-def cooled(cluster: Cluster, tasks: Sequence[Task]) -> Iterator[list[Task]]:
+def cooled(cluster: Cluster, tasks: Sequence[Task], start: str) -> Iterator[list[Task]]:
     """Give the tasks that may import TensorFlow for a start, and end on leaving those that are still listed."""
     warm = list(tasks)
     try:
         yield warm
     finally:
-        cool(cluster, warm)
+        cool(cluster, warm, start)
 
 
-def cool(cluster: Cluster, tasks: Sequence[Task]) -> None:
+def cool(cluster: Cluster, tasks: Sequence[Task], start: str) -> None:
     """Have tasks end that import TensorFlow and wait; what stays on a host that is lost ends by itself."""
     with undisturbed(), suppress(FleetError):
         if tasks:
-            cluster.cool(tasks)
+            cluster.cool(tasks, start)

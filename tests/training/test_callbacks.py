@@ -190,7 +190,9 @@ def test_a_scheduler_sets_the_rate(found: dict[str, Any], api: str) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_a_callback_calls_the_model_and_one_that_predicts_is_told_so(found: dict[str, Any], api: str) -> None:
+def test_a_callback_calls_the_model_and_the_error_of_one_that_predicts_may_be_caught(
+    found: dict[str, Any], api: str
+) -> None:
     shapes, message = found[api]["predicting"]
     assert shapes == [3, 1, 3, 1]  # of two epochs' ends
     assert "A callback calls the model, self.model(x)" in message

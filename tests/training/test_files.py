@@ -94,5 +94,15 @@ def test_a_directory_that_is_missing_is_named_with_what_to_do(kind: str) -> None
         refuse_unwritable(object(), error)
 
 
-def test_another_files_error_stays_as_it_is() -> None:
-    refuse_unwritable(object(), tf.errors.NotFoundError(None, None, "/data/train-1; No such file"))
+def test_a_full_disk_is_named_with_the_worker_and_what_to_do() -> None:
+    file = "/scratch/numbers.psfleet-1-0-2-3_0.data-00000-of-00001.tempstate1; No space left on device"
+    text = f"Graph execution error:\n\nDetected at node Next defined at\n{file}\n\t [[{{{{node Next}}}}]]\nHint: more\n"
+    text += "from remote target /job:worker/replica:0/task:1 while calling"
+    with pytest.raises(UserError, match=r"^object: the disk of /scratch is full on the host of worker-1, .*Make room"):
+        refuse_unwritable(object(), tf.errors.ResourceExhaustedError(None, None, text))
+
+
+@pytest.mark.parametrize("name", ["NotFoundError", "ResourceExhaustedError"])
+@pytest.mark.parametrize("text", ["/data/train-1; No such file", "/data/train-1; No space left on device", "OOM"])
+def test_another_files_error_stays_as_it_is(name: str, text: str) -> None:
+    refuse_unwritable(object(), getattr(tf.errors, name)(None, None, text))

@@ -135,20 +135,26 @@ def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(run
 
 def test_a_program_that_ends_its_process_as_if_finished_fails_the_run(runs: Runs, tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import os\n\nos._exit(0)\n")
-    settings = tmp_path / "run.json"
-    values = {
-        "program": "leaves:Program",
-        "run": "left",
-        "shared_dir": str(runs.shared),
-        "max_restarts_without_step": 1,
-    }
-    settings.write_text(json.dumps(values))
-    config = json.dumps({"cluster": local_cluster(1, 1), "task": {"type": "chief", "index": 0}})
-    path = os.pathsep.join([str(ROOT), str(tmp_path)])
-    chief = runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(settings), PYTHONPATH=path)
+    chief = begin_chief(runs, tmp_path, "leaves:Program", max_restarts_without_step=1)
     assert chief.wait(MINUTE) == USER_ERROR, chief.output
     assert chief.output.count("chief-0 ended with 0 before its task was over (does the program call os._exit?)") == 2
     assert runs.status("left")["state"] == "failed"
+
+
+def test_a_program_whose_import_crashes_in_native_code_soon_fails_the_run(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "crashes.py").write_text("import ctypes\n\nctypes.string_at(0)\n")
+    chief = begin_chief(runs, tmp_path, "crashes:Program")
+    assert chief.wait(MINUTE) == USER_ERROR, chief.output
+    assert chief.output.count("chief-0 ended with 139 (SIGSEGV): starting the next") == 3
+    assert "crashed each time while TensorFlow and the program were imported" in runs.status("left")["message"]
+
+
+def begin_chief(runs: Runs, tmp_path: Path, program: str, **more: object) -> Process:
+    settings = tmp_path / "run.json"
+    settings.write_text(json.dumps({"program": program, "run": "left", "shared_dir": str(runs.shared), **more}))
+    config = json.dumps({"cluster": local_cluster(1, 1), "task": {"type": "chief", "index": 0}})
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    return runs.start(["-m", "trainer"], TF_CONFIG=config, TRAINER_SETTINGS=str(settings), PYTHONPATH=path)
 
 
 def test_what_is_forked_from_one_parent_shares_neither_numbers_nor_a_growing_memory() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from pathlib import Path
 
@@ -97,5 +98,23 @@ def test_who_an_earlier_coordinator_has_asked_is_told_by_the_next_one(wire: Wire
     """The one before has left it in the state record alone, as it told nobody at its end."""
     asked = {"ps-0": "a"}
     requests = RestartRequests(RunDirectory(tmp_path, "r"), asked, lambda write: None, Messenger(SERVERS))
-    requests.ask(dict(asked))
+    requests.ask(dict(asked), 0.0)
     wait_for(wire, ("ps-0", "a", 75))
+
+
+def test_a_request_that_a_full_disk_did_not_take_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, room = RunDirectory(tmp_path, "r"), [False, False, True, True]
+    directory.path.mkdir(parents=True)
+    set_members = directory.set_members
+
+    def write(**what: dict[str, str]) -> None:
+        if not room.pop(0):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        set_members(**what)
+
+    monkeypatch.setattr(directory, "set_members", write)
+    requests = RestartRequests(directory, {}, lambda write: write(), None)
+    for now in (0.0, 1.0, 5.0, 9.0, 10.0, 15.0):
+        requests.ask({"ps-0": "a"}, now)
+    assert directory.read_state()["restart"] == {"ps-0": "a"}
+    assert room == [True]  # at 0, 5 and 10 s; what is written is not written again

@@ -79,7 +79,6 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     ("text", "mend"),
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
-        ("partitions[0] = 2 is not in [0, 2)", "ids modulo them"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
     ],
 )
@@ -87,6 +86,19 @@ def test_what_a_library_refuses_without_a_mend_gets_one(text: str, mend: str) ->
     message = explain(RuntimeError(text))
     assert message.startswith(f"RuntimeError: {text}: ")
     assert mend in message
+
+
+@pytest.mark.parametrize(
+    ("node", "is_table"),
+    [
+        ("while/step/m/embedding/rows_asked_for_once/DynamicPartition_1", True),
+        ("while/step/m/embedding/embedding_lookup_1/DynamicPartition", True),
+        ("while/step/gradient_tape/m_1/DynamicPartition", False),
+    ],
+)
+def test_only_an_id_outside_of_a_table_gets_the_tables_mend(node: str, is_table: bool) -> None:
+    message = explain(RuntimeError(f"partitions[0] = 2 is not in [0, 2)\n\t [[{{{{node {node}}}}}]]"))
+    assert ("ids modulo them" in message) is is_table
 
 
 def test_operation_is_named_where_there_is_no_line() -> None:

@@ -59,7 +59,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
 
 
 def run(place: Path, script: str, *words: str) -> str:
-    for name in ("psfleet-parked", "psfleet-agent"):
+    for name in ("psfleet-parked", "psfleet-cooled", "psfleet-agent"):
         script = script.replace(f"/run/{name}", f"{place}/{name}")
     environment = {**os.environ, "PATH": f"{place}:{os.environ['PATH']}", "UNITS": str(place)}
     done = subprocess.run(
@@ -100,8 +100,8 @@ def test_only_what_does_not_run_begins_parked_and_no_start_before_its_file(tmp_p
     for unit, active in (("down", "inactive"), ("failed", "failed"), ("starting", "activating")):
         (tmp_path / unit).mkdir()
         (tmp_path / unit / "ActiveState").write_text(active)
-    assert run(tmp_path, WARM_EARLY, "runs", "failed", "starting") == ""  # why it failed stays to be seen
-    assert run(tmp_path, WARM, "runs", "down", "failed", "starting").split() == ["down", "failed"]
+    assert run(tmp_path, WARM_EARLY, "a1", "runs", "failed", "starting") == ""  # why it failed stays to be seen
+    assert run(tmp_path, WARM, "a1", "runs", "down", "failed", "starting").split() == ["down", "failed"]
     started = (tmp_path / "started").read_text().splitlines()
     assert started == ["down", "start --no-block down", "down", "failed", "start --no-block failed"]
 
@@ -117,11 +117,23 @@ def test_what_begins_parked_is_not_parked_again_and_stops_where_the_start_is_bro
         (tmp_path / "psfleet-parked" / unit).touch()
     run(tmp_path, PARK, "runs", "imports")
     assert stopped(tmp_path) == []
-    run(tmp_path, COOL, "runs", "imports", "trains")
+    run(tmp_path, COOL, "a1", "runs", "imports", "trains")
     assert stopped(tmp_path) == ["imports"]
     assert [each.name for each in (tmp_path / "psfleet-parked").iterdir()] == ["waits"]
-    run(tmp_path, COOL, "runs", "imports")  # again is nothing new
+    run(tmp_path, COOL, "a1", "runs", "imports")  # again is nothing new
     assert stopped(tmp_path) == ["imports"]
+
+
+def test_a_look_that_comes_late_begins_nothing_of_a_start_that_was_left(tmp_path: Path, begin: Begin) -> None:
+    """Ctrl-C leaves a look under way, whose host may be slow: what is cooled then has not begun yet."""
+    begin("runs")
+    for unit in ("chief-0", "ps-0"):
+        (tmp_path / unit).mkdir()
+        (tmp_path / unit / "ActiveState").write_text("inactive")
+    run(tmp_path, COOL, "a1", "chief-0")
+    assert run(tmp_path, WARM_EARLY, "a1", "chief-0") == ""
+    assert run(tmp_path, WARM, "a1", "chief-0", "ps-0").split() == ["ps-0"]  # that was not cooled
+    assert run(tmp_path, WARM_EARLY, "b2", "chief-0").split() == ["chief-0"]  # another start's
 
 
 def test_only_what_is_parked_is_asked_to_go_on(tmp_path: Path, begin: Begin) -> None:

@@ -342,6 +342,23 @@ def test_modes_and_missing_files_are_found_after_a_quick_look(environment, compa
     assert compare(check=True, quick=True) == [f"{file} is missing"]
 
 
+def test_an_environment_is_on_disk_before_it_counts_as_compared(environment, compare, monkeypatch):
+    noted = []
+    monkeypatch.setattr(
+        python_environment, "sync_files", lambda place: noted.append(python_environment.read_times(place))
+    )
+    assert compare() == []
+    assert noted == [None]
+    assert compare() == []
+    assert len(noted) == 1  # nothing was written since
+
+
+def test_what_can_not_be_brought_to_disk_is_an_error(environment):
+    python_environment.sync_files(environment[0])
+    with pytest.raises(OSError, match="No such file"):
+        python_environment.sync_files(environment[0] / "gone")
+
+
 def test_what_was_changed_just_now_is_not_noted(environment, compare, monkeypatch):
     """It could change once more within the same tick of the clock."""
     monkeypatch.setattr(python_environment, "TICK_SECONDS", 60.0)

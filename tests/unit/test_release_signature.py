@@ -292,6 +292,19 @@ def test_current_moves_to_a_release_that_is_right_alone(installed: Installed, ke
     assert not (root / "current").is_symlink()
 
 
+def test_a_release_is_on_disk_before_current_leads_to_it(
+    installed: Installed, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed.sign(key)
+    root, synced = installed.signers.parent, []
+    monkeypatch.setattr(host_release, "sync_files", lambda place: synced.append((root / "current").is_symlink()))
+    release = host_release.Release(root, installed.release["id"], CHECK, False)
+    release.switch()
+    assert synced == [False]
+    release.switch()
+    assert len(synced) == 1  # it led there before
+
+
 def test_a_release_is_checked_at_each_start() -> None:
     unit = (ROOT / "roles/trainer/templates/trainer@.service.j2").read_text().splitlines()
     assert "ExecStartPre=/usr/local/sbin/psfleet-check-release" in unit  # without `+`: as the task's user

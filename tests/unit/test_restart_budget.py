@@ -8,7 +8,7 @@ import pytest
 
 from trainer.core.failures import UserError
 from trainer.run.directory import RunDirectory
-from trainer.run.restart_budget import back_off, begin_attempt, end_attempt
+from trainer.run.restart_budget import back_off, begin_attempt, end_attempt, end_import
 
 
 @pytest.fixture
@@ -31,6 +31,23 @@ def test_more_crashes_than_the_limit_end_the_run_once(directory: RunDirectory) -
     with pytest.raises(UserError, match="crashed 4 times without a new checkpoint, and max_restarts_without_step is 3"):
         begin_attempt(directory, 7, 3)
     assert crash(directory, 7, 2, limit=3) == [0, 0]
+
+
+def test_native_crashes_of_the_import_end_the_run_at_the_third(directory: RunDirectory) -> None:
+    assert [begin_attempt(directory, 7, 10, crash) for crash in ("", "SIGSEGV", "SIGSEGV")] == [0, 0, 0]
+    with pytest.raises(UserError, match=r"native code crashed each time while .* imported, at last with SIGABRT"):
+        begin_attempt(directory, 7, 10, "SIGABRT")
+    assert crash(directory, 7, 2) == [0, 0]  # the next start is the operator's
+
+
+@pytest.mark.parametrize("other", ["after the import", "by itself", "killed"])
+def test_native_crashes_that_are_not_all_the_imports_are_counted_as_others(directory: RunDirectory, other: str) -> None:
+    for number in range(6):
+        begin_attempt(directory, 7, 10, "" if other == "killed" and number % 2 else "SIGSEGV")
+        if other == "after the import":
+            end_import(directory)
+        if other == "by itself" and number % 2:
+            end_attempt(directory)
 
 
 def test_new_checkpoint_begins_the_budget_anew(directory: RunDirectory) -> None:

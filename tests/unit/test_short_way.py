@@ -46,6 +46,7 @@ PLACES = (
     "/usr/local/sbin/psfleet-check-release",
     "/run/psfleet-agent",
     "/run/psfleet-parked",
+    "/run/psfleet-cooled",
 )
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SYSTEMCTL = """#!/bin/sh
@@ -280,11 +281,24 @@ def test_the_chief_ends_where_a_start_is_refused_or_left(
     assert "chief-0" in hosts.cooled
 
 
+def test_what_imports_ends_where_a_start_is_left_before_its_first_act(
+    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fleet.history.Trail.begin", leave)
+    with pytest.raises(KeyboardInterrupt):
+        start(hosts, desk)
+    assert hosts.calls("head")[0] == EARLY
+    assert "chief-0" in hosts.cooled
+
+
 def test_the_chief_ends_where_its_answer_is_lost(
     hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
-    monkeypatch.setattr(Cluster, "cool", lambda _, tasks: ended.extend(task.name for task in tasks))
+    monkeypatch.setattr(Cluster, "cool", lambda _, tasks, start: ended.extend(task.name for task in tasks))
     hosts.unreachable["head"] = "the connection was lost"
     with pytest.raises(HostsUnreachable):
         start(hosts, desk)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -163,6 +164,16 @@ def test_any_other_end_is_followed_by_the_next_process(start: Start, end: str, r
     code, logged = supervised.wait()
     assert (code, len(set(supervised.pids))) == (0, 3)
     assert logged.count(f"worker-0 ended with {reason}: starting the next\n") == 2
+
+
+@pytest.mark.parametrize(("end", "crash"), [("SIGSEGV", "SIGSEGV"), ("SIGABRT", "SIGABRT"), ("SIGKILL", "")])
+def test_the_next_process_hears_of_a_crash_in_native_code(start: Start, end: str, crash: str) -> None:
+    supervised = start(
+        "def task(notifier):\n    print(f'before: {notifier.crash}.', file=sys.stderr)\n"
+        f"    if count() == 1: return 0\n    notifier.ready('up')\n    os.kill(os.getpid(), signal.{end})"
+    )
+    code, logged = supervised.wait()
+    assert (code, re.findall("before: (.*)[.]", logged)) == (0, ["", crash])
 
 
 def test_a_process_that_was_not_ready_is_followed_after_a_pause(start: Start) -> None:

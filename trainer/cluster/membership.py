@@ -301,8 +301,9 @@ class Membership:
 
     def look(self) -> None:
         """Compare the records with what this generation needs; the heartbeat calls this after each round."""
-        self._look_for_added(time.monotonic())
-        self._ask_to_restart()
+        now = time.monotonic()
+        self._look_for_added(now)
+        self._ask_to_restart(now)
         if late := self._phases.overdue():
             self._give_up("phase-overdue", late, [])
         for task, member in self.heartbeat.members().items():
@@ -348,10 +349,10 @@ class Membership:
             if members[task].state is State.TRAINING:
                 self._cut_off(task, why)
 
-    def _ask_to_restart(self) -> None:
+    def _ask_to_restart(self, now: float) -> None:
         """Have those processes restart that must not be used as they are, also those that answer only later."""
         wanted = {task: m.must_restart for task, m in self.heartbeat.members().items() if m.must_restart}
-        self._restarts.ask(wanted)
+        self._restarts.ask(wanted, now)
 
     def _silent_addresses(self) -> list[str]:
         """Return the workers that TensorFlow must not wait for."""

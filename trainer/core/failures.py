@@ -24,6 +24,9 @@ LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P
 COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
 # What TensorFlow calls a thing of the program's that was made before this process joined the cluster.
 MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGNORECASE)
+# What a lookup's partition of ids says, as does the program's own tf.dynamic_partition; and the lookups' operations.
+OF_A_TABLE = "partitions["
+LOOKUP = re.compile(r"\b(embedding_lookup\w*|rows_asked_for_once\w*)/")
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
 MENDS = {
     "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
@@ -40,7 +43,7 @@ MENDS = {
     "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
-    "partitions[": "an id is outside of a table that is split between the ps: give the Embedding as many rows as the "
+    OF_A_TABLE: "an id is outside of a table that is split between the ps: give the Embedding as many rows as the "
     "greatest id and one more, or take ids modulo them, as keras.layers.Hashing does (docs/recommenders.md)",
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
@@ -154,6 +157,8 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     error = cause(error)
     message = first_line(error)
     mends = [mend for words, mend in MENDS.items() if words in message]
+    if OF_A_TABLE in message and not LOOKUP.search(str(error)):
+        mends.remove(MENDS[OF_A_TABLE])
     summary = ": ".join(
         [type(error).__name__, message.rstrip("."), *mends] if mends else [type(error).__name__, message]
     )

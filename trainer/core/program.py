@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from trainer.core.slow_code import naming_slow_code
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
-def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
+def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callable[[], None] = lambda: None) -> Program:
     """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
     module_name, _, attribute = name.partition(":")
     try:
@@ -38,6 +38,7 @@ def load_program(name: str, arguments: Mapping[str, Any]) -> Program:
         if not is_the_programs(error):
             raise
         raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
+    once_imported()
     for part in attribute.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [item for item in dir(found) if item[0] != "_"], n=1)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+# What native code raises by its own fault. SIGBUS isn't one: a file that is read through memory may be cut off.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 def memory_kills() -> int:
@@ -52,6 +54,11 @@ def end_orphans(spared: Container[int]) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def crash_of(code: int) -> str:
+    """Return the name of the signal by which native code ended a process; nothing where it ended otherwise."""
+    return signal.Signals(-code).name if -code in CRASHES else ""
 
 
 def describe_code(code: int) -> str:

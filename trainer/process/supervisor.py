@@ -25,14 +25,14 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.children import Child, describe_code, describe_lack, end_orphans, read_process
+from trainer.process.children import Child, crash_of, describe_code, describe_lack, end_orphans, read_process
 from trainer.process.fork_server import Server, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, warm_up_server, why_unsafe
 from trainer.run.release import same_kit
 from trainer.telemetry.outlets.prometheus import given
-from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
+from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, CRASH, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
 
 log = logging.getLogger(__name__)
 PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
@@ -77,6 +77,7 @@ class Supervisor:
         self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
         self._child: Child | None = None
         self._restarts = 0
+        self._crash = ""
         self._was_ready = self._stopping = False
         self._parking = Parking()
         self._park_file = park_file
@@ -135,6 +136,7 @@ class Supervisor:
                 if self._stopping or (code in passed_on and not is_unsaid) or child.restart_unit:
                     return self._pass_on(code)
                 self._restarts += 1
+                self._crash = crash_of(code)
                 why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
                 why += describe_lack(code, child.kills)
                 log.info("%s ended with %s%s: starting the next", self._name, describe_code(code), why)
@@ -173,7 +175,7 @@ class Supervisor:
         self._leave_to_child()
         ours.close()
         theirs.settimeout(1.0)
-        notifier = self._notifier.through(theirs, self._restarts)
+        notifier = self._notifier.through(theirs, self._restarts, self._crash)
         return notifier.ends(run(notifier))
 
     def _leave_to_child(self) -> None:
@@ -206,6 +208,7 @@ class Supervisor:
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
         environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
+        environment[CRASH] = self._crash
         environment |= given(self._listener)
         command = [*self._fresh, "--parent", str(os.getpid())]
         os.chdir(self._place)

@@ -27,7 +27,7 @@ from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.release import own_release
-from trainer.run.restart_budget import begin_attempt, end_attempt
+from trainer.run.restart_budget import begin_attempt, end_attempt, end_import
 from trainer.tasks.exits import Exit, decide_exit
 from trainer.tasks.finished import complete_finished
 from trainer.tasks.training import Training
@@ -129,7 +129,7 @@ def run_coordinator(
                 return FINISHED
             phases = report(held, config, cluster, notifier, collector)
             if cluster.job == "chief":
-                begin(held, config, cluster)
+                begin(held, config, cluster, notifier.crash)
             train_run(held, config, cluster, phases, stopping, in_process)
             if held.membership is not None and not keeps_servers():
                 held.membership.shut_down_servers()
@@ -157,7 +157,7 @@ def report(
     return phases
 
 
-def begin(held: Held, config: Config, cluster: Cluster) -> None:
+def begin(held: Held, config: Config, cluster: Cluster, crash: str) -> None:
     """Take the run over as its coordinator, and begin an attempt; waits where attempts came to nothing before."""
     assert held.progress is not None
     progress, directory = held.progress, held.directory
@@ -168,7 +168,8 @@ def begin(held: Held, config: Config, cluster: Cluster) -> None:
     record_resources(cluster.task, lambda: directory)
     if held.lease.taken_from:
         progress.events.write("lease-taken", message=f"from {held.lease.taken_from}")
-    pause = begin_attempt(directory, directory.catalogue.newest(), config.max_restarts_without_step)
+    newest = directory.catalogue.newest()
+    pause = begin_attempt(directory, newest, config.max_restarts_without_step, crash)
     held.has_begun = True
     if pause:
         message = f"started again and again without a new checkpoint: going on in {pause:.0f} s"
@@ -185,7 +186,7 @@ def train_run(
         release = own_release(Path.cwd())
         held.membership = Membership(config, cluster, held.directory, held.progress, phases, release)
     load_tensorflow()
-    program = load_program(config.program, config.program_args)
+    program = load_program(config.program, config.program_args, partial(end_import, held.directory))
     held.program_file = program_file(program)
     Training(
         config, cluster, program, held.directory, held.progress, phases, held.membership, held.lease, stopping

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -43,6 +46,19 @@ TWICE = (
 NO_PLACE = (
     "a file of its pipeline can't be written where it runs: {}. The directory of cache(FILE) must be there on each "
     "host that reads, and the task must be allowed to write there (trainer_writable_paths)"
+)
+NO_ROOM = (
+    "the disk of {} is full{}, where its pipeline writes cache(FILE) or snapshot: each try would write once more. Make "
+    "room there, name another directory, or leave the name out, as in cache(), which keeps the data in memory"
+)
+FULL = tuple(f"; {os.strerror(number)}" for number in (errno.ENOSPC, errno.EDQUOT))
+WORKER = re.compile(r"/job:worker/replica:0/task:(\d+)")
+# What TensorFlow may say of such a file, as of others.
+UNWRITABLE = (
+    tf.errors.AlreadyExistsError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
 )
 LEFT_OUT = "%s: the file of %s is left out, and the data are read without it: %s"
 
@@ -214,9 +230,14 @@ def refusing(message: str) -> Callable[..., Any]:
 
 
 def refuse_unwritable(program: Program, error: Exception) -> None:
-    """Raise UserError where a file of a reader's own has no place, or is locked: two caches of its pipeline do that."""
+    """Raise UserError where a file of a reader's own has no place or room, or is locked, by two caches of one name."""
     name = type(program).__name__
     if LOCKED in str(error):
         raise UserError(f"{name}: {TWICE}") from error
     if OWN in str(error) and isinstance(error, tf.errors.NotFoundError | tf.errors.PermissionDeniedError):
         raise UserError(f"{name}: {NO_PLACE.format(first_line(error).rstrip('.'))}") from error
+    path, own, why = first_line(error).partition(OWN)
+    if own and why.endswith(FULL):
+        worker = WORKER.search(str(error))
+        where = f" on the host of worker-{worker[1]}" if worker else ""
+        raise UserError(f"{name}: {NO_ROOM.format(Path(path).parent, where)}") from error

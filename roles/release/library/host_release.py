@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -99,6 +100,8 @@ class Release:
         self._write(self.root / "signers", signers.encode())
         self._link(self.path / "env", f"../../envs/{environment}")
         if not self._check:
+            if self.changes:
+                sync_files(self.path)  # while what runs goes on: at the switch little is left
             self.changes += self._prove("--tidy")
         elif not self.changes:
             self._look()
@@ -110,6 +113,8 @@ class Release:
         current = self.root / "current"
         if current.exists() and not current.is_symlink():
             raise Refused(f"{current} is no link; expected one to a release, or nothing. Remove it")
+        if not self._check and current.resolve() != self.path.resolve():
+            sync_files(self.path)  # a power failure would leave empty files behind a link that counts
         self._link(current, f"releases/{self.path.name}")
 
     def _look(self) -> None:
@@ -171,6 +176,16 @@ class Release:
             partial.unlink(missing_ok=True)
             partial.symlink_to(target)
             partial.replace(path)
+
+
+def sync_files(place: Path) -> None:
+    """Have the disk hold all that was written to a directory's file system."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(number := ctypes.get_errno(), os.strerror(number), str(place))
+    finally:
+        os.close(descriptor)
 
 
 def parse(sums: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import csv
+import ctypes
 import hashlib
 import io
 import json
@@ -177,6 +178,16 @@ def note_times(environment: Path, lock_text: str, before: str, began: float) -> 
         partial.replace(environment / SEEN)
 
 
+def sync_files(place: Path) -> None:
+    """Have the disk hold all that was written to a directory's file system."""
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+            raise OSError(number := ctypes.get_errno(), os.strerror(number), str(place))
+    finally:
+        os.close(descriptor)
+
+
 def read_times(environment: Path) -> str | None:
     try:
         return (environment / SEEN).read_text()
@@ -271,6 +282,8 @@ def main() -> None:
         if left:
             module.fail_json(msg=f"{environment} is still not as {lock_file} says: {json.dumps(left)[:2000]}")
     if not module.check_mode:
+        if seen != read_times(environment):  # what a power failure leaves empty would count as compared, and as ready
+            sync_files(environment)
         note_times(environment, lock_text, seen, began)
     module.exit_json(
         changed=bool(found),

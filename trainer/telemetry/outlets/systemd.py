@@ -13,6 +13,7 @@ RESTART_UNIT = "X_RESTART_UNIT=1"
 ENDS = "X_ENDS=1"  # likewise: the exit code that follows is the task's
 CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor
 RESTARTS = "TRAINER_RESTARTS"  # the same for how many processes of this task came before
+CRASH = "TRAINER_CRASH"  # and for the signal by which native code ended the last of them
 
 
 class Notifier:
@@ -24,11 +25,14 @@ class Notifier:
         watchdog_seconds: float | None = None,
         channel: socket.socket | None = None,
         restarts: int = 0,
+        crash: str = "",
     ) -> None:
         """Take systemd's socket, or a `channel` to the supervisor, and how often systemd wants a sign of life."""
         self.watchdog_seconds = watchdog_seconds
         self.restarts = restarts
         """How many processes of this task its supervisor has seen end before this one."""
+        self.crash = crash
+        """The signal by which native code ended the process before this one, if that was how it ended."""
         self._address = address
         self._channel = channel
 
@@ -37,11 +41,12 @@ class Notifier:
         usec, descriptor = environment.get("WATCHDOG_USEC", ""), environment.get(CHANNEL)
         channel = socket.socket(fileno=int(descriptor)) if descriptor else None
         seconds = int(usec) / 1e6 if usec.isdigit() else None
-        return cls(environment.get("NOTIFY_SOCKET"), seconds, channel, int(environment.get(RESTARTS, "0")))
+        restarts, crash = int(environment.get(RESTARTS, "0")), environment.get(CRASH, "")
+        return cls(environment.get("NOTIFY_SOCKET"), seconds, channel, restarts, crash)
 
-    def through(self, channel: socket.socket, restarts: int = 0) -> Notifier:
+    def through(self, channel: socket.socket, restarts: int = 0, crash: str = "") -> Notifier:
         """Return the notifier of a child, whose states go to its supervisor."""
-        return Notifier(None, self.watchdog_seconds, channel, restarts)
+        return Notifier(None, self.watchdog_seconds, channel, restarts, crash)
 
     def ready(self, status: str) -> None:
         """Say that the process has started: systemd goes on with what waits for it."""

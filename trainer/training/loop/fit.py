@@ -6,6 +6,9 @@ one given to it here keeps both numbers on the coordinator and packs the steps a
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import tensorflow as tf
 
 from trainer.core.contracts import Model
@@ -27,6 +30,7 @@ def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None
     # `follow` does that, for each optimizer that the model has.
     if hasattr(model.optimizer, "finalize_variable_values"):  # a list of optimizers has not
         object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)
+    undo_where_predict_fails(model)
     # What BackupAndRestore tells `fit` about where to go on, told by our checkpoint, once callbacks have begun.
     model._maybe_load_initial_counters_from_ckpt = lambda steps, initial: epochs.next
     model.fit(
@@ -37,3 +41,18 @@ def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None
         callbacks=epochs.callbacks,
         verbose=0,
     )
+
+
+def undo_where_predict_fails(model: Model) -> None:
+    """Have a callback that catches an error of `predict` go on: Keras takes strategy and coordinator away meanwhile."""
+    predict = model.predict
+
+    @functools.wraps(predict)
+    def undone(*args: Any, **kwargs: Any) -> Any:
+        kept = model._distribution_strategy, model._cluster_coordinator
+        try:
+            return predict(*args, **kwargs)
+        finally:
+            model._distribution_strategy, model._cluster_coordinator = kept
+
+    object.__setattr__(model, "predict", undone)

@@ -23,7 +23,7 @@ from trainer.training.steps.runner import Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.steps.trained import OfTrained, Trained
-from trainer.training.worker_files import refuse_unwritable
+from trainer.training.worker_files import UNWRITABLE, refuse_unwritable
 
 
 class LocalStepRunner(OfTrained):
@@ -74,7 +74,7 @@ class LocalStepRunner(OfTrained):
             outputs = self._call(self._data.iterator, tf.constant([steps], tf.int64))
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
-        except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        except UNWRITABLE as error:
             refuse_unwritable(self._program, error)
             raise
         call = Call(steps, began, outputs)

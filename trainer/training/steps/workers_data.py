@@ -24,7 +24,7 @@ from trainer.training.steps.read_order import ReadOrder
 from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec, type_in
 from trainer.training.tf_internals.joining import Newcomer, divide_again
 from trainer.training.tf_internals.per_worker import extend
-from trainer.training.worker_files import WorkerFiles, refuse_unwritable
+from trainer.training.worker_files import UNWRITABLE, WorkerFiles, refuse_unwritable
 
 
 class WorkersData:
@@ -148,7 +148,7 @@ class WorkersData:
             if ENDLESS in str(error):
                 raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
             raise
-        except (tf.errors.AlreadyExistsError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        except UNWRITABLE as error:
             refuse_unwritable(self._program, error)
             raise
 
