@@ -737,6 +737,31 @@ def taken():
     return distance(weights(program), alone(Taken()))
 
 
+class Counted(Program):
+    """A layer that counts words in a split weight, by what it reads and writes."""
+
+    def build_model(self):
+        class Counts(keras.layers.Layer):
+            def build(self, shape):
+                self.seen = self.add_weight(name="seen", shape=(WORDS,), initializer="zeros", trainable=False)
+
+            def call(self, words, training=False):
+                if training:
+                    found = tf.math.bincount(tf.reshape(words, [-1]), minlength=WORDS, maxlength=WORDS)
+                    self.seen.assign(self.seen + 0.5 * tf.cast(found, tf.float32))
+                return tf.cast(words, tf.float32)
+
+        self.model = keras.Sequential([keras.layers.Input((2,), dtype=tf.int64), Counts(), keras.layers.Dense(1)])
+        self.model.compile(keras.optimizers.SGD(1e-6), "mse")
+        return self.model
+
+
+def counted():
+    program = Counted()
+    train(program, 200, workers=2, partitioner_min_bytes=64)
+    return float(program.model.layers[0].seen.numpy().sum())
+
+
 class Spectral(Program):
     def build_model(self):
         self.model = keras.Sequential([keras.layers.SpectralNormalization(keras.layers.Dense(1), input_shape=(2,))])
@@ -784,6 +809,7 @@ def features():
         "split_constraint": tried(refused, program=Constrained(), partitioner_min_bytes=8),
         "overwriting": tried(overwriting),
         "taken": tried(taken),
+        "counted": tried(counted),
         "spectral": tried(refused, program=Spectral()),
         "mixed": tried(mixed),
         "float16": tried(float16),

@@ -170,6 +170,10 @@ def test_rows_of_a_split_weight_are_taken_as_those_of_a_whole_one(features: dict
     assert features["taken"] < 1e-6
 
 
+def test_what_is_computed_of_a_split_weight_and_written_to_it_is_not_lost(features: dict[str, Any]) -> None:
+    assert features["counted"] == 200 * 8 * 2 * 0.5
+
+
 def test_a_layer_that_replaces_weights_is_refused(features: dict[str, Any]) -> None:
     assert "is a SpectralNormalization, which replaces weights" in features["spectral"]
 

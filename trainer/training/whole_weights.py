@@ -19,6 +19,7 @@ from trainer.core.contracts import Layer, Optimizer, Variable
 from trainer.core.failures import UserError, first_line
 from trainer.training.lookups import look_up
 from trainer.training.placement import name_of
+from trainer.training.split_assign import shard_values
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
 from trainer.training.tf_internals.variables import whole_of
 
@@ -239,6 +240,10 @@ def checking_shape(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def assign(variable: Variable, value: object, *given: object, **named: object) -> Any:
         refuse_other_shape(variable, value)
+        if (values := shard_values(variable, value)) is not None:
+            for shard, one in zip(variable.variables, values, strict=True):
+                shard.assign(one)
+            return variable
         return plain(variable, value, *given, **named)
 
     return assign
