@@ -705,6 +705,70 @@ class OwnTable(keras.layers.Layer):
         return found * tf.ones((), self.compute_dtype)
 
 
+class Taken(Program):
+    """A layer of one's own that takes rows of its weights in each way that a whole weight has."""
+
+    def build_model(self):
+        class Rows(keras.layers.Layer):
+            def build(self, shape):
+                first = keras.initializers.Constant(np.random.default_rng(1).normal(size=(WORDS, WIDTH)) / 9)
+                self.table = self.add_weight(name="table", shape=(WORDS, WIDTH), initializer=first)
+                self.centers = tf.Variable(tf.zeros([WORDS, WIDTH]), trainable=False)
+
+            def call(self, words, training=False):
+                words = tf.cast(words, tf.int64)
+                found = tf.gather(self.table, words[:, 0]) + tf.reduce_sum(tf.gather(self.table, words), 1)
+                found += self.table[words[0, 1]] + tf.reduce_sum(self.table[words[0, 0] : words[0, 0] + 2], 0)
+                if training:
+                    change = tf.stop_gradient(tf.gather(self.centers, words[:, 1]) - found)
+                    self.centers.scatter_sub(tf.IndexedSlices(0.1 * change, words[:, 1]))
+                return found + tf.gather(self.centers, words[:, 1])
+
+        line = keras.layers.Dense(1, kernel_initializer="ones")
+        self.model = keras.Sequential([keras.layers.Input((2,), dtype=tf.int64), Rows(), line])
+        self.model.compile(keras.optimizers.Adam(0.05), "mse")
+        return self.model
+
+
+def taken():
+    """The distance between a training with split weights and Keras's own with whole ones."""
+    program = Taken()
+    train(program, **SPLIT)
+    return distance(weights(program), alone(Taken()))
+
+
+class Counted(Program):
+    """A layer that counts words in a split weight, by what it reads and writes."""
+
+    def build_model(self):
+        class Counts(keras.layers.Layer):
+            def build(self, shape):
+                self.seen = self.add_weight(name="seen", shape=(WORDS,), initializer="zeros", trainable=False)
+
+            def call(self, words, training=False):
+                if training:
+                    found = tf.math.bincount(tf.reshape(words, [-1]), minlength=WORDS, maxlength=WORDS)
+                    self.seen.assign(self.seen + 0.5 * tf.cast(found, tf.float32))
+                return tf.cast(words, tf.float32)
+
+        self.model = keras.Sequential([keras.layers.Input((2,), dtype=tf.int64), Counts(), keras.layers.Dense(1)])
+        self.model.compile(keras.optimizers.SGD(1e-6), "mse")
+        return self.model
+
+
+def counted():
+    program = Counted()
+    train(program, 200, workers=2, partitioner_min_bytes=64)
+    return float(program.model.layers[0].seen.numpy().sum())
+
+
+class Spectral(Program):
+    def build_model(self):
+        self.model = keras.Sequential([keras.layers.SpectralNormalization(keras.layers.Dense(1), input_shape=(2,))])
+        self.model.compile("sgd", "mse")
+        return self.model
+
+
 def mixed():
     shared = PLACE / "mixed"
     before = train(Mixed(), 40, workers=2, directory=shared, evaluation="inline", **SPLIT)
@@ -744,6 +808,9 @@ def features():
         "constrained": tried(constrained),
         "split_constraint": tried(refused, program=Constrained(), partitioner_min_bytes=8),
         "overwriting": tried(overwriting),
+        "taken": tried(taken),
+        "counted": tried(counted),
+        "spectral": tried(refused, program=Spectral()),
         "mixed": tried(mixed),
         "float16": tried(float16),
         "two_optimizers": tried(two_optimizers),

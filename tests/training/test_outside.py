@@ -29,6 +29,7 @@ OTHERS = {
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
     "OfV1": "compile got AdamOptimizer, which is none of Keras's optimizers",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
+    "PythonLoss": "Extra.train_step trains through py_function, whose gradient is Python",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
 WHILE_BUILT = {
@@ -47,6 +48,7 @@ COPIED = {
     "CopiedStep": "Extra.train_step has NumPy arrays of ",
     "CopiedData": "CopiedData.train_dataset has NumPy arrays of ",
 }
+PYTHON = {"PythonMetric": "Extra.train_step calls Python (py_function or numpy_function), as in a metric"}
 CLEARED = ["Cleared", "ClearedOfKeras3"]
 
 
@@ -54,7 +56,7 @@ CLEARED = ["Cleared", "ClearedOfKeras3"]
 def found() -> dict[str, Any]:
     answered: dict[str, Any] = run_check(
         "outside_check.py",
-        *(*NAMED, *OTHERS, *WHILE_BUILT, *LOST, *CLEARED, *COPIED, "CopiedNot", "Called", "Kept"),
+        *(*NAMED, *OTHERS, *WHILE_BUILT, *LOST, *CLEARED, *COPIED, *PYTHON, "CopiedNot", "Called", "Kept"),
         deadline=5 * MINUTE,
     )
     return answered
@@ -90,9 +92,16 @@ def test_arrays_that_a_worker_copies_are_warned_of(found: dict[str, Any], name: 
     assert len(found[name]) == 4  # it trains nevertheless
 
 
+def test_python_in_a_metric_is_warned_of_and_counts(found: dict[str, Any]) -> None:
+    assert found["warned of PythonMetric"].startswith(PYTHON["PythonMetric"])
+    assert [step["by_python"] for step in found["PythonMetric"]] == [7.0] * 4
+
+
 def test_what_the_model_has_may_be_changed(found: dict[str, Any]) -> None:
     assert sorted(step["t"] for step in found["Kept"]) == [2.0, 4.0, 6.0, 8.0]
-    assert [key for key in found if key.startswith("warned of")] == [f"warned of {name}" for name in (*LOST, *COPIED)]
+    assert [key for key in found if key.startswith("warned of")] == [
+        f"warned of {name}" for name in (*LOST, *COPIED, *PYTHON)
+    ]
     assert [step["t"] for step in found["CopiedNot"]] == [4000.0] * 4
 
 

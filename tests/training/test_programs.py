@@ -166,6 +166,18 @@ def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(
     assert features["from_noise"] == {"evaluation": ["judges"], "made": [3, 2], "trained": True}
 
 
+def test_rows_of_a_split_weight_are_taken_as_those_of_a_whole_one(features: dict[str, Any]) -> None:
+    assert features["taken"] < 1e-6
+
+
+def test_what_is_computed_of_a_split_weight_and_written_to_it_is_not_lost(features: dict[str, Any]) -> None:
+    assert features["counted"] == 200 * 8 * 2 * 0.5
+
+
+def test_a_layer_that_replaces_weights_is_refused(features: dict[str, Any]) -> None:
+    assert "is a SpectralNormalization, which replaces weights" in features["spectral"]
+
+
 def test_split_tables_train_in_bfloat16_and_are_restored_on_another_number_of_ps(features: dict[str, Any]) -> None:
     mixed = features["mixed"]
     first, tried, exported, again, *_ = mixed["shards"]

@@ -24,6 +24,7 @@ from trainer.run.checkpoint_writer import Order
 from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
+from trainer.run.position import Position
 from trainer.run.save_failures import SaveFailed
 
 pytestmark = pytest.mark.timeout(120)
@@ -232,6 +233,23 @@ def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirec
     assert trained.values() == {5.0, 6.0}
     assert later.is_final(5)
     assert not later.is_final(4)
+
+
+def test_a_step_is_saved_again_where_its_last_call_was_not_counted_yet(
+    directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The examples are counted when the call's report has come: after its weights were copied with calls in flight."""
+    saves, examples = Saves(directory, trained), [72]
+    monkeypatch.setattr(saves, "_position", lambda: Position(1, ((0, examples[0]),)))
+    trained.set(10)
+    saves.save_and_wait()
+    examples[0] = 80
+    assert saves.has(10)
+    assert not saves.has_all(10)
+    saves.save_and_wait()
+    saves.save_and_wait()
+    assert saves.results == [(10, None)] * 2
+    assert saves.position(10) == Position(1, ((0, 80),))
 
 
 @pytest.mark.parametrize("fails", ["write", "write_manifest"])

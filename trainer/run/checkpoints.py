@@ -45,6 +45,8 @@ class Saving:
     step: int
     began: float
     end: Future[int]
+    position: Position | None
+    """How far the data were read, where a later save of this step may know it better."""
 
 
 class Checkpoints:
@@ -94,11 +96,19 @@ class Checkpoints:
         self._failures = SaveFailures(directory, config.storage_timeout_seconds)
         self._saving: Saving | None = None
         self._newest: int | None = None
+        self._newest_position: Position | None = None
 
     def has(self, step: int) -> bool:
         """Return whether the step is that of the newest checkpoint, as far as this process knows."""
         self._take_up_the_end()
         return step == self._newest
+
+    def has_all(self, step: int) -> bool:
+        """Return whether the newest checkpoint is of this step, and counts what has been read of the data until now.
+
+        One that was saved with calls in flight may have the weights of a call whose examples it does not count.
+        """
+        return self.has(step) and self._newest_position in (None, self._position())
 
     def is_final(self, step: int) -> bool:
         """Return whether the newest checkpoint is of this step, and what the end of the training has made of it."""
@@ -124,7 +134,7 @@ class Checkpoints:
             self.settle()
         elif not self._settle_in_time(PATIENCE_SECONDS if patience is None else patience):
             return self._leave_out(step)
-        if not again and self.has(step):
+        if not again and self.has_all(step):
             return ended(lambda: step)
         self._failures.check()
         return self._begin(step, final=again)
@@ -182,7 +192,7 @@ class Checkpoints:
         self._saving = None
         error = saving.end.exception()
         if error is None:
-            self._newest = saving.step
+            self._newest, self._newest_position = saving.step, saving.position
             self._failures.written()
         elif isinstance(error, SaveFailed):
             self._failures.add(saving.began, error)
@@ -207,7 +217,8 @@ class Checkpoints:
             position=position.as_record() if position else None,
         )
         save = partial(self._writer.save, order)
-        self._saving = Saving(step, began, in_thread("save", save) if state.remote else ended(save))
+        end = in_thread("save", save) if state.remote else ended(save)
+        self._saving = Saving(step, began, end, None if final else position)
         return self._saving.end
 
     def prepare(self) -> None:
@@ -230,12 +241,13 @@ class Checkpoints:
 
     def skip_restore(self, newest: int | None) -> None:
         """Go on with variables that are as new as the newest checkpoint, or newer: none is read."""
-        self._newest = newest
+        self._newest, self._newest_position = newest, None
 
     def restore(self, steps: Sequence[int] | None = None) -> int | None:
         """Restore the newest good checkpoint as CheckpointReader does; returns its step, None without any."""
         step = self._reader.restore(steps)
-        self._newest = self._newest if step is None else step
+        if step is not None:
+            self._newest, self._newest_position = step, None
         return step
 
 

@@ -27,6 +27,7 @@ from trainer.training.data_service import DataService
 from trainer.training.given_files import GivenFile, GivenFiles
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.places import file_after_file, pass_after_pass
+from trainer.training.python_calls import has_python
 from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker
 from trainer.training.worker_files import (
     THIS,
@@ -49,7 +50,6 @@ POLICIES = {
 # What makes batches, of the size that is its second input, and what makes others of them.
 BATCHING = ("BatchDataset", "BatchDatasetV2", "PaddedBatchDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset")
 UNBATCHING = ("UnbatchDataset", "RebatchDataset", "RebatchDatasetV2")
-PYTHON_OPERATIONS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 PYTHON_IN_PIPELINE = (
     "has Python in its pipeline (from_generator, py_function or numpy_function). Under parameter_server the workers' "
     "servers run no Python: it would run in the coordinator, for all of them, or hang. Read files instead "
@@ -328,12 +328,6 @@ def find_problem(graph: Any, dataset: tf.data.Dataset) -> str:
         if tensor.dtype == tf.resource and "/job:ps/" not in tensor.device:
             return RESOURCE_FROM_OUTSIDE
     return ""
-
-
-def has_python(definition: Any) -> bool:
-    """Return whether a GraphDef, or a function in it, calls Python."""
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-    return any(node.op in PYTHON_OPERATIONS for node in nodes)
 
 
 def uses_python(dataset: tf.data.Dataset) -> bool:

@@ -38,6 +38,12 @@ def share_among_workers(model: Model) -> None:
 
     Raises UserError where it must.
     """
+    for layer in model.submodules:
+        if isinstance(layer, tf.keras.layers.SpectralNormalization):
+            raise UserError(
+                f"the layer {layer.name!r} is a SpectralNormalization, which replaces weights at each step: workers "
+                "would overwrite each other's. Leave it out"
+            )
     for optimizer in filter(None, optimizers_of(model)):
         if overwrites_weights(optimizer):
             raise UserError(

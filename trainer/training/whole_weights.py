@@ -17,7 +17,9 @@ import tensorflow as tf
 
 from trainer.core.contracts import Layer, Optimizer, Variable
 from trainer.core.failures import UserError, first_line
+from trainer.training.lookups import look_up
 from trainer.training.placement import name_of
+from trainer.training.split_assign import shard_values
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
 from trainer.training.tf_internals.variables import whole_of
 
@@ -133,6 +135,8 @@ def see_whole_weights() -> None:
     patch_hdf5_format(lambda plain: with_whole_lists(plain, model=1), whole_and_listed)
     ShardedVariable.assign = checking_shape(ShardedVariable.assign)
     ShardedVariable.value = ShardedVariable.read_value = tf.convert_to_tensor  # which each other variable has
+    ShardedVariable.sparse_read = look_up  # by which tf.gather reads; TensorFlow's own gives rows by their shards
+    ShardedVariable.__getitem__ = taking_tensors(ShardedVariable.__getitem__)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
 
@@ -219,10 +223,27 @@ def joined_slots(optimizer: Optimizer) -> list[Variable]:
     return list({id(weight): weight for weight in wholes}.values())
 
 
+def taking_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what gives a part of a split variable: in the type of its layer, and by tensors, as of a whole one."""
+
+    @functools.wraps(plain)
+    def part(variable: Variable, spec: Any) -> Any:
+        bounds = [(one.start, one.stop, one.step) if isinstance(one, slice) else one for one in tf.nest.flatten(spec)]
+        if any(tf.is_tensor(one) for one in tf.nest.flatten(bounds)):
+            return tf.convert_to_tensor(variable)[spec]
+        return tf.cast(plain(variable, spec), variable.dtype)
+
+    return part
+
+
 def checking_shape(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def assign(variable: Variable, value: object, *given: object, **named: object) -> Any:
         refuse_other_shape(variable, value)
+        if (values := shard_values(variable, value)) is not None:
+            for shard, one in zip(variable.variables, values, strict=True):
+                shard.assign(one)
+            return variable
         return plain(variable, value, *given, **named)
 
     return assign

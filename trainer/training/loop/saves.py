@@ -83,7 +83,7 @@ class Saves:
     def save(
         self, step: int, *, again: bool = False, wait: bool = True, last: bool = False, patience: float | None = None
     ) -> None:
-        """Save a checkpoint of this step, unless there is one; `again` replaces it, since the weights have changed.
+        """Save a checkpoint of this step, unless there is all of one; `again` replaces it: weights have changed.
 
         With calls in flight its step is the one that is copied with the other variables.
         `wait` says whether to return when it is on disk, or as soon as the training can go on; `last`, that there is
@@ -94,7 +94,7 @@ class Saves:
             if wait:
                 self._settle(last=last)
             # A member that is asked to save must save, even when the coordinator's files are there already.
-            (there,) = self._runner.agree([int(self._progress.leads and self.checkpoints.has(step))])
+            (there,) = self._runner.agree([int(self._progress.leads and self.checkpoints.has_all(step))])
             if again or not there:
                 if wait and not last:
                     self.checkpoints.save_and_wait(again=again)

@@ -23,6 +23,7 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
 from trainer.training.outside import refuse_outside
+from trainer.training.python_calls import look_for_python
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once
 from trainer.training.steps.call_accounts import CallAccounts
@@ -276,6 +277,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
         if tables is not None and tables.found_more():
             train_step = trace()
     refuse_large_arrays(train_step.graph, name)
+    look_for_python(train_step.graph, name)
     refuse_outside(program, train_step, name, model)
     with strategy.scope():
         keras.check_step(train_step)

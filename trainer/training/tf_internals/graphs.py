@@ -107,6 +107,13 @@ def set_input(operation: Any, number: int, tensor: Any) -> None:
     operation._update_input(number, tensor)
 
 
+def operation_like(operation: Any, inputs: Sequence[Tensor]) -> Any:
+    """Make an operation of the same kind that takes other inputs."""
+    types, attributes = [one.dtype for one in operation.outputs], dict(operation.node_def.attr)
+    attributes.pop("_class", None)
+    return operation.graph._create_op_internal(operation.type, list(inputs), types, attrs=attributes)
+
+
 def mutex(name: str) -> Tensor:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)
