@@ -48,7 +48,7 @@ def compare(bench: Bench, name: str, turns: int, seconds: float) -> None:
     kind = KINDS[name]
     program = f"bench.programs:{kind.program}"
     os.environ["BENCH_OPTIMIZER"] = kind.optimizer
-    with against_guide(bench, program, kind.epoch_steps, turns, seconds, **kind.settings) as sides:
+    with against_guide(bench, program, kind.epoch_steps, turns, seconds, kind.settings) as sides:
         settings = f" (psfleet: {', '.join(kind.settings)})" if kind.settings else ""
         cells = (*speeds(sides), f"{kind.floor:g}", *(side.milliseconds() for side in sides))
         print_row(f"{name}{settings}", *cells)

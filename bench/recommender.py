@@ -1,7 +1,7 @@
 """Wide and deep and DLRM on made-up data of Criteo's shape: psfleet against TensorFlow's guide written plainly.
 
 First how fast: samples a second, of all tasks of a side together and for each processor of the machine, and processor
-time. Both sides stay beside each other and work in turns, and each worker reads the same batches again and again. Then
+time. The sides stay beside each other and work in turns, and each worker reads the same batches again and again. Then
 what is learnt: the AUC of examples that no worker reads, after so many samples, of a training of each side. It stands
 beside the AUC of the odds by which clicks were drawn, which no model can exceed but by chance. Two workers, two ps.
 """
@@ -20,7 +20,7 @@ from bench.points import read_point
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, Task, write_settings
 from bench.throughput import Bench, Effort
-from bench.turns import against_guide, times
+from bench.turns import against_guide
 
 MODELS = ("WideAndDeep", "DLRM")
 BATCH = 1024  # of the programs
@@ -39,14 +39,26 @@ class Size:
 FULL, QUICK = Size(12, 3.0, 6000), Size(4, 3.0, 900)
 
 
+def settings_of_tables() -> dict[str, dict[str, Any]]:
+    """Return the run settings of psfleet's sides: with fixed tables, and with dynamic ones for twice as many rows."""
+    from trainer.examples.criteo import KINDS, Criteo
+
+    rows = [min(kind, Criteo().rows) for kind in KINDS]
+    return {
+        "fixed": {},
+        "dynamic": {"dynamic_tables": {f"kind_{n:02}": {"capacity": 2 * count} for n, count in enumerate(rows)}},
+    }
+
+
 def compare_speed(bench: Bench, model: str, size: Size) -> None:
-    """Print a row with the speed of both sides."""
-    program = f"bench.programs:{model}Kept"
-    with against_guide(bench, program, 20, size.turns, size.seconds) as sides:
-        samples = [BATCH * side.speed() for side in sides]
-        each = [f"{one / (os.cpu_count() or 1):,.0f}" for one in samples]
-        ratio = f"{samples[1] / samples[0]:.2f}"
-        print_row(model, *(f"{one:,.0f}" for one in samples), ratio, *each, *(side.milliseconds() for side in sides))
+    """Print the speed of each side."""
+    program, kinds = f"bench.programs:{model}Kept", settings_of_tables()
+    with against_guide(bench, program, 20, size.turns, size.seconds, *kinds.values()) as sides:
+        guide = sides[0].speed()
+        for name, side in zip(("guide", *(f"psfleet, {kind}" for kind in kinds)), sides, strict=True):
+            samples = BATCH * side.speed()
+            cells = f"{samples:,.0f}", f"{side.speed() / guide:.2f}", f"{samples / (os.cpu_count() or 1):,.0f}"
+            print_row(model, name, *cells, side.milliseconds())
 
 
 def compare_auc(bench: Bench, model: str, size: Size) -> None:
@@ -138,8 +150,8 @@ def main(arguments: list[str]) -> None:
     with scratch_directory() as directory:
         bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), directory)
         if options.only != "auc":
-            heads = [f"{side}, samples/s{a}" for a in ("", " a processor") for side in ("guide", "psfleet")]
-            print_row("model", *heads[:2], "ratio", *heads[2:], *times("guide", "psfleet"), head=True)
+            heads = "samples/s", "of the guide's", "samples/s a processor", "ms of processor time a step"
+            print_row("model", "side", *heads, head=True)
             for model in models:
                 compare_speed(bench, model, size)
         if options.only != "speed":

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -110,11 +110,15 @@ def psfleet_on(bench: Bench, program: str, **settings: Any) -> StartOn:
 
 
 def against_guide(
-    bench: Bench, program: str, epoch_steps: int, turns: int, seconds: float, **settings: Any
+    bench: Bench, program: str, epoch_steps: int, turns: int, seconds: float, *settings: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[list[Side]]:
-    """Give the guide's side and psfleet's: two workers and two ps each, the guide's on servers of the guide."""
+    """Give the guide's side, and one of psfleet's with each of these settings: two workers and two ps each.
+
+    The guide's is on servers of the guide.
+    """
     guide = partial(bench.start_plain, program=program, api="custom_loop", epoch_steps=epoch_steps)
-    sides = ((PLAIN_SERVER, guide), (TRAINER, psfleet_on(bench, program, **settings, **NO_SAVES)))
+    sides: list[tuple[tuple[str, str], StartOn]] = [(PLAIN_SERVER, guide)]
+    sides += [(TRAINER, psfleet_on(bench, program, **each, **NO_SAVES)) for each in settings or ({},)]
     starts = ((bench.cluster(workers=2, servers=2).serving(command=command), start) for command, start in sides)
     return in_turns(starts, bench.effort.warm_up, turns, seconds)
 
