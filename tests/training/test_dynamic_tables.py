@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tracemalloc
 from collections.abc import Callable
@@ -717,6 +718,22 @@ def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Pa
     other.restore(str(tmp_path / "ckpt-1"))
     assert rows_with(0) == rows
     assert (rows_with(6000) > rows) == (servers == 9)  # fewer give none beyond their capacity
+
+
+def test_many_tables_are_made_without_a_warning_of_repeated_traces(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {f"many_{number}": TableSettings(capacity=10) for number in range(4)}
+    tables = DynamicTables(settings, [CPU, CPU], lazy=True)
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    try:
+        with tables.of_layers():
+            for name in settings:
+                tf.keras.layers.Embedding(10, WIDTH, name=name).build(None)
+        tables.bind([two.SGD(0.1)], own_step=False)
+        tables.begin()
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "retracing" not in caplog.text
 
 
 def test_a_capacity_that_no_ps_can_have_is_refused() -> None:

@@ -208,7 +208,7 @@ class DynamicTables:
                 if shard.values.shape[0] > tf.int32.max:
                     raise self._too_large(table, f"the {tf.int32.max:,} rows that a ps can have at most")
                 try:
-                    tf.function(shard.reserve, autograph=False)()
+                    run_once(shard.reserve)
                 except tf.errors.ResourceExhaustedError as error:
                     what = f"the memory of {device} can be reserved for ({first_line(error)})"
                     raise self._too_large(table, what) from error
@@ -225,7 +225,7 @@ class DynamicTables:
         for table in self.tables.values():
             for shard, device in zip(table.shards, table.devices, strict=True):
                 with tf.device(device):
-                    tf.function(shard.begin, autograph=False)()
+                    run_once(shard.begin)
 
     def numbers(self) -> list[Any]:
         """Return the numbers of all shards, in what is traced, table by table."""
@@ -273,6 +273,11 @@ class DynamicTables:
     def keep(self) -> None:
         """Leave what is on the ps to the next coordinator."""
         self._end.detach()
+
+
+def run_once(function: Callable[[], None]) -> None:
+    """Trace and run a function. TensorFlow would warn of one that is traced again and again, as for each shard."""
+    tf.function(function, autograph=False).get_concrete_function()()
 
 
 def share_of(rows: int, servers: int) -> int:
