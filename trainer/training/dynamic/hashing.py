@@ -11,8 +11,8 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
 
-# The constants of splitmix64, as signed numbers.
-GOLDEN, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+# The constants of splitmix64.
+GOLDEN, FIRST_FACTOR, SECOND_FACTOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 OWNERS = 0x5851F42D4C957F2D
 BITS = 24  # of a number between 0 and 1
 FirstValues = Callable[[Any], Any]
@@ -50,15 +50,14 @@ def salt_of(name: str) -> int:
 
 def mixed(numbers: Tensor, salt: int) -> Tensor:
     """Return numbers of 63 bits that look drawn, and depend on these (int64) and the salt alone."""
-    numbers = tf.bitwise.bitwise_xor(numbers + GOLDEN, salt)
-    numbers = (numbers ^ shifted(numbers, 30)) * FIRST_FACTOR
-    numbers = (numbers ^ shifted(numbers, 27)) * SECOND_FACTOR
-    return (numbers ^ shifted(numbers, 31)) & tf.int64.max
+    bits = tf.bitcast(numbers, tf.uint64) + GOLDEN ^ salt  # unsigned ones are shifted without their sign
+    bits = (bits ^ shifted(bits, 30)) * FIRST_FACTOR
+    bits = (bits ^ shifted(bits, 27)) * SECOND_FACTOR
+    return tf.bitcast((bits ^ shifted(bits, 31)) & tf.int64.max, tf.int64)
 
 
 def shifted(numbers: Tensor, places: int) -> Tensor:
-    """Shift to the right, with zeros for the sign."""
-    return tf.bitwise.right_shift(numbers, tf.constant(places, tf.int64)) & ((1 << (64 - places)) - 1)
+    return tf.bitwise.right_shift(numbers, tf.constant(places, numbers.dtype))
 
 
 def owner_of(keys: Tensor, servers: int) -> Tensor:
@@ -66,20 +65,22 @@ def owner_of(keys: Tensor, servers: int) -> Tensor:
     return tf.cast(mixed(keys, OWNERS) % servers, tf.int32)
 
 
-def drawn(keys: Tensor, width: int, salt: int) -> tuple[Tensor, Tensor]:
-    """Return two numbers for each key and column, from 0 to less than 1."""
-    columns = tf.range(1, width + 1, dtype=tf.int64) * GOLDEN
-    bits = mixed(mixed(keys, salt)[:, tf.newaxis] + columns, salt)
-    parts = [each & ((1 << BITS) - 1) for each in (bits, shifted(bits, BITS))]
-    first, second = (tf.cast(part, tf.float32) / float(1 << BITS) for part in parts)
-    return first, second
+def drawn(keys: Tensor, width: int, salt: int) -> Tensor:
+    """Return a number of 63 bits for each key and column."""
+    columns = tf.range(1, width + 1, dtype=tf.int64) * (GOLDEN - 2**64)
+    return mixed(tf.expand_dims(mixed(keys, salt), 1) + columns, salt)
+
+
+def fraction(numbers: Tensor) -> Tensor:
+    """Return what the last bits of numbers say, from 0 to less than 1."""
+    return tf.cast(numbers & ((1 << BITS) - 1), tf.float32) / float(1 << BITS)
 
 
 def uniform(width: int, salt: int, least: float, most: float) -> FirstValues:
     """Return what gives keys their first values, evenly spread between two numbers."""
 
     def values(keys: Tensor) -> Tensor:
-        return least + drawn(keys, width, salt)[0] * (most - least)
+        return least + fraction(drawn(keys, width, salt)) * (most - least)
 
     return values
 
@@ -88,7 +89,8 @@ def normal(width: int, salt: int, mean: float, deviation: float) -> FirstValues:
     """Return what gives keys their first values, of a normal distribution (Box and Muller)."""
 
     def values(keys: Tensor) -> Tensor:
-        first, second = drawn(keys, width, salt)
+        bits = drawn(keys, width, salt)
+        first, second = fraction(bits), fraction(shifted(bits, BITS))
         length = tf.sqrt(-2.0 * tf.math.log(first + 2.0 ** -(BITS + 1)))
         return mean + deviation * length * tf.cos(2.0 * 3.14159265358979 * second)
 

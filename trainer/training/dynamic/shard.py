@@ -128,7 +128,7 @@ class Shard:
             locks = locks_of([self.mutex], after=asked)
             with tf.control_dependencies([locks[-1]]):
                 # Another worker may have been first.
-                new = tf.boolean_mask(asked, (own.index.find(asked) < 0) & (asked != NO_KEY))
+                new = tf.gather_nd(asked, tf.where((own.index.find(asked) < 0) & (asked != NO_KEY)))
                 seen = tf.size(new, tf.int64)
                 done = own.give(new if own.sketch is None else own.sketch.seen_enough(new), seen)
             with tf.control_dependencies(done):
@@ -142,19 +142,21 @@ class Shard:
 
         In this order, a step that is cancelled in between may lose rows, but never gives one twice.
         """
-        numbers = self.numbers.read()
-        wanted, free = tf.size(keys, tf.int64), numbers[FREE]
-        count = tf.maximum(tf.minimum(wanted, free + self.capacity + FIRST - numbers[NEXT]), 0)
+        numbers, wanted = self.numbers.read(), tf.size(keys, tf.int64)
+        next_row, free, *_ = tf.unstack(numbers)
+        count = tf.maximum(tf.minimum(wanted, free + self.capacity + FIRST - next_row), 0)
         again = tf.minimum(count, free)
-        rows = tf.concat([self.free.rows(free - again + tf.range(again)), numbers[NEXT] + tf.range(count - again)], 0)
+        new = count - again
+        last_free = tf.range(free - again, free, dtype=tf.int64)
+        rows = tf.concat([self.free.rows(last_free), tf.range(next_row, next_row + new, dtype=tf.int64)], 0)
         keys = keys[:count]
-        changes = tf.stack([count - again, -again, wanted - count, count, count, tf.zeros([], tf.int64), seen])
+        changes = tf.stack([new, -again, wanted - count, count, count, tf.zeros([], tf.int64), seen])
         counted = self.numbers.assign(numbers + changes)
         with tf.control_dependencies([counted]):
             last = tf.cast(self.clock.read(), tf.int32)
             begun = [self.values.set(rows, self.first_values(keys))]
             begun += [slot.set(rows, tf.fill([count, self.width], value)) for slot, value in self._begun()]
-            begun.append(self.usage.set(rows, tf.stack([tf.zeros([count], tf.int32), tf.repeat(last, count)], 1)))
+            begun.append(self.usage.set(rows, tf.broadcast_to(tf.concat([[0], last], 0), [count, 2])))
             begun.append(self.keys.set(rows, keys))
         with tf.control_dependencies(begun):
             return [counted, *begun, self.index.insert(keys, rows)]
@@ -273,8 +275,9 @@ class Shard:
         yield rows
         clock = self.clock.read() + 1
         self.clock.assign(clock)
-        times = self.usage.rows(rows)[:, 0] + 1
-        self.usage.set(rows, tf.stack([times, tf.repeat(tf.cast(clock, tf.int32), tf.size(times))], 1))
+        times, _ = tf.unstack(self.usage.rows(rows), axis=1)
+        now = tf.broadcast_to(tf.cast(clock, tf.int32), tf.shape(times))
+        self.usage.set(rows, tf.stack([times + 1, now], 1))
         self.keys.set(rows, keys)  # so that to look at them is a part of the act
 
 
