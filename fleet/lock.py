@@ -61,8 +61,8 @@ esac""",
     )
     if answer.stdout.startswith("taken by "):
         raise OperatorMistake(
-            f"this cluster is {answer.stdout}. Begin when a start has trained its first step, or a drill or site.yml "
-            "is over. Or end it there with Ctrl-C"
+            f"this cluster is {answer.stdout}. Begin when that is over; a start is, once it has trained a step. "
+            "Or end it there with Ctrl-C"
         )
     return answer.unreachable or (None if answer.stdout == "held" else answer.stdout or "it said nothing")
 

@@ -165,7 +165,10 @@ def main() -> None:
         version=_version(), name="psfleet", binary="psfleet", namespace=namespace, executor_class=Executor,
         config_class=Config,
     )  # fmt: skip
-    program.run(as_invoke_reads(sys.argv))
+    try:
+        program.run(as_invoke_reads(sys.argv))
+    except BrokenPipeError:  # of `psfleet --help | head`; verbs print by themselves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: FleetError) -> int:

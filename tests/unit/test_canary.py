@@ -245,7 +245,10 @@ def test_a_canary_without_memory_or_a_checkpoint_is_refused(hosts: Hosts) -> Non
     with pytest.raises(OperatorMistake, match=r"0\.8 GiB of memory for it, and 1\.0 are needed: fab drain w-b first"):
         canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
     hosts.checkpoints = Answer("[]")
-    with pytest.raises(OperatorMistake, match="no checkpoint to go on from"):
+    with pytest.raises(OperatorMistake, match=r"no checkpoint to go on from.* Wait until run digits has"):
+        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+    hosts.run_status = {**hosts.run_status, "state": "stopped"}
+    with pytest.raises(OperatorMistake, match=r"no checkpoint to go on from.* Begin: fab start-cluster"):
         canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
     assert hosts.done == []
 

@@ -79,7 +79,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_one_is_told_who_is_at_work(tmp_path: Path) -> None:
     first, second = Here(tmp_path), Here(tmp_path)
     assert take_lock(first, "head", "drill") is None
-    message = r"this cluster is taken by a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC\. Begin when"
+    message = r"this cluster is taken by a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC\. Begin when that is over"
     with pytest.raises(OperatorMistake, match=message):
         take_lock(second, "head", "start")
     first.let_go()

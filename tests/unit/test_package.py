@@ -97,6 +97,12 @@ def test_help_lists_the_verbs(installed: Installed, tmp_path: Path) -> None:
     assert (pages / "operations.md").is_file()
 
 
+def test_help_whose_reader_ends_has_no_traceback(installed: Installed, tmp_path: Path) -> None:
+    script = f"{{ sleep 0.2; {installed.path}/bin/psfleet --help; echo $? >code; }} | true"
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stderr, (tmp_path / "code").read_text()) == ("", "0\n")
+
+
 def test_verbs_and_flags_are_completed(installed: Installed, tmp_path: Path) -> None:
     assert "_complete_psfleet" in installed.run(tmp_path, "psfleet", "--print-completion-script", "bash").stdout
     assert "start-cluster" in installed.run(tmp_path, "psfleet", "--complete", "--", "psfleet ").stdout.split()

@@ -369,6 +369,8 @@ def test_the_table_says_how_each_is_and_why_one_failed(config: Config) -> None:
     ask(config, "a", reason="a first look")
     ask(config, **SWEEP, seconds=600)
     ask(config, "b", priority=-1)
+    queue(config).begin("a")
+    spend(config, "a", 5.6)
     end(config, "a", RunState.FAILED)
     lines = describe_queue(read_queue(config)).splitlines()
     assert lines[0] == "queue: 1 of 3 have ended, 1 failed"
@@ -377,6 +379,7 @@ def test_the_table_says_how_each_is_and_why_one_failed(config: Config) -> None:
         ["s", "anna", "0", "queued"],
         ["b", "anna", "-1", "queued"],
     ]
+    assert lines[2].split()[6:8] == ["0.1", time.strftime("%Y-%m-%d")]
     assert "0 of 2 points" in lines[3]
     assert "- of 10 " in lines[3]
     assert lines[5] == "a failed: why"

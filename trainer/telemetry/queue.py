@@ -91,8 +91,8 @@ def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
         steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {len(points)} points"
     elif entry["state"] == QUEUED and points[0]["step"] is None:
         steps = f"0/{entry['settings'].get('steps', '?')}"
-    used = f"{entry['used'] / 60:.4g}" if entry["used"] else "-"
-    limit = f"{used} of {entry['seconds'] / 60:.4g}" if entry["seconds"] else f"{used} min" if entry["used"] else "-"
+    used = f"{entry['used'] / 60:.1f}" if entry["used"] else "-"
+    limit = f"{used} of {entry['seconds'] / 60:.4g}" if entry["seconds"] else used
     added = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["added"])) if entry["added"] else "-"
     evaluation = numbers(points[0]["evaluation"]) if entry["kind"] == "run" else ""
     return (
