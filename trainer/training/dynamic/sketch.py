@@ -37,14 +37,12 @@ class Sketch:
     def seen_enough(self, keys: Tensor) -> Tensor:
         """Count these keys, each named once, and return those that were seen often enough."""
         rows = [mixed(keys, salt) % self.cells + number * self.cells for number, salt in enumerate(SALTS)]
-        places = tf.stack(rows, 1)
-        found = self.counts.rows(tf.reshape(places, [-1]))
-        times = tf.reduce_min(tf.reshape(found, [-1, len(SALTS)]), 1) + 1
+        times = tf.minimum(*(self.counts.rows(row) for row in rows)) + 1
         raised = tf.raw_ops.ResourceScatterMax(
-            resource=self.counts.handle, indices=places, updates=tf.repeat(times[:, tf.newaxis], len(SALTS), 1)
+            resource=self.counts.handle, indices=tf.stack(rows, 1), updates=tf.stack([times] * len(SALTS), 1)
         )
         with tf.control_dependencies([raised]):
-            return tf.boolean_mask(keys, times >= self.sightings)
+            return tf.gather_nd(keys, tf.where(times >= self.sightings))
 
     def halve(self) -> Operation:
         """Count half of what was counted."""
