@@ -126,7 +126,7 @@ class Judge:
         """Return the AUC of the weights in a checkpoint of either side."""
         import tensorflow as tf
 
-        read = tf.train.Checkpoint(model=self._model).restore(checkpoint)
+        read = tf.train.Checkpoint(model=self._model).read(checkpoint)
         read.assert_existing_objects_matched().expect_partial()
         return self._measure(tf.function(lambda given: self._model(given, training=False)))
 
