@@ -20,7 +20,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
 from trainer.cluster.spec import Cluster
-from trainer.core import failures
+from trainer.core import own_frames
 from trainer.core.config import Config
 from trainer.core.failures import (
     FINISHED,
@@ -86,7 +86,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(name: str, arguments: object) -> Any:
+    def load(name: str, arguments: object, *_: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
             os.mkfifo(path)  # its readers wait for ever
@@ -103,7 +103,7 @@ BROKEN = "failed to copy memory: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC
 def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(name: str, arguments: object) -> Any:
+    def load(name: str, arguments: object, *_: object) -> Any:
         raise tf.errors.InternalError(None, None, BROKEN)
 
     ends_with(load)
@@ -360,7 +360,7 @@ def test_the_next_generation_waits_for_the_threads_of_the_one_before(
 def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
     config: Config, directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failures, "LIBRARIES", (tmp_path, Path(__file__).parent))
+    monkeypatch.setattr(own_frames, "LIBRARIES", (tmp_path, Path(__file__).parent))
     (tmp_path / "installed.py").write_text("class One:\n    def read(self):\n        open('/no/such/words.txt')\n")
     monkeypatch.syspath_prepend(tmp_path)
     program = importlib.import_module("installed").One()
