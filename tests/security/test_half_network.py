@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fleet.drills.ways import CONNECT, DELAY_MS
 from tests.security import late
 from tests.security.test_training import PS, Training
 
@@ -30,14 +31,6 @@ BREAKS = {
     "large packets over IPv6": (6, "w1", "output", "ip6 daddr {p1} meta length > 1000"),
 }
 QUICK = "large packets over IPv6"
-LATE_MS = 200
-# As fleet/drills/ways.py has it.
-CONNECT = """
-import socket, sys, time
-began = time.monotonic()
-socket.create_connection((sys.argv[1], int(sys.argv[2])), 10).close()
-print(1000 * (time.monotonic() - began))
-"""
 
 
 class Half(Training):
@@ -60,14 +53,14 @@ class Half(Training):
     def late(self, host: str, target: str) -> Iterator[None]:
         """Have what a host sends to another come later, until the block ends."""
         under, address = self.networks.under(host), self.address(target)
-        command = [*under, sys.executable, late.__file__, address, str(LATE_MS)]
+        command = [*under, sys.executable, late.__file__, address, str(DELAY_MS)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout
             assert process.stdout.readline() == "late\n"
             port = next(str(task["port"]) for task in self.tasks.values() if task["host"] == target)
             took = subprocess.check_output([*under, sys.executable, "-c", CONNECT, address, port], text=True)
-            assert float(took) >= LATE_MS
+            assert float(took) >= DELAY_MS
             yield
         finally:
             process.kill()
