@@ -39,14 +39,21 @@ SLOW_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Saving:
-    """A save in flight: its step, when it began (of time.monotonic), and the future of its end."""
+class Saved:
+    """What a checkpoint is of."""
 
     step: int
+    position: Position | None = None
+    """How far the data were read, where a later save of this step may know it better."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saving:
+    """A save in flight: of what, when it began (of time.monotonic), and the future of its end."""
+
+    saved: Saved
     began: float
     end: Future[int]
-    position: Position | None
-    """How far the data were read, where a later save of this step may know it better."""
 
 
 class Checkpoints:
@@ -95,20 +102,19 @@ class Checkpoints:
         self._reader = CheckpointReader(catalogue, self._state, set_aside)
         self._failures = SaveFailures(directory, config.storage_timeout_seconds)
         self._saving: Saving | None = None
-        self._newest: int | None = None
-        self._newest_position: Position | None = None
+        self._newest: Saved | None = None
 
     def has(self, step: int) -> bool:
         """Return whether the step is that of the newest checkpoint, as far as this process knows."""
         self._take_up_the_end()
-        return step == self._newest
+        return self._newest is not None and step == self._newest.step
 
     def has_all(self, step: int) -> bool:
         """Return whether the newest checkpoint is of this step, and counts what has been read of the data until now.
 
         One that was saved with calls in flight may have the weights of a call whose examples it does not count.
         """
-        return self.has(step) and self._newest_position in (None, self._position())
+        return self.has(step) and self._newest is not None and self._newest.position in (None, self._position())
 
     def is_final(self, step: int) -> bool:
         """Return whether the newest checkpoint is of this step, and what the end of the training has made of it."""
@@ -170,10 +176,10 @@ class Checkpoints:
 
     def _leave_out(self, step: int) -> Future[int]:
         assert self._saving is not None
-        if step == self._saving.step:
+        if step == self._saving.saved.step:
             return self._saving.end
         seconds = time.monotonic() - self._saving.began
-        written = self._catalogue.prefix(self._saving.step)
+        written = self._catalogue.prefix(self._saving.saved.step)
         failure = SaveFailed(self._catalogue.prefix(step), f"{written} is not written after {seconds:.0f} s")
         self._failures.add(self._saving.began, failure)
         log.warning("leaving out the checkpoint of step %d: %s", step, failure.why)
@@ -192,7 +198,7 @@ class Checkpoints:
         self._saving = None
         error = saving.end.exception()
         if error is None:
-            self._newest, self._newest_position = saving.step, saving.position
+            self._newest = saving.saved
             self._failures.written()
         elif isinstance(error, SaveFailed):
             self._failures.add(saving.began, error)
@@ -218,7 +224,7 @@ class Checkpoints:
         )
         save = partial(self._writer.save, order)
         end = in_thread("save", save) if state.remote else ended(save)
-        self._saving = Saving(step, began, end, None if final else position)
+        self._saving = Saving(Saved(step, None if final else position), began, end)
         return self._saving.end
 
     def prepare(self) -> None:
@@ -241,13 +247,13 @@ class Checkpoints:
 
     def skip_restore(self, newest: int | None) -> None:
         """Go on with variables that are as new as the newest checkpoint, or newer: none is read."""
-        self._newest, self._newest_position = newest, None
+        self._newest = None if newest is None else Saved(newest)
 
     def restore(self, steps: Sequence[int] | None = None) -> int | None:
         """Restore the newest good checkpoint as CheckpointReader does; returns its step, None without any."""
         step = self._reader.restore(steps)
         if step is not None:
-            self._newest, self._newest_position = step, None
+            self._newest = Saved(step)
         return step
 
 
