@@ -181,7 +181,9 @@ def visits(
                 generation.go_back()
             generation.train(calls, in_flight)
             step = generation.checkpoints.restore()
-            seen, position = generation.runner.model.seen.numpy(), generation.runner.position
+            assert step is not None
+            # The runner's own position counts the calls, too, that were in flight at the save.
+            seen, position = generation.runner.model.seen.numpy(), generation.checkpoints.position(step)
             if rebuilt:
                 generation.end()
     parts = seen.reshape(-1, 2, FILE)[:, 0].flatten(), seen.reshape(-1, 2, FILE)[:, 1].flatten()
