@@ -1,8 +1,8 @@
 """Goodput under faults: psfleet against TensorFlow's parameter-server guide written plainly.
 
-Each side trains the same program (steps that wait 50 ms) on two workers and two ps, saves every 200 steps, and whatever
-of it ends is started again a second later. The same faults befall each: a worker is killed every 30 s, a ps every 90 s,
-a worker is stopped (SIGSTOP) for 60 s and another time cut off the network for 60 s.
+Each side trains the same program (by default steps that wait 50 ms) on two workers and two ps, saves every 200 steps,
+and what ends is started again a second later. The same faults befall each: a worker is killed every 30 s, a ps every
+90 s, a worker is stopped (SIGSTOP) for 60 s and another time cut off the network for 60 s.
 
 Everything is seen from outside, for all sides alike: the steps that begin, which the program's dataset writes down, and
 the checkpoints that are complete. Goodput is the steps that the last checkpoint has more than the first, times the
@@ -31,7 +31,8 @@ from bench.tasks import PLAIN_SERVER, TRAINER, write_settings
 from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
-SAVE_STEPS = 200  # 5 s of undisturbed training
+PROGRAMS = {"waiting": PROGRAM, "recommender": "bench.programs:WideAndDeepCounted"}
+SAVE_STEPS = 200  # 5 s of undisturbed training of steps that wait
 QUIET_SECONDS = 20.0
 POLL_SECONDS = 0.1
 START_SECONDS = 300.0
@@ -47,7 +48,7 @@ KINDS = ("worker kill", "ps kill", "freeze", "partition")
 class Training:
     """One side's cluster, and what can be seen of it."""
 
-    def __init__(self, side: str, directory: Path, networks: Networks | None) -> None:
+    def __init__(self, side: str, program: str, directory: Path, networks: Networks | None) -> None:
         who, api = side.split("-")
         directory.mkdir()
         self.directory = directory
@@ -59,13 +60,13 @@ class Training:
             self._run: RunDirectory | None = RunDirectory(directory, "goodput")
             settings = {"api": api if api == "fit" else "custom_loop", "steps": 10**9, "evaluation": "none"}
             saves = {"checkpoint_steps": SAVE_STEPS, "checkpoint_seconds": 0}
-            environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", PROGRAM, **settings, **saves)
+            environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", program, **settings, **saves)
             commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), TRAINER)
             if networks:
                 networks.set("ipv4/tcp_retries2", "6")  # as Ansible sets it on hosts
         else:
             self._run = None
-            chief: tuple[str, ...] = ("-m", f"bench.plain_{api}", PROGRAM, str(SAVE_STEPS), str(directory / "saved"))
+            chief: tuple[str, ...] = ("-m", f"bench.plain_{api}", program, str(SAVE_STEPS), str(directory / "saved"))
             commands = {"chief": chief, "worker": PLAIN_SERVER, "ps": PLAIN_SERVER}
         self.cluster = KeptCluster(directory, commands, networks, **environment)
 
@@ -91,9 +92,9 @@ class Training:
                 sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
 
 
-def measure(side: str, seconds: float, directory: Path, networks: Networks | None) -> Outcome:
+def measure(side: str, program: str, seconds: float, directory: Path, networks: Networks | None) -> Outcome:
     """Train one side under the faults of so many seconds."""
-    training = Training(side, directory, networks)
+    training = Training(side, program, directory, networks)
     with training.cluster.running():
         training.until(lambda: len(training.saves) >= 2, "two checkpoints")
         quiet = min(QUIET_SECONDS, seconds / 3)
@@ -158,6 +159,7 @@ def listed(seconds: list[float]) -> str:
 def main(arguments: list[str]) -> None:
     parser = parser_of("goodput", __doc__)
     add_names(parser, "side", SIDES, default="all, in this order")
+    parser.add_argument("--program", choices=PROGRAMS, default="waiting", help="what is trained (default: waiting)")
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults, for each side (default: 10)")
     parser.add_argument("--keep", type=Path, help="leave the processes' logs, and what was seen, in this directory")
     options = parser.parse_args(arguments)
@@ -171,7 +173,8 @@ def main(arguments: list[str]) -> None:
             if not why:
                 networks = Networks(NAMES)
             try:
-                outcomes[side] = measure(side, 60 * options.minutes, directory / side, networks)
+                program = PROGRAMS[options.program]
+                outcomes[side] = measure(side, program, 60 * options.minutes, directory / side, networks)
             finally:
                 if networks:
                     networks.end()

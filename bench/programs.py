@@ -93,7 +93,7 @@ class Reading(Tiny):
         return examples.repeat().batch(BATCH, drop_remainder=True).apply(sleep(50_000)).prefetch(2)
 
 
-class Counted(Waiting):
+class Writes:
     """Writes down each step that begins, in each process: a numbered file for each dataset that was made."""
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -104,7 +104,12 @@ class Counted(Waiting):
             with tf.control_dependencies([tf.io.write_file(path, tf.strings.as_string(number))]):
                 return tf.nest.map_structure(tf.identity, batch)
 
-        return super().train_dataset(context).enumerate(start=1).map(count)
+        dataset: tf.data.Dataset = super().train_dataset(context)  # type: ignore[misc]
+        return dataset.enumerate(start=1).map(count)
+
+
+class Counted(Writes, Waiting):
+    """Trained by bench/goodput."""
 
 
 class Uneven(Tiny):
@@ -283,3 +288,7 @@ class WideAndDeepKept(Kept, WideAndDeep):
 
 class DLRMKept(Kept, DLRM):
     """The same."""
+
+
+class WideAndDeepCounted(Writes, WideAndDeepKept):
+    """Trained by bench/goodput to see what a recommender keeps of its speed."""

@@ -1,9 +1,11 @@
 """Wide and deep and DLRM on made-up data of Criteo's shape: psfleet against TensorFlow's guide written plainly.
 
 First how fast: samples a second, of all tasks of a side together and for each processor of the machine, and processor
-time. The sides stay beside each other and work in turns, and each worker reads the same batches again and again. Then
+time. The sides stay beside each other and work in turns, and each worker reads the same batches again and again. One
+process that trains alone, with nothing to send, is the floor: on a machine that they share no side can be faster. Then
 what is learnt: the AUC of examples that no worker reads, after so many samples, of a training of each side. It stands
-beside the AUC of the odds by which clicks were drawn, which no model can exceed but by chance. Two workers, two ps.
+beside the AUC of the odds by which clicks were drawn, which no model can exceed but by chance. Two ps; for the AUC two
+workers.
 """
 
 from __future__ import annotations
@@ -50,15 +52,17 @@ def settings_of_tables() -> dict[str, dict[str, Any]]:
     }
 
 
-def compare_speed(bench: Bench, model: str, size: Size) -> None:
+def compare_speed(bench: Bench, model: str, size: Size, workers: int) -> None:
     """Print the speed of each side."""
     program, kinds = f"bench.programs:{model}Kept", settings_of_tables()
-    with against_guide(bench, program, 20, size.turns, size.seconds, *kinds.values()) as sides:
+    names = "guide", *(f"psfleet, {kind}" for kind in kinds), "one process"
+    turns = against_guide(bench, program, 20, size.turns, size.seconds, *kinds.values(), workers=workers, floor=True)
+    with turns as sides:
         guide = sides[0].speed()
-        for name, side in zip(("guide", *(f"psfleet, {kind}" for kind in kinds)), sides, strict=True):
+        for name, side in zip(names, sides, strict=True):
             samples = BATCH * side.speed()
             cells = f"{samples:,.0f}", f"{side.speed() / guide:.2f}", f"{samples / (os.cpu_count() or 1):,.0f}"
-            print_row(model, name, *cells, side.milliseconds())
+            print_row(model, str(workers), name, *cells, side.milliseconds())
 
 
 def compare_auc(bench: Bench, model: str, size: Size) -> None:
@@ -144,16 +148,18 @@ def main(arguments: list[str]) -> None:
     add_names(parser, "model", MODELS, default="both")
     parser.add_argument("--quick", action="store_true", help="measure and train for a shorter time")
     parser.add_argument("--only", choices=("speed", "auc"), help="one of the two parts")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2], help="whose speed is measured (default: 2)")
     options = parser.parse_args(arguments)
     size, models = QUICK if options.quick else FULL, options.model or MODELS
-    print(f"13 numbers and 26 ids an example, batches of {BATCH:,}, 2 workers, 2 ps, {os.cpu_count()} processors\n")
+    print(f"13 numbers and 26 ids an example, batches of {BATCH:,}, 2 ps, {os.cpu_count()} processors\n")
     with scratch_directory() as directory:
         bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), directory)
         if options.only != "auc":
             heads = "samples/s", "of the guide's", "samples/s a processor", "ms of processor time a step"
-            print_row("model", "side", *heads, head=True)
+            print_row("model", "workers", "side", *heads, head=True)
             for model in models:
-                compare_speed(bench, model, size)
+                for workers in options.workers:
+                    compare_speed(bench, model, size, workers)
         if options.only != "speed":
             print()
             counts = [f"AUC after {BATCH * number * (size.steps // 3):,} samples" for number in (1, 2, 3)]

@@ -274,7 +274,7 @@ def main(arguments: list[str]) -> None:
         networks = None if why else Networks(NAMES)
         if networks:
             stack.callback(networks.end)
-        training = Training("psfleet-loop", directory / "training", networks)
+        training = Training("psfleet-loop", PROGRAM, directory / "training", networks)
         stack.enter_context(training.cluster.running())
         recovery = Recovery(training)
         for kind in [kind for kind in faults if kind not in SILENT_WORKER]:

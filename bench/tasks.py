@@ -127,7 +127,7 @@ class LocalCluster:
 
         With `workers` it knows of so many workers alone. `more` is added to its environment.
         """
-        jobs = {**self._jobs, "worker": self._jobs["worker"][:workers]}
+        jobs = self._jobs if workers is None else {**self._jobs, "worker": self._jobs["worker"][:workers]}
         config = Cluster.checked(jobs, job, index).as_tf_config()
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
         if job == "ps" and command == TRAINER:

@@ -110,16 +110,26 @@ def psfleet_on(bench: Bench, program: str, **settings: Any) -> StartOn:
 
 
 def against_guide(
-    bench: Bench, program: str, epoch_steps: int, turns: int, seconds: float, *settings: Mapping[str, Any]
+    bench: Bench,
+    program: str,
+    epoch_steps: int,
+    turns: int,
+    seconds: float,
+    *settings: Mapping[str, Any],
+    workers: int = 2,
+    floor: bool = False,
 ) -> contextlib.AbstractContextManager[list[Side]]:
-    """Give the guide's side, and one of psfleet's with each of these settings: two workers and two ps each.
+    """Give the guide's side, and one of psfleet's with each of these settings: so many workers and two ps each.
 
-    The guide's is on servers of the guide.
+    The guide's is on servers of the guide. With `floor` one process that trains alone comes last.
     """
     guide = partial(bench.start_plain, program=program, api="custom_loop", epoch_steps=epoch_steps)
     sides: list[tuple[tuple[str, str], StartOn]] = [(PLAIN_SERVER, guide)]
     sides += [(TRAINER, psfleet_on(bench, program, **each, **NO_SAVES)) for each in settings or ({},)]
-    starts = ((bench.cluster(workers=2, servers=2).serving(command=command), start) for command, start in sides)
+    starts = [(bench.cluster(workers, servers=2).serving(command=command), start) for command, start in sides]
+    if floor:
+        alone = psfleet_on(bench, program, strategy="one_device", **NO_SAVES)
+        starts.append((bench.cluster(workers=0, servers=0).serving(), alone))
     return in_turns(starts, bench.effort.warm_up, turns, seconds)
 
 
