@@ -1,11 +1,12 @@
 """What a training waits for most, from two looks at its tasks and hosts: pure functions, so that tests need no host.
 
-Nothing says for what a worker waits within a step. So its input is named by exclusion: where neither processors nor
-network are busy, and steps take long all the same.
+A worker says how long its steps wait for their batches. Nothing says how long they wait for messages: that is what is
+left where neither processors nor links are busy, and the batches are there.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,8 +17,10 @@ LINK_BUSY = 0.7
 SLOW = 0.6  # of the median of the others' pace
 HOT = 2.0  # times the median of the other ps
 SHORT_SECONDS = 0.005  # a step of less is mostly messages
-LONG_SECONDS = 0.02  # a step of more is not explained by messages
+LONG_SECONDS = 0.02  # a step of more is not explained by messages within a house
+WAITS = 0.5  # from this share of the time on, a worker waits for its input
 STORAGE = 0.1  # share of time in which a host's processors waited for storage
+MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`)"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Look:
     hosts: Mapping[str, Host]
     places: Mapping[str, str]
     """Each task's host."""
+    waits: Mapping[str, float] = field(default_factory=dict)
+    """For how many seconds each worker's steps have waited for their batches, of those that say it."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,8 @@ class Rates:
     pace: Mapping[str, float]
     use: Mapping[str, float]
     """Processors in use by task."""
+    waits: Mapping[str, float]
+    """The share of the time that each worker's steps wait for their batches."""
     first: Look
     last: Look
 
@@ -76,7 +83,12 @@ class Rates:
             for task, used in last.seconds.items()
             if task in first.seconds and used >= first.seconds[task]
         }
-        return cls(seconds, {task: each for task, each in pace.items() if each >= 0}, use, first, last)
+        waits = {
+            task: min(1.0, (waited - first.waits[task]) / seconds)
+            for task, waited in last.waits.items()
+            if waited >= first.waits.get(task, math.inf)
+        }
+        return cls(seconds, {task: each for task, each in pace.items() if each >= 0}, use, waits, first, last)
 
     def of(self, job: str) -> dict[str, float]:
         """Return the processors that the tasks of a job use."""
@@ -184,9 +196,9 @@ def network(rates: Rates) -> Iterator[Finding]:
 
 
 def waits(rates: Rates) -> Iterator[Finding]:
-    """Say for what is waited where nothing is busy, as far as that is known."""
-    active = [pace for pace in rates.pace.values() if pace]
-    step = 1 / statistics.median(active)
+    """Say for what is waited where nothing is busy."""
+    active = {task: pace for task, pace in rates.pace.items() if pace}
+    step = 1 / statistics.median(active.values())
     used = rates.of("worker")
     if not used:
         yield Finding("nothing", "no worker says what it uses of its processors: what it waits for is not known")
@@ -199,22 +211,28 @@ def waits(rates: Rates) -> Iterator[Finding]:
     text = f"nothing is busy: workers use {share:.0%} of their processors, and a step takes {1000 * step:.3g} ms"
     stored = {host: rates.share(host, "storage") for host in {rates.last.places.get(task, "") for task in used}
               if _known(rates, host)}  # fmt: skip
+    waited = [rates.waits[task] for task in active if task in rates.waits]
+    input_wait = statistics.median(waited) if waited else None
     if stored and max(stored.values()) >= STORAGE:
         host = max(stored, key=stored.__getitem__)
         yield Finding(
             "input", f"{text}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host]
         )
-    elif step >= LONG_SECONDS:
-        yield Finding(
-            "input",
-            f"{text}. That is no time of messages: the program waits, most likely for its input. Read and prepare more "
-            "at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`). The wait itself is not "
-            "measured",
-        )
+    elif input_wait is not None and input_wait >= WAITS:
+        yield Finding("input", f"{text}. It waits for its batch for {input_wait:.0%} of the time. {MORE_INPUT}")
     elif step <= SHORT_SECONDS:
         yield Finding("batch", f"{text}: mostly messages. Larger batches have fewer of them")
-    else:
+    elif input_wait is None:
         yield Finding("nothing", f"{text}. Whether it waits for input or for messages is not measured")
+    elif step >= LONG_SECONDS:
+        yield Finding(
+            "network",
+            f"{text}. It waits for its batch for {input_wait:.0%} of the time alone, so the rest is messages to the "
+            "ps, whose way is slow, or a wait in the program. Try the ways: fab doctor. Larger batches, and "
+            "`weights_ahead` for large tables, wait less often",
+        )
+    else:
+        yield Finding("nothing", f"{text}. It waits for its batch for {input_wait:.0%} of the time")
 
 
 def _known(rates: Rates, host: str) -> bool:

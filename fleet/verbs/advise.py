@@ -85,8 +85,13 @@ def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
         hosts[host], units = read(answer)
         used |= {task.name: units[task.unit] for task in inventory.tasks_on(host) if task.unit in units}
     workers = {task: int(each["steps"]) for task, each in seen.run.workers.items()}
+    waits = {
+        task: float(each["input_wait_seconds"])
+        for task, each in seen.run.workers.items()
+        if each.get("input_wait_seconds") is not None
+    }
     places = {task.name: task.host for task in inventory.tasks}
-    return Look(seen.run.updated or seen.clocks[inventory.chief.host], workers, used, hosts, places)
+    return Look(seen.run.updated or seen.clocks[inventory.chief.host], workers, used, hosts, places, waits)
 
 
 def script(units: list[str]) -> str:

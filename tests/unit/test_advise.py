@@ -29,6 +29,7 @@ FIRST = Look(
     dict.fromkeys(TASKS, 0.0),
     dict.fromkeys(TASKS, CALM),
     dict(zip(TASKS, TASKS, strict=True)),
+    dict.fromkeys(TASKS[3:], 0.0),
 )
 
 
@@ -38,7 +39,8 @@ def later(pace: float = 10.0, **more: Any) -> Look:
     hosts |= more.pop("hosts", {})
     seconds = {**dict.fromkeys(TASKS, 10.0), **more.pop("seconds", {})}
     workers = {**dict.fromkeys(TASKS[3:], int(100 * pace)), **more.pop("workers", {})}
-    return Look(100.0, workers, seconds, hosts, FIRST.places)
+    waits = dict.fromkeys(TASKS[3:], 100 * more["waits"]) if "waits" in more else {}
+    return Look(100.0, workers, seconds, hosts, FIRST.places, waits)
 
 
 def busy(task: str, cores: float) -> dict[str, Any]:
@@ -56,7 +58,10 @@ def busy(task: str, cores: float) -> dict[str, Any]:
         (later(hosts={"worker-2": replace(CALM, busy=390)}), "other", "98%, most of it by other work: 3.80 of 4"),
         (later(hosts={"ps-0": replace(CALM, sent=100 * 100e6)}), "network", "ps-0 carries 95.4 MiB/s of 119"),
         (later(hosts={"worker-0": replace(CALM, storage=80)}), "input", "waits for storage for 20% of the time"),
-        (later(), "input", "2% of their processors, and a step takes 100 ms. That"),
+        (later(waits=0.9), "input", "and a step takes 100 ms. It waits for its batch for 90% of the time. Read"),
+        (later(waits=0.1), "network", "It waits for its batch for 10% of the time alone, so the rest is messages"),
+        (later(100, waits=0.1), "nothing", "a step takes 10 ms. It waits for its batch for 10% of the time"),
+        (later(), "nothing", "a step takes 100 ms. Whether it waits for input or for messages is not measured"),
         (later(100), "nothing", "a step takes 10 ms. Whether it waits for input or for messages is not measured"),
         (later(1000), "batch", "a step takes 1 ms: mostly messages"),
         (later(0), "nothing", "no step was trained in 100 s. See why: fab status"),

@@ -61,8 +61,8 @@ def full(progress: Progress) -> MetricsCollector:
     progress.phase(Phase.TRAINING)
     progress.trained(120, 50.0, {"loss": 0.5, "accuracy": 0.75})
     tally.workers, tally.step_examples = ["worker-0", "worker-3"], 32
-    tally.returned(0, 100, 0.4, (90, 3))
-    tally.returned(1, 20, 0.9, (40, 5))
+    tally.returned(0, 100, 0.4, (90, 3), 0.3)
+    tally.returned(1, 20, 0.9, (40, 5), 0.1)
     tally.update_wait_seconds = 0.25
     tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
     tally.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}

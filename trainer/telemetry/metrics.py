@@ -53,6 +53,8 @@ METRICS = {
         Metric("psfleet_worker_stale_updates_total", "counter", "Updates of other workers between a step's read of the "
                "weights and its own update, added up over these steps", ("worker",)),
         Metric("psfleet_worker_stale_updates_max", "gauge", "The most of them in one step", ("worker",)),
+        Metric("psfleet_worker_input_wait_seconds_total", "counter", "Time that a worker's steps have waited for their "
+               "batches", ("worker",)),
         Metric("psfleet_update_wait_seconds_total", "counter", "Time that updates have waited on the parameter servers "
                "for other updates of the same variable"),
         Metric("psfleet_table_rows", "gauge", "Rows of a dynamic table", ("table",)),
@@ -158,6 +160,8 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
     for worker, stale in tally.worker_stale.copy().items():
         yield "psfleet_worker_stale_updates_total", (worker,), stale
         yield "psfleet_worker_stale_updates_max", (worker,), tally.worker_stale_max[worker]
+    for worker, seconds in tally.worker_input_wait.copy().items():
+        yield "psfleet_worker_input_wait_seconds_total", (worker,), round(seconds, 3)
     yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
     for name, table in tally.tables.items():
         yield "psfleet_table_rows", (name,), table["rows"]

@@ -259,7 +259,7 @@ class Progress:
             about(step=step)
             status.workers = add_up(status.workers, given or {}, seconds)
             for task, each in status.workers.items():
-                each |= self.tally.staleness(task)
+                each |= self.tally.staleness(task) | self.tally.waited(task)
             status.tables, status.files = self.tally.table_rates(time.monotonic()), dict(self.tally.files)
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")

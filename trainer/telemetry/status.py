@@ -50,7 +50,8 @@ class Status:
     workers: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Under parameter_server: the `steps` that each worker gave, lost ones among them, its `steps_per_second`, and how
     many updates of others lie between a step's read of the weights and its own update: the mean (`staleness`) and the
-    most (`staleness_max`), of what this process has seen."""
+    most (`staleness_max`). Its steps waited for their batches for `input_wait_seconds`. The last three are of what
+    this process has seen."""
     tables: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Of each dynamic table its `rows`, how many were given and taken away of late (`new_per_minute`,
     `evicted_per_minute`), how many keys found no room (`refused`), and what its rows take (`bytes`)."""

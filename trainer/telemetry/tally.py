@@ -65,6 +65,8 @@ class Tally:
     worker_stale: dict[str, int] = dataclasses.field(default_factory=dict)
     """Updates of others between a step's read of the weights and its own update, added up over a worker's steps."""
     worker_stale_max: dict[str, int] = dataclasses.field(default_factory=dict)
+    worker_input_wait: dict[str, float] = dataclasses.field(default_factory=dict)
+    """Seconds that a worker's steps have waited for their batches, where that is measured."""
     update_wait_seconds: float | None = None
     """How long updates have waited for others' updates of the same variable, on all ps together."""
     tables: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
@@ -88,10 +90,18 @@ class Tally:
     """What asks which tasks' hosts an operator has drained."""
     _tables_before: tuple[Mapping[str, Mapping[str, int]], float] = ({}, 0.0)
 
-    def returned(self, worker: int, steps: int, seconds: float, stale: tuple[int, int] | None = None) -> None:
+    def returned(
+        self,
+        worker: int,
+        steps: int,
+        seconds: float,
+        stale: tuple[int, int] | None = None,
+        input_wait: float | None = None,
+    ) -> None:
         """Count a call that has ended, for which a worker took so long.
 
         `stale` has the updates of others between its steps' reads and updates: their sum, and the most of one step.
+        `input_wait` has the seconds that they waited for their batches.
         """
         name = self.workers[worker] if worker < len(self.workers) else f"worker-{worker}"
         self.steps += steps
@@ -103,6 +113,8 @@ class Tally:
         if stale is not None:
             self.worker_stale[name] = self.worker_stale.get(name, 0) + stale[0]
             self.worker_stale_max[name] = max(self.worker_stale_max.get(name, 0), stale[1])
+        if input_wait is not None:
+            self.worker_input_wait[name] = self.worker_input_wait.get(name, 0.0) + input_wait
 
     def table_rates(self, now: float) -> dict[str, dict[str, float | int]]:
         """Return what dynamic tables hold at this time, with the rows given and taken a minute since the last call."""
@@ -130,3 +142,8 @@ class Tally:
             return {}
         mean = self.worker_stale[worker] / self.worker_steps[worker]
         return {"staleness": round(mean, 3), "staleness_max": self.worker_stale_max[worker]}
+
+    def waited(self, worker: str) -> dict[str, float]:
+        """Return for how many seconds a worker's steps have waited for their batches, where that is measured."""
+        seconds = self.worker_input_wait.get(worker)
+        return {} if seconds is None else {"input_wait_seconds": round(seconds, 3)}

@@ -83,7 +83,7 @@ class Calls:
             seconds = self.schedule.returned(done if is_whole else 0, call.began, call.worker, now)
             if not is_whole:
                 self.schedule.undone(call.steps - done)
-            self._progress.tally.returned(call.worker, done, seconds, call.stale)
+            self._progress.tally.returned(call.worker, done, seconds, call.stale, call.input_wait)
             if done:
                 self.outputs = call.outputs
         if (news := self._runner.news) != self._news:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainer.core.contracts import Model, Strategy, Traced, Variable
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.tables import DynamicTables
+from trainer.training.input_wait import InputWait
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, metrics_of, pieces
 from trainer.training.staleness import Staleness
@@ -20,11 +21,14 @@ class CallAccounts:
 
     metrics: CallMetrics
 
-    def __init__(self, model: Model, strategy: Strategy, tables: DynamicTables | None) -> None:
+    def __init__(self, model: Model, strategy: Strategy, tables: DynamicTables | None, *, wait: bool = True) -> None:
+        """`wait` says whether to count how long steps wait for their batches."""
         self.model = model
         self.rate = LearningRate(model.optimizer)
         self.reports = Reports()
         self.stale = Staleness(model.optimizer)
+        self.wait = InputWait() if wait else None
+        self.counts = [*self.stale.states, *(self.wait.states if self.wait else [])]
         self.updates = AtomicUpdates(strategy)
         self.tables = tables
         self.seconds_waited = 0.0
@@ -32,12 +36,12 @@ class CallAccounts:
 
     @property
     def beside(self) -> list[Variable]:
-        """What a step changes and a checkpoint lacks: metrics, staleness, and tables' rows, which have own files."""
+        """What a step changes and a checkpoint lacks: metrics, its counts, and tables' rows, which have files."""
         tables = self.tables.tables.values() if self.tables is not None else []
         rows = [one for table in tables for one in table.variables]
         return [
             *rows,
-            *(one for one, _ in self.stale.states),
+            *(one for one, _ in self.counts),
             *(one for metric in metrics_of(self.model) for one in pieces(metric)),
         ]
 
@@ -45,7 +49,7 @@ class CallAccounts:
         """Make the metrics of a traced step, which has all of the model's."""
         if self.tables is not None:
             self.tables.mutex_of = self.updates.mutex_of
-        self.metrics = CallMetrics(self.model, train_step, self.stale.states)
+        self.metrics = CallMetrics(self.model, train_step, self.counts)
 
     def take(self, call: Call, report: Report) -> None:
         """Add what a call's report tells, also to the call."""
@@ -56,7 +60,10 @@ class CallAccounts:
         if self.tables is not None:
             self.tables.update_counts(numbers)
         self.metrics.add(states)
-        call.stale = self.stale.found(states[len(states) - len(self.stale.states) :], call.steps)
+        counts = states[len(states) - len(self.counts) :]
+        stale, wait = counts[: len(self.stale.states)], counts[len(self.stale.states) :]
+        call.stale = self.stale.found(stale, call.steps)
+        call.input_wait = self.wait.found(wait, call.steps) if self.wait else None
         self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))
 
     def close(self) -> None:

@@ -89,7 +89,9 @@ class RemoteStepRunner(OfTrained):
         self._data = WorkersData(config, program, strategy, self._coordinator, order, service, files)
         with strategy.scope(), building(tables):
             keras.build(self.element_spec)
-        self._accounts = CallAccounts(model, strategy, tables)
+        # What reads ahead may come after nothing but reads, and a batch that is given has been waited for elsewhere.
+        wait = not config.weights_ahead and not self._data.waits
+        self._accounts = CallAccounts(model, strategy, tables, wait=wait)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
         self._what = Trained(
             model,
@@ -269,6 +271,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
             accounts.rate,
             accounts.updates,
             accounts.stale,
+            accounts.wait,
             placed=data.order.exact and not data.waits,
             given=data.waits,
             seeded=False,

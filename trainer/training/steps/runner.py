@@ -33,6 +33,8 @@ class Call:
     """The step as it was then; 0 where this process ran it."""
     stale: tuple[int, int] | None = None
     """Updates of others between a step's read of the weights and its update: the sum over its steps, and the most."""
+    input_wait: float | None = None
+    """Seconds that its steps waited for their batches, where that is measured."""
     done: int | None = None
     """The steps that it has done, where these may be fewer; None for all."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Ten
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.first_trace import FirstTrace
+from trainer.training.input_wait import InputWait
 from trainer.training.keras.adapters import keras_of
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import metrics_of, pieces
@@ -25,6 +27,7 @@ def one_step(
     strategy: Strategy,
     own_step: Callable[[Any], Any],
     stale: Staleness | None = None,
+    wait: InputWait | None = None,
     *,
     placed: bool = False,
     given: bool = False,
@@ -36,10 +39,9 @@ def one_step(
     """
 
     def train_step(iterator: DataIterator) -> Structure:
-        if given:
-            place, batch = None, iterator
-        else:
-            place, batch = next(iterator) if placed else (None, next(iterator))
+        read = functools.partial(next, iterator)
+        taken = iterator if given else wait.measured(read) if wait else read()
+        place, batch = taken if placed and not given else (None, taken)
         with stale.measured(batch) if stale else contextlib.nullcontext():
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
         return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
@@ -54,6 +56,7 @@ def trace_step(
     rate: LearningRate | None = None,
     updates: AtomicUpdates | None = None,
     stale: Staleness | None = None,
+    wait: InputWait | None = None,
     *,
     placed: bool = False,
     given: bool = False,
@@ -71,11 +74,9 @@ def trace_step(
     keras = keras_of(model)
     own_step, first = keras.step(), FirstTrace()
 
-    def of_metrics() -> list[Variable]:
-        return [piece for metric in metrics_of(model) for piece in pieces(metric)]
-
     def states() -> list[Variable]:
-        return [*of_metrics(), *([one for one, _ in stale.states] if stale else []), *keras.counts]
+        counted = [one for each in (stale, wait) if each for one, _ in each.states]
+        return [*metric_pieces(model), *counted, *keras.counts]
 
     def trace() -> Traced:
         @tf.function
@@ -87,9 +88,9 @@ def trace_step(
                     stack.enter_context(rate.given(*value))
                 if updates:
                     stack.enter_context(first.watched())
-                    stack.enter_context(sending_together(of_metrics))
+                    stack.enter_context(sending_together(functools.partial(metric_pieces, model)))
                     stack.enter_context(updates.active(states))
-                return one_step(strategy, own_step, stale, placed=placed, given=given)(iterator)
+                return one_step(strategy, own_step, stale, wait, placed=placed, given=given)(iterator)
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
 
@@ -107,6 +108,11 @@ def trace_step(
             f'{type(model).__name__}.train_step returned {wrong}; expected tensors alone, such as {{"loss": loss}}'
         )
     return traced
+
+
+def metric_pieces(model: Model) -> list[Variable]:
+    """Return the variables of a model's metrics, as they are by now."""
+    return [piece for metric in metrics_of(model) for piece in pieces(metric)]
 
 
 @tf.autograph.experimental.do_not_convert
