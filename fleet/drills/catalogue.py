@@ -130,7 +130,7 @@ _DRILLS = (
            NoConnection(one("worker")), detected=NAMED, paused=10, **OF_A_WAY),
     _drill("way-loss", "a third of the packets, in both directions: the worker is slow, or left out",
            Lossy(one("worker"), what="loss"), detected=None, paused=10, restarts=False, **OF_A_WAY),
-    _drill("way-late", "what a worker's host sends to a ps's comes 200 ms later (netem): the worker is slow",
+    _drill("way-late", "what a worker's host sends to a ps's comes 200 ms later: the worker is slow",
            Late(one("worker")), detected=None, paused=10, restarts=False, **OF_A_WAY),
     # The other host refuses its packets at once, and no call hangs.
     _drill("address-doubled", "a ps's host takes another one for the worker's, as where two have its address: likewise",

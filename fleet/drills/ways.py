@@ -1,7 +1,7 @@
 """Faults of one way: what a task's host sends to a ps is lost in part, while all other ways are well.
 
-Rules are nftables', in a table of the drill's own; a delay is netem's. Each proves itself by what it has counted, and
-is taken back by a timer of the host where nobody else does.
+Rules are nftables', in a table of the drill's own; a delay is that of a process. Each proves itself by what it has
+counted, and is taken back by a timer of the host where nobody else does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from fleet.drills import late
 from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
 from fleet.drills.stage import DrillFailed, NotHere, Stage
 from fleet.site.topology import Task
@@ -38,8 +40,8 @@ began = time.monotonic()
 socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
 print(round(1000 * (time.monotonic() - began)))
 """
-# A device that always is there, and back as it was.
-NETEM = "root tc qdisc add dev lo root netem delay 0ms 2>/dev/null && root tc qdisc del dev lo root"
+LATE = "psfleet_late"  # the unit, the table and the device: of 15 letters at most
+TUN = "root sh -c ': <>/dev/net/tun' 2>/dev/null"
 PROOF_SECONDS = 30.0
 
 
@@ -80,6 +82,12 @@ def other_ps(stage: Stage, task: Task) -> Task:
     return others[-1]
 
 
+def counted(stage: Stage, task: Task, table: str) -> int:
+    """How many packets a table on a task's host has counted."""
+    shown = stage.on(task.host, f"root nft list table inet {table}")
+    return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
+
+
 @dataclass(frozen=True)
 class AWay(Aimed):
     """A fault of the way from the chosen task's host to one ps."""
@@ -116,12 +124,10 @@ class Lossy(AWay):
         )
         script = heals_itself(REMOVE) + loads(chains)
         run_everywhere(stage, {task.host: script})
-        count = stage.wait(lambda: self._dropped(stage, task), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}")
+        count = stage.wait(
+            lambda: counted(stage, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
+        )
         return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
-
-    def _dropped(self, stage: Stage, task: Task) -> int:
-        shown = stage.on(task.host, f"root nft list table inet {TABLE}")
-        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
     def heal(self, stage: Stage) -> None:
         stage.on(self.choice(stage)[0].host, heals(REMOVE))
@@ -141,32 +147,26 @@ class NoConnection(Lossy):
 
 @dataclass(frozen=True)
 class Late(AWay):
-    """Everything that a host sends to a ps's comes later (netem)."""
+    """Everything that a host sends to a ps's comes later (`late.py`, a process of the host)."""
 
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
-        family, bits = ("ip6", 128) if ":" in ps.address else ("ip", 32)
-        protocol = "ipv6" if family == "ip6" else "ip"
+        program = shlex.quote(Path(late.__file__).read_text(encoding="utf-8"))
         script = f"""
-device={device_to(ps.address)}
-{heals_itself('tc qdisc del dev "$device" root')}
-root tc qdisc add dev "$device" root handle 1: prio || exit 1
-root tc qdisc add dev "$device" parent 1:3 handle 30: netem delay {DELAY_MS}ms || exit 1
-root tc filter add dev "$device" parent 1: protocol {protocol} prio 1 u32 match {family} dst {ps.address}/{bits} \\
-  flowid 1:3 || exit 1
+root systemctl stop {LATE} 2>/dev/null
+root systemd-run --quiet --collect --unit={LATE} --service-type=notify \\
+  --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} python3 -c {program} {ps.address} {DELAY_MS} {LATE}
 """
-        if stage.on(task.host, f"{NETEM} && echo there || true").strip() != "there":
-            raise NotHere(f"the kernel of {task.host} has no netem, which delays packets: modprobe sch_netem")
+        if stage.on(task.host, f"{TUN} && echo there || true").strip() != "there":
+            raise NotHere(f"{task.host} can't open /dev/net/tun, which delays packets: modprobe tun")
         run_everywhere(stage, {task.host: script})
-        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}")
-        if float(took.strip() or 0) < DELAY_MS:
-            raise DrillFailed(f"{task.host} connected to {ps.name} in {took.strip()} ms: nothing came late")
-        return f"{task.host} connected to {ps.name} in {took.strip()} ms"
+        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
+        if float(took or 0) < DELAY_MS:
+            raise DrillFailed(f"{task.host} connected to {ps.name} in {took} ms: nothing came late")
+        return f"{task.host} connected to {ps.name} in {took} ms, and {counted(stage, task, LATE)} packets were late"
 
     def heal(self, stage: Stage) -> None:
-        task, ps = self.ends(stage)
-        command = heals('tc qdisc del dev "$device" root')
-        stage.on(task.host, f"device={device_to(ps.address)}; {command}")
+        stage.on(self.choice(stage)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")
 
 
 @dataclass(frozen=True)

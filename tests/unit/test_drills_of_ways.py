@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
-from fleet.drills.faults import TABLE, one
+from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, one
 from fleet.drills.soak import victims
 from fleet.drills.stage import DrillFailed, NotHere, Process, Stage
-from fleet.drills.ways import LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
+from fleet.drills.ways import LATE, LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
 from fleet.site.topology import Task
 from tests.unit.test_drills import TASKS, Pretence, named, stage
 
@@ -71,7 +71,7 @@ def test_a_host_heals_itself_and_is_healed(name: str) -> None:
     hardware = "02:00:00:00:00:01"
     answers = {
         **COUNTED,
-        "lo root netem": "there",
+        "<>/dev/net/tun": "there",
         "create_connection": "201",
         "cat /sys": hardware,
         "neigh": f"lladdr {hardware}",
@@ -79,12 +79,13 @@ def test_a_host_heals_itself_and_is_healed(name: str) -> None:
     hosts = Pretence(answers)
     on = stage(hosts)
     on.processes = lambda *_, **__: {"worker-1": Process("a", "active", "running", "success", 0, 7)}  # type: ignore[method-assign]
+    unit, stop = (LATE, LATE) if isinstance(fault, Late) else (TABLE, f"{TABLE}.timer")
     fault.strike(on)
-    assert any(f"--unit={TABLE}" in script for _, script in hosts.scripts)
+    assert any(f"--unit={unit} " in script and str(HEALS_ITSELF_SECONDS) in script for _, script in hosts.scripts)
     hosts.scripts.clear()
     fault.heal(on)
     fault.heal(on)
-    assert all(f"systemctl stop {TABLE}.timer" in script for _, script in hosts.scripts)
+    assert all(f"systemctl stop {stop} " in script for _, script in hosts.scripts)
 
 
 def with_tasks(on: Stage, tasks: list[Task]) -> Stage:
@@ -109,8 +110,8 @@ def test_a_way_that_takes_no_connection_is_left_to_the_next_process() -> None:
 
 def test_a_delay_that_is_none_is_no_fault() -> None:
     with pytest.raises(DrillFailed, match="in 1 ms: nothing came late"):
-        Late(one("worker")).strike(stage(Pretence({"lo root netem": "there", "create_connection": "1"})))
-    with pytest.raises(NotHere, match="far has no netem"):
+        Late(one("worker")).strike(stage(Pretence({"<>/dev/net/tun": "there", "create_connection": "1"})))
+    with pytest.raises(NotHere, match="far can't open /dev/net/tun"):
         Late(one("worker")).strike(stage(Pretence({"create_connection": "201"})))
 
 
