@@ -221,10 +221,10 @@ CATALOGUE: tuple[Drill, ...] = (*_DRILLS, *(_with_a_long_step(drill) for drill i
 # Those whose faults come by chance in `fab drill --random`, at any task of the job that they hit.
 BY_CHANCE = (
     "worker", "worker-term", "worker-frozen", "worker-unit", "worker-unit-frozen", "worker-slow", "worker-cut",
-    "worker-off", "way-lost", "way-port", "way-large", "way-syn", "way-loss", "ps", "ps-term", "ps-frozen", "ps-unit",
-    "ps-unit-frozen", "ps-slow", "ps-cut", "ps-off", "coordinator", "coordinator-term", "coordinator-frozen",
-    "coordinator-unit", "coordinator-unit-frozen", "coordinator-slow", "evaluator", "data-truncated", "index-truncated",
-    "path-full",
+    "worker-off", "way-lost", "way-port", "way-large", "way-syn", "way-loss", "way-late", "address-doubled", "ps",
+    "ps-term", "ps-frozen", "ps-unit", "ps-unit-frozen", "ps-slow", "ps-cut", "ps-off", "ps-unreached", "coordinator",
+    "coordinator-term", "coordinator-frozen", "coordinator-unit", "coordinator-unit-frozen", "coordinator-slow",
+    "evaluator", "data-truncated", "index-truncated", "path-full",
 )  # fmt: skip
 
 # The most telling ones: `make dozen`.

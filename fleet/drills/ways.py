@@ -37,7 +37,10 @@ DELAY_MS = 200
 CONNECT = """
 import socket, sys, time
 began = time.monotonic()
-socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+except ConnectionRefusedError:
+    pass  # an answer too, of a host whose ps is about to start
 print(round(1000 * (time.monotonic() - began)))
 """
 LATE = "psfleet_late"  # the unit, the table and the device: of 15 letters at most
@@ -75,11 +78,11 @@ REMOVE = f"nft delete table inet {TABLE}"
 
 
 def other_ps(stage: Stage, task: Task) -> Task:
-    """The last ps on another host than the task's; raises DrillFailed when there is none."""
+    """The last ps on another host than the task's, and not on the coordinator's if it can be; raises NotHere."""
     others = [each for each in stage.tasks("ps") if each.host != task.host]
     if not others:
-        raise DrillFailed(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
-    return others[-1]
+        raise NotHere(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
+    return next((each for each in reversed(others) if each.host != stage.chief.host), others[-1])
 
 
 def counted(stage: Stage, task: Task, table: str) -> int:
@@ -98,6 +101,11 @@ class AWay(Aimed):
     def ends(self, stage: Stage) -> tuple[Task, Task]:
         task = self.choice(stage)[0]
         return task, other_ps(stage, task)
+
+    def reaches(self, stage: Stage) -> set[str]:
+        """Raises NotHere where there is no such way."""
+        self.ends(stage)
+        return set()
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,9 @@ class NoConnection(Lossy):
 class Late(AWay):
     """Everything that a host sends to a ps's comes later (`late.py`, a process of the host)."""
 
+    def reaches(self, stage: Stage) -> set[str]:
+        return {self.ends(stage)[1].host}
+
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
         program = shlex.quote(Path(late.__file__).read_text(encoding="utf-8"))
@@ -162,8 +173,8 @@ root systemd-run --quiet --collect --unit={LATE} --service-type=notify \\
         run_everywhere(stage, {task.host: script})
         took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
         if float(took or 0) < DELAY_MS:
-            raise DrillFailed(f"{task.host} connected to {ps.name} in {took} ms: nothing came late")
-        return f"{task.host} connected to {ps.name} in {took} ms, and {counted(stage, task, LATE)} packets were late"
+            raise DrillFailed(f"{task.host} reached {ps.name} in {took} ms: nothing came late")
+        return f"{task.host} reached {ps.name} in {took} ms, and {counted(stage, task, LATE)} packets were late"
 
     def heal(self, stage: Stage) -> None:
         stage.on(self.choice(stage)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")
@@ -176,10 +187,17 @@ class Doubled(AWay):
     Its packets for the worker go to the coordinator's hardware address, and that host takes the address for its own.
     """
 
+    def ends(self, stage: Stage) -> tuple[Task, Task]:
+        task, ps = super().ends(stage)
+        if stage.chief.host in (task.host, ps.host):
+            raise NotHere(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
+        return task, ps
+
+    def reaches(self, stage: Stage) -> set[str]:
+        return {self.ends(stage)[1].host, stage.chief.host}
+
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
-        if stage.chief.host in (task.host, ps.host):
-            raise DrillFailed(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
         claim = f"""
 {heals_itself(self._give_up(task))}
 device={device_to(ps.address)}
@@ -188,7 +206,9 @@ root sysctl -q net.ipv4.conf.$device.arp_ignore=1 && root ip addr add {task.addr
 cat /sys/class/net/$device/address
 """
         chief = stage.chief
-        hardware = run_everywhere(stage, {chief.host: claim})[chief.host].split()[-1]
+        [*_, hardware] = run_everywhere(stage, {chief.host: claim})[chief.host].split() or [""]
+        if not hardware:
+            raise NotHere(f"packets leave {chief.host} by a device without a hardware address, such as a tunnel's")
         mislead = f"""
 device={device_to(task.address)}
 {heals_itself(f'ip neigh del {task.address} dev "$device"')}
@@ -227,6 +247,9 @@ class NoWayIn(AWay):
 
     def hits(self, stage: Stage) -> list[Task]:
         return self.choice(stage)
+
+    def reaches(self, stage: Stage) -> set[str]:
+        return set()
 
     def strike(self, stage: Stage) -> str:
         (ps,) = self.choice(stage)
