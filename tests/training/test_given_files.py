@@ -223,5 +223,17 @@ def test_parts_have_each_file_once(tmp_path: Path) -> None:
     parts = [list(InputContext(2, part).files(patterns).as_numpy_iterator()) for part in (0, 1)]
     assert sorted(map(len, parts)) == [2, 3]
     assert sorted(name.decode() for part in parts for name in part) == names
-    with pytest.raises(UserError, match=r"no file matches '.*/missing-\*'; expected files"):
+    with pytest.raises(UserError, match=r"no file matches '.*/missing-\*': write the files first"):
         InputContext(2, 0).files(f"{tmp_path}/missing-*")
+
+
+def test_workers_list_what_the_coordinators_host_lacks(tmp_path: Path) -> None:
+    @tf.function(autograph=False)
+    def names(number: Any) -> Any:
+        return InputContext(2, number).files(f"{tmp_path}/part-*").get_single_element()
+
+    traced = names.get_concrete_function(tf.TensorSpec([], tf.int64))
+    for number in (0, 1):
+        (tmp_path / f"part-{number}").touch()
+    found = [traced(tf.constant(number, tf.int64)).numpy().decode() for number in (0, 1)]
+    assert found == [str(tmp_path / "part-0"), str(tmp_path / "part-1")]

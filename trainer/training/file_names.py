@@ -26,21 +26,21 @@ def patterns_of(pattern: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def all_files(patterns: Sequence[str]) -> list[str]:
+def names_of(patterns: Sequence[str], *, elsewhere: bool) -> tf.data.Dataset:
     """Return the names of all files, which the workers divide among them; raises UserError where there is none.
 
-    Raises Infrastructure where a folder can't be read.
+    Where they are read `elsewhere`, and this host has none, the workers list them. Raises Infrastructure where a folder
+    can't be read.
     """
     try:
         names = matching(patterns)
     except OSError as error:
         raise Infrastructure(f"context.files can't list {error.filename}; {error.strerror}") from error
-    if not names:
-        raise UserError(
-            f"no file matches {', '.join(patterns)!r}; expected files that the coordinator's host sees under the same "
-            "names as the workers: write them first, or mend the pattern"
-        )
-    return names
+    if names:
+        return tf.data.Dataset.from_tensor_slices(names)
+    if elsewhere:
+        return tf.data.Dataset.list_files(list(patterns), shuffle=False)
+    raise UserError(f"no file matches {', '.join(patterns)!r}: write the files first, or mend the pattern")
 
 
 def matching(patterns: Sequence[str]) -> list[str]:
