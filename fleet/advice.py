@@ -55,7 +55,7 @@ class Host:
 @dataclass(frozen=True)
 class Finding:
     part: str
-    """worker, ps, coordinator, network, input, batch, other, nothing."""
+    """worker, ps, coordinator, network, input, batch, other, nothing; and scale, of what one more gives."""
     text: str
     names: list[str] = field(default_factory=list)
 
@@ -99,9 +99,14 @@ class Rates:
         last = self.last.hosts[host]
         return (getattr(last, what) - getattr(self.first.hosts[host], what)) / (self.seconds * last.cores)
 
+    def link_use(self, host: str) -> float:
+        """Return the bytes a second of a host's link, in the direction that has more."""
+        first, last = self.first.hosts[host], self.last.hosts[host]
+        return max(last.sent - first.sent, last.received - first.received) / self.seconds
+
 
 def advise(first: Look, last: Look) -> list[Finding]:
-    """Say what holds the training up, the most likely first; one finding `nothing` where nothing is known to."""
+    """Say what holds the training up, the most likely first, or `nothing`; and what one more worker or ps gives."""
     rates = Rates.between(first, last)
     if not sum(rates.pace.values()):
         text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
@@ -109,7 +114,7 @@ def advise(first: Look, last: Look) -> list[Finding]:
     found = [each for adviser in (slow_workers, coordinator, processors, network) for each in adviser(rates)]
     if not [each for each in found if each.part != "worker" or "processors" in each.text]:
         found += waits(rates)
-    return found
+    return [*found, *one_more(rates)]
 
 
 def slow_workers(rates: Rates) -> Iterator[Finding]:
@@ -182,10 +187,9 @@ def hot_ps(rates: Rates) -> Iterator[Finding]:
 
 def network(rates: Rates) -> Iterator[Finding]:
     for host, last in rates.last.hosts.items():
-        first = rates.first.hosts.get(host)
-        if first is None or not last.link:
+        if host not in rates.first.hosts or not last.link:
             continue
-        most = max(last.sent - first.sent, last.received - first.received) / rates.seconds
+        most = rates.link_use(host)
         if most >= LINK_BUSY * last.link:
             yield Finding(
                 "network",
@@ -233,6 +237,41 @@ def waits(rates: Rates) -> Iterator[Finding]:
         )
     else:
         yield Finding("nothing", f"{text}. It waits for its batch for {input_wait:.0%} of the time")
+
+
+def one_more(rates: Rates) -> Iterator[Finding]:
+    """Say what one more worker or ps gives: all workers share the ps, their links and the coordinator."""
+    workers = sum(pace > 0 for pace in rates.pace.values())
+    loads = dict(shared_loads(rates))
+    if not loads:
+        return
+    most = max(loads, key=loads.__getitem__)
+    servers = len(rates.of("ps"))
+    if loads[most] < 1:
+        text = (
+            f"one more worker, on a host of its own, gives about {1 / workers:.0%} more steps/s; with about "
+            f"{max(workers + 1, round(workers / loads[most]))} workers {most} is busy. One more ps gives nothing yet"
+        )
+    elif most.startswith("chief"):
+        text = f"more workers or ps give nothing: {most} is busy"
+    else:
+        text = (
+            f"more workers give nothing: {most} is busy. One more ps takes its part of the variables, and allows up "
+            f"to {1 / servers:.0%} more steps/s"
+        )
+    yield Finding("scale", text)
+
+
+def shared_loads(rates: Rates) -> Iterator[tuple[str, float]]:
+    """Give what all workers share, each with its use as a share of what counts as busy."""
+    for task, use in {**rates.of("ps"), **rates.of("chief")}.items():
+        host = rates.last.places.get(task, "")
+        if task.startswith("chief"):
+            yield task, use / BUSY
+        elif _known(rates, host):
+            yield task, use / (BUSY * rates.last.hosts[host].cores)
+            if (link := rates.last.hosts[host].link) is not None:
+                yield f"the link of {host}", rates.link_use(host) / (LINK_BUSY * link)
 
 
 def _known(rates: Rates, host: str) -> bool:

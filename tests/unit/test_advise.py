@@ -73,10 +73,27 @@ def test_each_cause_is_named_with_its_figures(last: Look, part: str, expected: s
     assert expected in found[0].text
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (later(), "gives about 33% more steps/s; with about 25 workers chief-0 is busy. One more ps gives nothing yet"),
+        (later(**busy("ps-0", 1.7)), "33% more steps/s; with about 6 workers ps-0 is busy"),
+        (later(hosts={"ps-1": replace(CALM, sent=100 * 50e6)}), "with about 5 workers the link of ps-1 is busy"),
+        (later(**busy("ps-0", 3.8)), "more workers give nothing: ps-0 is busy. One more ps takes its part of the "
+         "variables, and allows up to 50% more"),
+        (later(**busy("chief-0", 0.95)), "more workers or ps give nothing: chief-0 is busy"),
+    ],
+)  # fmt: skip
+def test_what_one_more_gives_follows_from_what_all_share(last: Look, expected: str) -> None:
+    found = advise(FIRST, last)[-1]
+    assert found.part == "scale"
+    assert expected in found.text
+
+
 def test_what_is_not_known_is_said() -> None:
     last = later()
     silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
-    (found,) = advise(FIRST, replace(last, seconds=silent))
+    found, _ = advise(FIRST, replace(last, seconds=silent))
     assert found.text == "no worker says what it uses of its processors: what it waits for is not known"
 
 
