@@ -327,6 +327,37 @@ def test_what_is_set_is_no_change(split: bool) -> None:
     assert tf.convert_to_tensor(own).numpy().tolist() == [6, 7, 8]
 
 
+COMPUTED: dict[str, tuple[Any, bool]] = {
+    "a moving average": (lambda own: own * 0.9 + 0.1 * tf.cast(tf.argmin(own), tf.float32), True),
+    "a difference": (lambda own: own - (own - 5.0) * 0.1, True),
+    "a choice": (lambda own: tf.where(own > 1.0, own + 1.0, own), True),
+    "rows that are set": (lambda own: tf.tensor_scatter_nd_update(own, [[1]], own[1:2] * 0.9), True),
+    "a queue": (lambda own: tf.concat([[9.0], own[:-1]], axis=0), False),
+    "a pointer that turns": (lambda own: (own + 1.0) % 4.0, False),
+    "what is on and off": (lambda own: 1.0 - own, False),
+    "a maximum": (lambda own: tf.maximum(own, 9.0), False),
+    "a norm": (lambda own: own * tf.math.rsqrt(tf.reduce_sum(own * own)), False),
+    "what belongs to the nearest": (lambda own: tf.one_hot(tf.argmin(own), 3) * 4.0, False),
+}
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_what_is_computed_otherwise_than_as_a_sum_is_set(what: str) -> None:
+    compute, is_change = COMPUTED[what]
+    variable = keras.Variable([1.0, 2.0, 3.0], trainable=False)
+    own = variable._value
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        with changes_added(variable):
+            own.assign_add([10.0] * 3)  # by another worker
+            variable.assign(compute(tf.convert_to_tensor(variable)))
+
+    step()
+    expected = compute(tf.constant([1.0, 2.0, 3.0])) + 10.0 * is_change
+    assert own.numpy() == pytest.approx(expected.numpy())
+
+
 class Halves(keras.metrics.Metric):
     """Has two results, and notes the partitioner that its state is made with."""
 
