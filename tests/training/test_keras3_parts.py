@@ -480,6 +480,34 @@ def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture
         make_evaluation(Config(program="p:P", evaluation="inline"), None, bare, None, 1)
 
 
+class Guided(keras.Model):
+    """Has the steps of Keras 3's guide: what it was compiled with is one metric among the model's."""
+
+    def call(self, inputs: Any) -> Any:
+        return self.line(inputs)
+
+    def build(self, shape: Any) -> None:
+        self.line = keras.layers.Dense(1)
+        self.line.build(shape)
+
+    def train_step(self, data: Any) -> Any:
+        loss = self.compute_loss(data[0], data[1], predicted := self(data[0]))
+        for metric in self.metrics:
+            metric.update_state(*([loss] if metric.name == "loss" else [data[1], predicted]))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    test_step = train_step
+
+
+def test_what_the_guides_step_returns_has_its_metrics_names() -> None:
+    made = Guided()
+    made.compile("sgd", "mse", metrics=["mae"])
+    build(made, (tf.TensorSpec([2, 4]), tf.TensorSpec([2, 1])))
+    batch = (tf.ones([2, 4]), tf.ones([2, 1]))
+    assert sorted(tf.function(Step(made))(batch)) == ["loss", "mae"]
+    assert sorted(tf.function(Keras3Model(made).test_step())(batch)) == ["loss", "mae"]
+
+
 # Weights that a step replaces
 
 

@@ -14,6 +14,7 @@ from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
 from trainer.training.metrics import READING
+from trainer.training.steps.outputs import flat
 from trainer.training.tf_internals.graphs import called_graphs, is_read_since_writes
 from trainer.training.tf_internals.seeds import keras3_seeds_drawn
 from trainer.training.tf_internals.variables import beneath
@@ -55,7 +56,7 @@ class Step:
             for variable in watched.values():
                 if id(variable) not in adding:
                     stack.enter_context(self._watched(variable))
-            return self._model.train_step(data)
+            return flat(self._model.train_step(data))
 
     @contextlib.contextmanager
     def _watched(self, variable: Variable) -> Iterator[None]:
