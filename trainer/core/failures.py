@@ -81,6 +81,10 @@ CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
 class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
 
+    def __str__(self) -> str:
+        text = super().__str__()  # AutoGraph puts a traceback before it
+        return text.rpartition(f"{type(self).__name__}: ")[2].strip() if text.startswith("in user code:") else text
+
 
 class EmptyPart(UserError):
     """A worker's data has ended, which it never does by itself unless there is none.
