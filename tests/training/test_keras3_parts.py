@@ -472,6 +472,32 @@ def test_a_model_of_sparse_inputs_is_exported_with_a_signature(tmp_path: Path) -
     assert found["sum"].numpy().tolist() == [[3]]
 
 
+class FromNoise(tf.keras.Model):
+    """Is built with its noise, which is wider than the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makes = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(2)])
+
+    def call(self, noise: Any) -> Any:
+        return self.makes(noise)
+
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+def test_a_model_that_is_built_with_other_than_the_data_is_exported_with_a_signature(tmp_path: Path) -> None:
+    spec = tf.TensorSpec([None, 5])
+    program = SimpleNamespace(
+        serving_signature=lambda model: tf.function(lambda noise: {"made": model.makes(noise)}, input_signature=[spec])
+    )
+    made = FromNoise()
+    made.build((None, 5))
+    save_model(program, made, str(tmp_path / "export"), (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    assert served(noise=tf.ones([3, 5]))["made"].shape == (3, 2)
+
+
 def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
     bare = type("Bare", (keras.Model,), {})()
     assert make_evaluation(Config(program="p:P"), None, bare, None, 1) is None

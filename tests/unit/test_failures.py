@@ -59,6 +59,10 @@ def test_what_the_trainer_refuses_in_a_step_is_told_without_a_traceback(kind: ty
         f'in user code:\n\n    File "/home/me/mine.py", line 12, in train_step  *\n\n    {kind.__name__}: why: so\n'
     )
     assert (str(kind(in_step)), str(kind("why: so"))) == ("why: so", "why: so")
+    in_layer = (
+        "Exception encountered when calling A.call().\n\n\x1b[1mwhy: so\x1b[0m\n\nArguments received by A.call():"
+    )
+    assert str(kind(in_layer)) == "why: so (in the call of A.call())"
 
 
 @pytest.mark.parametrize(

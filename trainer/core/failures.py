@@ -82,8 +82,10 @@ class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
 
     def __str__(self) -> str:
-        text = super().__str__()  # AutoGraph puts a traceback before it
-        return text.rpartition(f"{type(self).__name__}: ")[2].strip() if text.startswith("in user code:") else text
+        text = COLOUR_IN_MESSAGE.sub("", super().__str__())
+        if text.startswith("in user code:"):  # AutoGraph puts a traceback before it, and Keras 3 the layer
+            text = text.rpartition(f"{type(self).__name__}: ")[2].strip()
+        return line_of_layer(text) or text
 
 
 class EmptyPart(UserError):
