@@ -30,7 +30,7 @@ RIGHT = {
 }
 REFUSED = {
     "mirrored": ("Stray", "Endless", "Nothing"),
-    "inline": ("Stray", "Endless", "Nothing"),
+    "inline": ("Stray", "OwnLoss", "Endless", "Nothing"),
     "distributed": ("WholeData", "NotMerging", "KeepingTheLast", "Generated", "Nothing"),
     "exact": ("Uneven", "OwnTestStep", "Regularized", "Weighted", "TwoOutputs", "Generated"),
 }

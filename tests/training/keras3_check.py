@@ -54,6 +54,21 @@ class Counted(keras.layers.Layer):
         return inputs
 
 
+class Queue(keras.layers.Layer):
+    """Keeps the last signs that were drawn, as a memory bank keeps examples, and a place in a ring."""
+
+    def build(self, shape):
+        self.queue = self.add_weight(name="queue", shape=(8,), initializer="ones", trainable=False)
+        self.place = self.add_weight(name="place", shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, inputs, training=False):
+        if training:
+            ones = keras.ops.sign(keras.random.normal((1,)))
+            self.queue.assign(keras.ops.concatenate([ones, self.queue[:-1]]))
+            self.place.assign((self.place + 1) % 3)
+        return inputs
+
+
 class Examples(keras.metrics.Metric):
     """Counts the examples that it has seen."""
 
@@ -124,7 +139,7 @@ class Counting(Program):
         batches = keras.layers.BatchNormalization(momentum=MOMENTUM, name="batches", center=False, scale=False)
         ones = keras.layers.Lambda(lambda value: keras.ops.ones_like(value))(looked_up)
         line = keras.layers.Flatten()(looked_up + batches(ones))
-        line = keras.layers.Dropout(0.1, name="dropout")(Counted(name="counted")(line))
+        line = keras.layers.Dropout(0.1, name="dropout")(Queue(name="queue")(Counted(name="counted")(line)))
         self.model = keras.Model(words, keras.layers.Dense(1, name="line")(line))
         self.model.compile(self.optimizer(), "mse", metrics=[Examples()])
         return self.model
@@ -145,6 +160,8 @@ def counts():
         "seeds": int(np.array(model.get_layer("dropout").seed_generator.state)[1]),
         "batches": math.log(1 - moved) / math.log(MOMENTUM),
         "examples": result.metrics["examples"],
+        "queue": np.unique(np.abs(model.get_layer("queue").queue)).tolist(),
+        "place": int(np.array(model.get_layer("queue").place)),
     }
 
 

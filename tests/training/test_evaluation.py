@@ -72,6 +72,7 @@ def test_the_metric_sees_every_example(ways: dict[str, Any]) -> None:
         ("mirrored", "Endless", "never ends"),
         ("mirrored", "Nothing", "empty"),
         ("inline", "Stray", "last_label"),
+        ("inline", "OwnLoss", "a number of its own as loss, though a metric has that name"),
         ("inline", "Endless", "never ends"),
         ("inline", "Nothing", "empty"),
         ("distributed", "WholeData", "does not use its context"),

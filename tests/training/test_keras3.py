@@ -41,6 +41,11 @@ def test_averages_of_batches_are_moved_once_a_step(counts: dict[str, Any]) -> No
     assert counts["batches"] == pytest.approx(counts["steps"], rel=0.001)
 
 
+def test_a_queue_holds_what_one_of_the_workers_has_put_there(counts: dict[str, Any]) -> None:
+    assert counts["queue"] == [1]
+    assert counts["place"] in range(3)
+
+
 def test_a_metric_counts_each_example_once(counts: dict[str, Any]) -> None:
     assert counts["examples"] == counts["steps"] * 8
 

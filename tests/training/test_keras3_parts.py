@@ -327,6 +327,37 @@ def test_what_is_set_is_no_change(split: bool) -> None:
     assert tf.convert_to_tensor(own).numpy().tolist() == [6, 7, 8]
 
 
+COMPUTED: dict[str, tuple[Any, bool]] = {
+    "a moving average": (lambda own: own * 0.9 + 0.1 * tf.cast(tf.argmin(own), tf.float32), True),
+    "a difference": (lambda own: own - (own - 5.0) * 0.1, True),
+    "a choice": (lambda own: tf.where(own > 1.0, own + 1.0, own), True),
+    "rows that are set": (lambda own: tf.tensor_scatter_nd_update(own, [[1]], own[1:2] * 0.9), True),
+    "a queue": (lambda own: tf.concat([[9.0], own[:-1]], axis=0), False),
+    "a pointer that turns": (lambda own: (own + 1.0) % 4.0, False),
+    "what is on and off": (lambda own: 1.0 - own, False),
+    "a maximum": (lambda own: tf.maximum(own, 9.0), False),
+    "a norm": (lambda own: own * tf.math.rsqrt(tf.reduce_sum(own * own)), False),
+    "what belongs to the nearest": (lambda own: tf.one_hot(tf.argmin(own), 3) * 4.0, False),
+}
+
+
+@pytest.mark.parametrize("what", COMPUTED)
+def test_what_is_computed_otherwise_than_as_a_sum_is_set(what: str) -> None:
+    compute, is_change = COMPUTED[what]
+    variable = keras.Variable([1.0, 2.0, 3.0], trainable=False)
+    own = variable._value
+
+    @tf.function(autograph=False)
+    def step() -> None:
+        with changes_added(variable):
+            own.assign_add([10.0] * 3)  # by another worker
+            variable.assign(compute(tf.convert_to_tensor(variable)))
+
+    step()
+    expected = compute(tf.constant([1.0, 2.0, 3.0])) + 10.0 * is_change
+    assert own.numpy() == pytest.approx(expected.numpy())
+
+
 class Halves(keras.metrics.Metric):
     """Has two results, and notes the partitioner that its state is made with."""
 
@@ -441,12 +472,66 @@ def test_a_model_of_sparse_inputs_is_exported_with_a_signature(tmp_path: Path) -
     assert found["sum"].numpy().tolist() == [[3]]
 
 
+class FromNoise(tf.keras.Model):
+    """Is built with its noise, which is wider than the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.makes = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(2)])
+
+    def call(self, noise: Any) -> Any:
+        return self.makes(noise)
+
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+def test_a_model_that_is_built_with_other_than_the_data_is_exported_with_a_signature(tmp_path: Path) -> None:
+    spec = tf.TensorSpec([None, 5])
+    program = SimpleNamespace(
+        serving_signature=lambda model: tf.function(lambda noise: {"made": model.makes(noise)}, input_signature=[spec])
+    )
+    made = FromNoise()
+    made.build((None, 5))
+    save_model(program, made, str(tmp_path / "export"), (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])))
+    served = tf.saved_model.load(str(tmp_path / "export")).signatures["serving_default"]
+    assert served(noise=tf.ones([3, 5]))["made"].shape == (3, 2)
+
+
 def test_the_lack_is_told_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
     bare = type("Bare", (keras.Model,), {})()
     assert make_evaluation(Config(program="p:P"), None, bare, None, 1) is None
     assert "Bare has no call, so that Keras can't evaluate it" in caplog.text
     with pytest.raises(UserError, match="give it a test_step"):
         make_evaluation(Config(program="p:P", evaluation="inline"), None, bare, None, 1)
+
+
+class Guided(keras.Model):
+    """Has the steps of Keras 3's guide: what it was compiled with is one metric among the model's."""
+
+    def call(self, inputs: Any) -> Any:
+        return self.line(inputs)
+
+    def build(self, shape: Any) -> None:
+        self.line = keras.layers.Dense(1)
+        self.line.build(shape)
+
+    def train_step(self, data: Any) -> Any:
+        loss = self.compute_loss(data[0], data[1], predicted := self(data[0]))
+        for metric in self.metrics:
+            metric.update_state(*([loss] if metric.name == "loss" else [data[1], predicted]))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    test_step = train_step
+
+
+def test_what_the_guides_step_returns_has_its_metrics_names() -> None:
+    made = Guided()
+    made.compile("sgd", "mse", metrics=["mae"])
+    build(made, (tf.TensorSpec([2, 4]), tf.TensorSpec([2, 1])))
+    batch = (tf.ones([2, 4]), tf.ones([2, 1]))
+    assert sorted(tf.function(Step(made))(batch)) == ["loss", "mae"]
+    assert sorted(tf.function(Keras3Model(made).test_step())(batch)) == ["loss", "mae"]
 
 
 # Weights that a step replaces

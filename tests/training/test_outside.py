@@ -30,6 +30,7 @@ OTHERS = {
     "OfV1": "compile got AdamOptimizer, which is none of Keras's optimizers",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
     "PythonLoss": "Extra.train_step trains through py_function, whose gradient is Python",
+    "Changing": "Extra.train_step uses the variable 'rest' of shape (None,), which workers can't have: give it",
     "Eager": "Eager.build_model has called tf.config.run_functions_eagerly(True)",
 }
 WHILE_BUILT = {

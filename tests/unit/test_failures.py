@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from trainer.core.failures import Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.failures import EmptyPart, Infrastructure, UserError, explain, is_infrastructure
 from trainer.core.own_frames import exception_info
 
 
@@ -51,6 +51,18 @@ OF_KERAS3 = (
     "Exception encountered when calling Noise.call().\n\n\x1b[1mno such thing\x1b[0m\n\n"
     "Arguments received by Noise.call():\n  • inputs=tf.Tensor(shape=(None, 44), dtype=float32)"
 )
+
+
+@pytest.mark.parametrize("kind", [UserError, EmptyPart])
+def test_what_the_trainer_refuses_in_a_step_is_told_without_a_traceback(kind: type[UserError]) -> None:
+    in_step = (
+        f'in user code:\n\n    File "/home/me/mine.py", line 12, in train_step  *\n\n    {kind.__name__}: why: so\n'
+    )
+    assert (str(kind(in_step)), str(kind("why: so"))) == ("why: so", "why: so")
+    in_layer = (
+        "Exception encountered when calling A.call().\n\n\x1b[1mwhy: so\x1b[0m\n\nArguments received by A.call():"
+    )
+    assert str(kind(in_layer)) == "why: so (in the call of A.call())"
 
 
 @pytest.mark.parametrize(

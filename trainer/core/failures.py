@@ -81,6 +81,12 @@ CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
 class UserError(Exception):
     """An error that only the user can mend: the message says where it is and, if known, what to do."""
 
+    def __str__(self) -> str:
+        text = COLOUR_IN_MESSAGE.sub("", super().__str__())
+        if text.startswith("in user code:"):  # AutoGraph puts a traceback before it, and Keras 3 the layer
+            text = text.rpartition(f"{type(self).__name__}: ")[2].strip()
+        return line_of_layer(text) or text
+
 
 class EmptyPart(UserError):
     """A worker's data has ended, which it never does by itself unless there is none.

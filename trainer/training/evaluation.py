@@ -16,7 +16,17 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.core.contracts import DataIterator, Dataset, ElementSpec, Model, Program, Strategy, Structure
+from trainer.core.contracts import (
+    DataIterator,
+    Dataset,
+    ElementSpec,
+    Model,
+    Program,
+    Strategy,
+    Structure,
+    Traced,
+    Variable,
+)
 from trainer.core.failures import UserError, explain
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
@@ -27,7 +37,7 @@ from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
+from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, reached
 from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
@@ -291,7 +301,14 @@ class TestStep:
             known = model.get_metrics_result()
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
+        results = tf.function(model.get_metrics_result, autograph=False).get_concrete_function()
         self.names = checked_names(name, self._step.structured_outputs, known)
+        own = told(results, self._states.pieces) - told(self._step, self._states.pieces)
+        if own := own.intersection(self.names):
+            raise UserError(
+                f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
+                "that name: it would be the last batch's alone. Have it update the metric, and return its result"
+            )
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""
@@ -340,6 +357,15 @@ class TestStep:
         numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names})
         self._model.reset_metrics()
         return numbers_now
+
+
+def told(function: Traced, states: Iterable[Variable]) -> set[str]:
+    """Return the names of what a traced function returns that it computes from these variables."""
+    inner = {id(outer): inner for outer, inner in function.graph.captures}
+    found = reached(inner[id(one.handle)] for one in states if id(one.handle) in inner)
+    outputs = function.graph.structured_outputs
+    named = outputs.items() if isinstance(outputs, dict) else ()
+    return {name for name, value in named if getattr(value, "name", None) in found}
 
 
 def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:

@@ -44,6 +44,16 @@ def refuse_outside(program: Program, traced: Traced, what: str, model: Model | N
         raise UserError(f"{what} uses {name or KIND}, which is not the strategy's. {MEND} (docs/programs.md)")
 
 
+def refuse_changing_shapes(traced: Traced, what: str) -> None:
+    """Raise UserError where a traced function uses a variable without a fixed shape: TensorFlow's servers crash."""
+    for variable in traced.graph.variables:
+        if not variable.shape.is_fully_defined():
+            raise UserError(
+                f"{what} uses the variable {variable.name.partition(':')[0]!r} of shape {variable.shape}, which "
+                "workers can't have: give it a fixed shape, that of the most that it holds"
+            )
+
+
 def is_outside(handle: Tensor) -> bool:
     """Return whether a resource's handle was made before this process joined a cluster."""
     return not tf.is_symbolic_tensor(handle) and str(getattr(handle, "device", "")).startswith(BEFORE_STRATEGY)

@@ -294,6 +294,16 @@ class HiddenVariable(Plain):
         return {"t": tf.function(lambda: self.count.assign_add(1.0))()}
 
 
+class Changing(Plain):
+    """A variable without a fixed shape, as of the last batch's examples."""
+
+    def build_model(self):
+        model = super().build_model()
+        model.rest = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name="rest")
+        model.extra = lambda: {"t": tf.reduce_sum(model.rest.assign(tf.ones([2])))}
+        return model
+
+
 class HiddenOptimizer(Plain):
     def build_model(self):
         model, second = super().build_model(), keras.optimizers.Adam()

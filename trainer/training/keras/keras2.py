@@ -114,15 +114,15 @@ class Keras2Model:
 
     def ensure_built(self, element_spec: ElementSpec) -> bool:
         model, is_functional = self.model, bool(getattr(self.model, "inputs", None))
-        steps = type(model).train_step is not tf.keras.Model.train_step and bool(unbuilt(model))
-        stepped = steps and is_built_by_its_step(model, element_spec)
+        own_step, is_whole = type(model).train_step is not tf.keras.Model.train_step, not unbuilt(model)
+        stepped = own_step and not is_whole and is_built_by_its_step(model, element_spec)
         if is_functional or not has_call(self) or (stepped and model.save_spec()):
             return True
         features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
         try:
             model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
         except Exception:
-            if not stepped:
+            if not stepped and not (own_step and is_whole):
                 raise
             return False
         return True

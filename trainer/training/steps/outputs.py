@@ -21,6 +21,14 @@ def output_names(outputs: Structure) -> Collection[str]:
     return list(outputs) if isinstance(outputs, dict) else ["loss"]
 
 
+def flat(outputs: Structure) -> Structure:
+    """Return a dict's numbers beside those of the dicts in it, as Keras 3 logs them; its guide returns such."""
+    if not isinstance(outputs, dict):
+        return outputs
+    inner = [flat(value) if isinstance(value, dict) else {name: value} for name, value in outputs.items()]
+    return {name: value for one in inner for name, value in one.items()}
+
+
 def problem(outputs: Structure) -> str:
     """Say what a traced step returned that is no tensor with a name; nothing where all are."""
     if outputs is None or isinstance(outputs, list | tuple):

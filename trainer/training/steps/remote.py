@@ -23,7 +23,7 @@ from trainer.training.given_files import Mailbox
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
-from trainer.training.outside import refuse_outside
+from trainer.training.outside import refuse_changing_shapes, refuse_outside
 from trainer.training.python_calls import look_for_python
 from trainer.training.release_resources import Iterators
 from trainer.training.row_updates import may_ask_once
@@ -283,6 +283,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     refuse_large_arrays(train_step.graph, name)
     look_for_python(train_step.graph, name)
     refuse_outside(program, train_step, name, model)
+    refuse_changing_shapes(train_step, name)
     with strategy.scope():
         keras.check_step(train_step)
     warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))

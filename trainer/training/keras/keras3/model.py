@@ -19,6 +19,7 @@ from trainer.training.keras.keras3.optimizers import averaged, begin_averages, o
 from trainer.training.keras.keras3.row_updates import update_by_rows
 from trainer.training.keras.keras3.seeds import drawing
 from trainer.training.keras.keras3.steps import Step
+from trainer.training.steps.outputs import flat
 
 
 class Keras3Model:
@@ -86,7 +87,8 @@ class Keras3Model:
         return Step(self.model)
 
     def test_step(self) -> Callable[..., Structure]:
-        return drawing(self.model.test_step)
+        own = drawing(self.model.test_step)
+        return lambda *batch: flat(own(*batch))
 
     def check_step(self, step: Traced) -> None:
         begin_averages(self.model)

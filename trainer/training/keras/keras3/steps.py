@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,11 +14,19 @@ from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
 from trainer.training.metrics import READING
-from trainer.training.tf_internals.graphs import is_read_since_writes
+from trainer.training.steps.outputs import flat
+from trainer.training.tf_internals.graphs import called_graphs, is_read_since_writes
 from trainer.training.tf_internals.seeds import keras3_seeds_drawn
 from trainer.training.tf_internals.variables import beneath
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
+ADDED = ("Add", "AddN", "AddV2", "Select", "SelectV2")
+# They leave the numbers of their first input where they are, or most of them.
+CARRIED = (
+    *("BroadcastTo", "Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+    *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate", "TensorStridedSliceUpdate"),
+)
+PRODUCTS = {"Mul": 2, "MulNoNan": 1, "RealDiv": 1, "Div": 1, "DivNoNan": 1}  # which of their inputs may be multiplied
 
 
 class Step:
@@ -48,7 +56,7 @@ class Step:
             for variable in watched.values():
                 if id(variable) not in adding:
                     stack.enter_context(self._watched(variable))
-            return self._model.train_step(data)
+            return flat(self._model.train_step(data))
 
     @contextlib.contextmanager
     def _watched(self, variable: Variable) -> Iterator[None]:
@@ -106,8 +114,8 @@ def shared_state(model: Model) -> list[Variable]:
 def changes_added(variable: Variable) -> Iterator[None]:
     """Have what is traced inside read a variable once, and add to it what its `assign` changes.
 
-    Keras adds by reading, adding and writing: what another worker has written meanwhile would be lost. What doesn't
-    depend on the value that was read is no change of it, and is written as it is.
+    Keras adds by reading, adding and writing: what another worker has written meanwhile would be lost. What is no
+    change of the value that was read is written as it is.
     """
     own = variable._value
     first = seen = tf.convert_to_tensor(own) if isinstance(own, ShardedVariable) else own.read_value()
@@ -115,7 +123,7 @@ def changes_added(variable: Variable) -> Iterator[None]:
     def assign(value: Any) -> None:
         nonlocal seen
         value = tf.identity(tf.cast(value, own.dtype))
-        if depends(value, (first, seen)):
+        if is_changed(value, (first, seen)):
             own.assign_add(value - seen, read_value=False)
         else:
             own.assign(value, read_value=False)
@@ -155,15 +163,51 @@ def added(value: Tensor, own: Variable) -> Tensor | None:
     return left if operation.type == "AddV2" and is_read(right) else None
 
 
+def is_changed(value: Any, sources: Sequence[Any]) -> bool:
+    """Return whether a tensor has one of these in it as a sum or a moving average has: what it has more is a change.
+
+    What is computed of them in another way, as a queue that is shifted, a number that turns or the nearest row, is no
+    change: two workers' would not add up, and what they leave would not settle.
+    """
+    found = {key(one.op) for one in sources}
+    known: dict[tuple[int, str], Collection[int]] = {}
+
+    def signs(tensor: Any) -> Collection[int]:
+        """Return with which signs it has them."""
+        if key(tensor.op) in found:
+            return {1}
+        if key(tensor.op) not in known:
+            known[key(tensor.op)] = ()
+            known[key(tensor.op)] = of_inputs(tensor)
+        return known[key(tensor.op)]
+
+    def of_inputs(tensor: Any) -> Collection[int]:
+        operation, inputs = tensor.op, list(tensor.op.inputs)
+        if operation.type == "Placeholder" and operation.graph is not sources[0].graph:
+            outer = [outer for outer, inner in operation.graph.captures if inner.op is operation]
+            return signs(outer[0]) if outer and tf.is_symbolic_tensor(outer[0]) else {1} if not outer else ()
+        if called_graphs(operation):
+            return {1} if depends(tensor, sources) else ()
+        if operation.type in ADDED:
+            return {sign for one in inputs for sign in signs(one)}
+        if operation.type == "Sub":
+            return {*signs(inputs[0]), *(-sign for sign in signs(inputs[1]))}
+        if operation.type == "Neg":
+            return {-sign for sign in signs(inputs[0])}
+        if operation.type in PRODUCTS:
+            either = [(signs(one), other) for one, other in (inputs, inputs[::-1])][: PRODUCTS[operation.type]]
+            return next((own for own, other in either if own and not depends(other, sources)), ())
+        return signs(inputs[0]) if operation.type in CARRIED else ()
+
+    return 1 in signs(value)
+
+
 def depends(value: Any, sources: Sequence[Any]) -> bool:
     """Return whether a tensor is computed from one of these, of one graph, or may be.
 
     A branch of a condition has what it uses from outside as inputs of its own. The other inputs of a function, and
     what a loop carries, may come from anywhere.
     """
-
-    def key(operation: Operation) -> tuple[int, str]:
-        return id(operation.graph), operation.name
 
     outside, found = sources[0].graph, {key(one.op) for one in sources}
     todo, known = [value.op], {key(value.op)}
@@ -180,3 +224,7 @@ def depends(value: Any, sources: Sequence[Any]) -> bool:
         todo += [one for one in inputs if key(one) not in known]
         known.update(map(key, inputs))
     return False
+
+
+def key(operation: Operation) -> tuple[int, str]:
+    return id(operation.graph), operation.name
