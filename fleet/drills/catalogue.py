@@ -130,7 +130,7 @@ _DRILLS = (
            NoConnection(one("worker")), detected=NAMED, paused=10, **OF_A_WAY),
     _drill("way-loss", "a third of the packets, in both directions: the worker is slow, or left out",
            Lossy(one("worker"), what="loss"), detected=None, paused=10, restarts=False, **OF_A_WAY),
-    _drill("way-late", "what a worker's host sends to a ps's comes 200 ms later (netem): the worker is slow",
+    _drill("way-late", "what a worker's host sends to a ps's comes 200 ms later: the worker is slow",
            Late(one("worker")), detected=None, paused=10, restarts=False, **OF_A_WAY),
     # The other host refuses its packets at once, and no call hangs.
     _drill("address-doubled", "a ps's host takes another one for the worker's, as where two have its address: likewise",
@@ -221,10 +221,10 @@ CATALOGUE: tuple[Drill, ...] = (*_DRILLS, *(_with_a_long_step(drill) for drill i
 # Those whose faults come by chance in `fab drill --random`, at any task of the job that they hit.
 BY_CHANCE = (
     "worker", "worker-term", "worker-frozen", "worker-unit", "worker-unit-frozen", "worker-slow", "worker-cut",
-    "worker-off", "way-lost", "way-port", "way-large", "way-syn", "way-loss", "ps", "ps-term", "ps-frozen", "ps-unit",
-    "ps-unit-frozen", "ps-slow", "ps-cut", "ps-off", "coordinator", "coordinator-term", "coordinator-frozen",
-    "coordinator-unit", "coordinator-unit-frozen", "coordinator-slow", "evaluator", "data-truncated", "index-truncated",
-    "path-full",
+    "worker-off", "way-lost", "way-port", "way-large", "way-syn", "way-loss", "way-late", "address-doubled", "ps",
+    "ps-term", "ps-frozen", "ps-unit", "ps-unit-frozen", "ps-slow", "ps-cut", "ps-off", "ps-unreached", "coordinator",
+    "coordinator-term", "coordinator-frozen", "coordinator-unit", "coordinator-unit-frozen", "coordinator-slow",
+    "evaluator", "data-truncated", "index-truncated", "path-full",
 )  # fmt: skip
 
 # The most telling ones: `make dozen`.

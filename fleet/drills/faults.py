@@ -44,6 +44,10 @@ class Fault:
         """Those of them in whose place `at` puts another task."""
         return self.aims(stage)
 
+    def reaches(self, stage: Stage) -> set[str]:
+        """Further hosts that it needs well: it acts on them, or is proven by them."""
+        return set()
+
     def at(self, task: Task | None, lasts: float) -> Fault:
         """The same fault, aimed at another task where it is a task's, and so long where it lasts."""
         return self

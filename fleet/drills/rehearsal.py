@@ -11,8 +11,9 @@ from typing import Any
 from fleet.cluster import Cluster
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
 from fleet.drills.drill import Drill, Findings
-from fleet.drills.soak import Soak, rounds
+from fleet.drills.soak import Soak, rounds, victims
 from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
+from fleet.drills.ways import AWay
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.history import Trail
 from fleet.signals import undisturbed
@@ -88,6 +89,10 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
     for name, why in refusals.items():
         desk.say(f"skip  {name}: {why}")
     with taken(cluster, desk) as stage:
+        for each in [each for each in drills if isinstance(each.fault, AWay) and not victims(stage, each)]:
+            refusals[each.name] = "no task has such a way to a ps of another host"
+            desk.say(f"skip  {each.name}: {refusals[each.name]}")
+            drills.remove(each)
         soaked, begun = Soak(stage, seed, factor), desk.clock()
         problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, stage, drills))
         desk.say(soaked.summary(desk.clock() - begun))

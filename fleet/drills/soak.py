@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,7 +21,7 @@ from fleet.drills.catalogue import SOON
 from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
 from fleet.drills.recovery import PATIENCE, last_restart, take_part_again, tensors_that_equal
-from fleet.drills.stage import DrillFailed, Process, Sample, Stage
+from fleet.drills.stage import DrillFailed, NotHere, Process, Sample, Stage
 from fleet.drills.watch import Watch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import AWay
 from fleet.errors import FleetError
@@ -97,7 +98,7 @@ def rounds(seed: int, stage: Stage, drills: Sequence[Drill]) -> Iterator[Round]:
         # At once, or in the recovery from the first one.
         after = first.after + chance.choice((0.0, round(chance.uniform(0.5, 20.0), 1)))
         second = _blow(chance, stage, drills, after)
-        while not go_together(first, second):
+        while not go_together(stage, first, second):
             second = _blow(chance, stage, drills, after)
         yield Round(number, moment, (first, second))
 
@@ -116,6 +117,7 @@ def victims(stage: Stage, drill: Drill) -> list[Task]:
     if not drill.destructive:
         return tasks
     if isinstance(drill.fault, AWay):
+        tasks = [task for task in tasks if has_way(stage, drill.fault, task)]
         # On a ps's host it would be that ps's ways, too.
         with_ps = {task.host for task in stage.tasks("ps")}
         tasks = [task for task in tasks if task.host not in with_ps] or tasks
@@ -123,12 +125,29 @@ def victims(stage: Stage, drill: Drill) -> list[Task]:
     return [task for task in tasks if task.host != stage.chief.host] or tasks
 
 
-def go_together(first: Blow, second: Blow) -> bool:
+def has_way(stage: Stage, fault: AWay, task: Task) -> bool:
+    """Whether the hosts of the task and of a ps are such that the way between them can be broken so."""
+    try:
+        fault.at(task, fault.lasts).reaches(stage)
+    except NotHere:
+        return False
+    return True
+
+
+def go_together(stage: Stage, first: Blow, second: Blow) -> bool:
     """Whether the one takes nothing from the other: who is away can't be frozen; who was killed can be again."""
     if isinstance(first.fault, Kill) and isinstance(second.fault, Kill):
         return True
-    hosts = [blow.task.host for blow in (first, second) if blow.task]
-    return first.drill != second.drill and len(set(hosts)) == len(hosts)
+    one, other = [{blow.task.host} | blow.fault.reaches(stage) if blow.task else set() for blow in (first, second)]
+    return first.drill != second.drill and not one & other
+
+
+def proof_of(fault: Fault, stage: Stage) -> str:
+    """Strike; a host that lacks what the fault needs breaks no promise."""
+    try:
+        return fault.strike(stage)
+    except NotHere as error:
+        return f"passed over: {error}"
 
 
 @dataclass
@@ -253,7 +272,7 @@ class Soak:
                     self._await_processes(watch, fault)
                     watch.away = [task.host for task in fault.hits(stage)] if fault.takes_ssh else watch.away
                     healing.callback(fault.heal, stage)
-                    outcome.proofs.append(self._meanwhile(watch, fault.strike))
+                    outcome.proofs.append(self._meanwhile(watch, partial(proof_of, fault)))
                 else:
                     self._meanwhile(watch, fault.heal)
                     watch.away = [] if fault.takes_ssh else watch.away

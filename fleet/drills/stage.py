@@ -47,7 +47,7 @@ class DrillFailed(Exception):
 
 
 class NotHere(DrillFailed):
-    """A host's kernel lacks what the drill's fault needs: of all drills this one is passed over."""
+    """The hosts lack what the drill's fault needs: of all drills, and of faults by chance, it is passed over."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Faults of one way: what a task's host sends to a ps is lost in part, while all other ways are well.
 
-Rules are nftables', in a table of the drill's own; a delay is netem's. Each proves itself by what it has counted, and
-is taken back by a timer of the host where nobody else does.
+Rules are nftables', in a table of the drill's own; a delay is that of a process. Each proves itself by what it has
+counted, and is taken back by a timer of the host where nobody else does.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
+from fleet.drills import late
 from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
 from fleet.drills.stage import DrillFailed, NotHere, Stage
 from fleet.site.topology import Task
@@ -35,11 +37,14 @@ DELAY_MS = 200
 CONNECT = """
 import socket, sys, time
 began = time.monotonic()
-socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()
+except ConnectionRefusedError:
+    pass  # an answer too, of a host whose ps is about to start
 print(round(1000 * (time.monotonic() - began)))
 """
-# A device that always is there, and back as it was.
-NETEM = "root tc qdisc add dev lo root netem delay 0ms 2>/dev/null && root tc qdisc del dev lo root"
+LATE = "psfleet_late"  # the unit, the table and the device: of 15 letters at most
+TUN = "root sh -c ': <>/dev/net/tun' 2>/dev/null"
 PROOF_SECONDS = 30.0
 
 
@@ -73,11 +78,17 @@ REMOVE = f"nft delete table inet {TABLE}"
 
 
 def other_ps(stage: Stage, task: Task) -> Task:
-    """The last ps on another host than the task's; raises DrillFailed when there is none."""
+    """The last ps on another host than the task's, and not on the coordinator's if it can be; raises NotHere."""
     others = [each for each in stage.tasks("ps") if each.host != task.host]
     if not others:
-        raise DrillFailed(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
-    return others[-1]
+        raise NotHere(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
+    return next((each for each in reversed(others) if each.host != stage.chief.host), others[-1])
+
+
+def counted(stage: Stage, task: Task, table: str) -> int:
+    """How many packets a table on a task's host has counted."""
+    shown = stage.on(task.host, f"root nft list table inet {table}")
+    return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,11 @@ class AWay(Aimed):
     def ends(self, stage: Stage) -> tuple[Task, Task]:
         task = self.choice(stage)[0]
         return task, other_ps(stage, task)
+
+    def reaches(self, stage: Stage) -> set[str]:
+        """Raises NotHere where there is no such way."""
+        self.ends(stage)
+        return set()
 
 
 @dataclass(frozen=True)
@@ -116,12 +132,10 @@ class Lossy(AWay):
         )
         script = heals_itself(REMOVE) + loads(chains)
         run_everywhere(stage, {task.host: script})
-        count = stage.wait(lambda: self._dropped(stage, task), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}")
+        count = stage.wait(
+            lambda: counted(stage, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
+        )
         return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
-
-    def _dropped(self, stage: Stage, task: Task) -> int:
-        shown = stage.on(task.host, f"root nft list table inet {TABLE}")
-        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
     def heal(self, stage: Stage) -> None:
         stage.on(self.choice(stage)[0].host, heals(REMOVE))
@@ -141,32 +155,29 @@ class NoConnection(Lossy):
 
 @dataclass(frozen=True)
 class Late(AWay):
-    """Everything that a host sends to a ps's comes later (netem)."""
+    """Everything that a host sends to a ps's comes later (`late.py`, a process of the host)."""
+
+    def reaches(self, stage: Stage) -> set[str]:
+        return {self.ends(stage)[1].host}
 
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
-        family, bits = ("ip6", 128) if ":" in ps.address else ("ip", 32)
-        protocol = "ipv6" if family == "ip6" else "ip"
+        program = shlex.quote(Path(late.__file__).read_text(encoding="utf-8"))
         script = f"""
-device={device_to(ps.address)}
-{heals_itself('tc qdisc del dev "$device" root')}
-root tc qdisc add dev "$device" root handle 1: prio || exit 1
-root tc qdisc add dev "$device" parent 1:3 handle 30: netem delay {DELAY_MS}ms || exit 1
-root tc filter add dev "$device" parent 1: protocol {protocol} prio 1 u32 match {family} dst {ps.address}/{bits} \\
-  flowid 1:3 || exit 1
+root systemctl stop {LATE} 2>/dev/null
+root systemd-run --quiet --collect --unit={LATE} --service-type=notify \\
+  --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} python3 -c {program} {ps.address} {DELAY_MS} {LATE}
 """
-        if stage.on(task.host, f"{NETEM} && echo there || true").strip() != "there":
-            raise NotHere(f"the kernel of {task.host} has no netem, which delays packets: modprobe sch_netem")
+        if stage.on(task.host, f"{TUN} && echo there || true").strip() != "there":
+            raise NotHere(f"{task.host} can't open /dev/net/tun, which delays packets: modprobe tun")
         run_everywhere(stage, {task.host: script})
-        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}")
-        if float(took.strip() or 0) < DELAY_MS:
-            raise DrillFailed(f"{task.host} connected to {ps.name} in {took.strip()} ms: nothing came late")
-        return f"{task.host} connected to {ps.name} in {took.strip()} ms"
+        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
+        if float(took or 0) < DELAY_MS:
+            raise DrillFailed(f"{task.host} reached {ps.name} in {took} ms: nothing came late")
+        return f"{task.host} reached {ps.name} in {took} ms, and {counted(stage, task, LATE)} packets were late"
 
     def heal(self, stage: Stage) -> None:
-        task, ps = self.ends(stage)
-        command = heals('tc qdisc del dev "$device" root')
-        stage.on(task.host, f"device={device_to(ps.address)}; {command}")
+        stage.on(self.choice(stage)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")
 
 
 @dataclass(frozen=True)
@@ -176,10 +187,17 @@ class Doubled(AWay):
     Its packets for the worker go to the coordinator's hardware address, and that host takes the address for its own.
     """
 
+    def ends(self, stage: Stage) -> tuple[Task, Task]:
+        task, ps = super().ends(stage)
+        if stage.chief.host in (task.host, ps.host):
+            raise NotHere(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
+        return task, ps
+
+    def reaches(self, stage: Stage) -> set[str]:
+        return {self.ends(stage)[1].host, stage.chief.host}
+
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
-        if stage.chief.host in (task.host, ps.host):
-            raise DrillFailed(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
         claim = f"""
 {heals_itself(self._give_up(task))}
 device={device_to(ps.address)}
@@ -188,7 +206,9 @@ root sysctl -q net.ipv4.conf.$device.arp_ignore=1 && root ip addr add {task.addr
 cat /sys/class/net/$device/address
 """
         chief = stage.chief
-        hardware = run_everywhere(stage, {chief.host: claim})[chief.host].split()[-1]
+        [*_, hardware] = run_everywhere(stage, {chief.host: claim})[chief.host].split() or [""]
+        if not hardware:
+            raise NotHere(f"packets leave {chief.host} by a device without a hardware address, such as a tunnel's")
         mislead = f"""
 device={device_to(task.address)}
 {heals_itself(f'ip neigh del {task.address} dev "$device"')}
@@ -227,6 +247,9 @@ class NoWayIn(AWay):
 
     def hits(self, stage: Stage) -> list[Task]:
         return self.choice(stage)
+
+    def reaches(self, stage: Stage) -> set[str]:
+        return set()
 
     def strike(self, stage: Stage) -> str:
         (ps,) = self.choice(stage)

@@ -6,8 +6,6 @@ The tasks are hosts of a network of their own, as in test_training.py; nftables 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fleet.drills.ways import CONNECT, DELAY_MS
-from tests.security import late
+from fleet.drills.ways import DELAY_MS
+from tests.security.delay import late, milliseconds
 from tests.security.test_training import PS, Training
 
 pytest.importorskip("tensorflow")
@@ -53,18 +51,10 @@ class Half(Training):
     def late(self, host: str, target: str) -> Iterator[None]:
         """Have what a host sends to another come later, until the block ends."""
         under, address = self.networks.under(host), self.address(target)
-        command = [*under, sys.executable, late.__file__, address, str(DELAY_MS)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout
-            assert process.stdout.readline() == "late\n"
-            port = next(str(task["port"]) for task in self.tasks.values() if task["host"] == target)
-            took = subprocess.check_output([*under, sys.executable, "-c", CONNECT, address, port], text=True)
-            assert float(took) >= DELAY_MS
+        port = next(int(task["port"]) for task in self.tasks.values() if task["host"] == target)
+        with late(under, address):
+            assert milliseconds(under, address, port) >= DELAY_MS
             yield
-        finally:
-            process.kill()
-            process.wait()
 
     def events(self, name: str = "") -> list[dict[str, Any]]:
         path = self.run / "events.jsonl"

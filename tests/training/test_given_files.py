@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from counting import counts
 from processes import MINUTE, Process, Runs, kill, run_check, until
 
-from trainer.training.given_files import matching
+from trainer.core.failures import Infrastructure, UserError, is_infrastructure, is_stale
+from trainer.training.file_names import matching
+from trainer.training.input import InputContext
 
 pytestmark = pytest.mark.timeout(600)
 SIZE = 8  # examples of a file of given_files_check.py
@@ -183,3 +186,42 @@ def test_a_folder_that_can_not_be_read_is_an_error_and_no_smaller_pass(
     monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(OSError, match="Stale file handle"):
         matching(patterns)
+    for part in (0, 1):
+        with pytest.raises(Infrastructure, match=f"can't list {tmp_path}/far; Stale file handle") as raised:
+            InputContext(2, part).files(patterns)
+        assert is_infrastructure(raised.value)
+        assert is_stale(raised.value)  # so that it is mounted again
+
+
+def test_files_are_named_as_tensorflow_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "near/part-0",
+        "near/part-1",
+        "near/.part-2",
+        "near/a*b",
+        "near/p[1]",
+        "far/part-0",
+        "far/deep/x",
+        "x",
+    ):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+    Path("near/part-3").symlink_to("gone")
+    names = ["*", "near/*", "./near/part-*", "*/part-*", "**/part-?", "near/part-[01]", "near/part-[!0]", "far/d*/x"]
+    names += ["near/part-[^0]", r"near/a\*b", r"near/p\[1]", "near/part-0", "near", "near/part-3", "gone/*", "x/*", ""]
+    for name in (*names, *(f"{tmp_path}/{name}" for name in names)):
+        assert matching([name]) == sorted(tf.io.gfile.glob(name)), name
+
+
+def test_parts_have_each_file_once(tmp_path: Path) -> None:
+    names = [str(tmp_path / f"part-{number}") for number in range(5)]
+    for name in names:
+        Path(name).touch()
+    # The second pattern has again what the first has.
+    patterns = [f"{tmp_path}/part-*", names[0]]
+    parts = [list(InputContext(2, part).files(patterns).as_numpy_iterator()) for part in (0, 1)]
+    assert sorted(map(len, parts)) == [2, 3]
+    assert sorted(name.decode() for part in parts for name in part) == names
+    with pytest.raises(UserError, match=r"no file matches '.*/missing-\*'; expected files"):
+        InputContext(2, 0).files(f"{tmp_path}/missing-*")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
-from fleet.drills.faults import TABLE, one
-from fleet.drills.soak import victims
+from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, one
+from fleet.drills.soak import Blow, go_together, proof_of, victims
 from fleet.drills.stage import DrillFailed, NotHere, Process, Stage
-from fleet.drills.ways import LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
+from fleet.drills.ways import LATE, LOST, AWay, Doubled, Late, Lossy, NoConnection, NoWayIn
 from fleet.site.topology import Task
 from tests.unit.test_drills import TASKS, Pretence, named, stage
 
@@ -71,7 +71,7 @@ def test_a_host_heals_itself_and_is_healed(name: str) -> None:
     hardware = "02:00:00:00:00:01"
     answers = {
         **COUNTED,
-        "lo root netem": "there",
+        "<>/dev/net/tun": "there",
         "create_connection": "201",
         "cat /sys": hardware,
         "neigh": f"lladdr {hardware}",
@@ -79,12 +79,13 @@ def test_a_host_heals_itself_and_is_healed(name: str) -> None:
     hosts = Pretence(answers)
     on = stage(hosts)
     on.processes = lambda *_, **__: {"worker-1": Process("a", "active", "running", "success", 0, 7)}  # type: ignore[method-assign]
+    unit, stop = (LATE, LATE) if isinstance(fault, Late) else (TABLE, f"{TABLE}.timer")
     fault.strike(on)
-    assert any(f"--unit={TABLE}" in script for _, script in hosts.scripts)
+    assert any(f"--unit={unit} " in script and str(HEALS_ITSELF_SECONDS) in script for _, script in hosts.scripts)
     hosts.scripts.clear()
     fault.heal(on)
     fault.heal(on)
-    assert all(f"systemctl stop {TABLE}.timer" in script for _, script in hosts.scripts)
+    assert all(f"systemctl stop {stop} " in script for _, script in hosts.scripts)
 
 
 def with_tasks(on: Stage, tasks: list[Task]) -> Stage:
@@ -109,8 +110,8 @@ def test_a_way_that_takes_no_connection_is_left_to_the_next_process() -> None:
 
 def test_a_delay_that_is_none_is_no_fault() -> None:
     with pytest.raises(DrillFailed, match="in 1 ms: nothing came late"):
-        Late(one("worker")).strike(stage(Pretence({"lo root netem": "there", "create_connection": "1"})))
-    with pytest.raises(NotHere, match="far has no netem"):
+        Late(one("worker")).strike(stage(Pretence({"<>/dev/net/tun": "there", "create_connection": "1"})))
+    with pytest.raises(NotHere, match="far can't open /dev/net/tun"):
         Late(one("worker")).strike(stage(Pretence({"create_connection": "201"})))
 
 
@@ -122,5 +123,40 @@ def test_every_worker_is_kept_from_a_ps_that_nobody_reaches() -> None:
 
 
 def test_by_chance_no_way_of_a_ps_s_own_host_is_broken() -> None:
-    for name in (each for each in BY_CHANCE if each.startswith("way-")):
+    for name in (each for each in BY_CHANCE if each.startswith(("way-", "address-"))):
         assert [task.name for task in victims(stage(Pretence()), named(name))] == ["worker-1"]
+
+
+def test_every_way_is_broken_by_chance() -> None:
+    assert {each.name for each in CATALOGUE if isinstance(each.fault, AWay)} <= set(BY_CHANCE)
+
+
+def test_by_chance_only_a_way_is_broken_that_can_be() -> None:
+    # Beside far, the only worker with a ps on a third host is the coordinator's.
+    on = stage(Pretence())
+    at_head = Task("worker", 2, "head", "192.0.2.10", 2400, server=True)
+    with_tasks(on, [*TASKS, at_head])
+    assert [task.name for task in victims(on, named("address-doubled"))] == ["worker-1"]
+    with_tasks(on, [task for task in TASKS if task.name != "ps-1"])
+    assert victims(on, named("address-doubled")) == []
+
+
+def test_the_hosts_at_both_ends_and_a_third_are_left_alone_meanwhile() -> None:
+    on = stage(Pretence())
+    doubled, late = (Blow(named(name), TASKS[4], 0.0, 10.0) for name in ("address-doubled", "way-late"))
+    ps_0, ps_1 = (Blow(named("ps-frozen"), task, 0.0, 10.0) for task in TASKS[1:3])
+    assert not go_together(on, doubled, ps_0)
+    assert not go_together(on, doubled, ps_1)
+    assert go_together(on, late, ps_0)
+    assert not go_together(on, ps_1, late)
+    assert go_together(on, Blow(named("way-lost"), TASKS[4], 0.0, 10.0), ps_1)
+
+
+def test_a_host_without_what_a_delay_needs_is_passed_over_by_chance() -> None:
+    proof = proof_of(Late(one("worker")), stage(Pretence()))
+    assert proof.startswith("passed over: far can't open /dev/net/tun")
+
+
+def test_a_device_without_a_hardware_address_has_none_to_double() -> None:
+    with pytest.raises(NotHere, match="such as a tunnel's"):
+        Doubled(one("worker")).strike(stage(Pretence({"cat /sys": "\n"})))

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.training.given_files import matching
+from trainer.training.file_names import matching
 
 log = logging.getLogger(__name__)
 END = "_END"  # beside the files: no more will come

@@ -6,10 +6,7 @@ waits there: what waits in another process might do so for ever.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,10 +14,10 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.run.checkpoint_state import COORDINATOR
+from trainer.training.file_names import patterns_of
 from trainer.training.tf_internals.datasets import handle_for_each_worker, sleep
 
 MOST_TICKETS = 1 << 20
-WILDCARD = re.compile(r"[*?\[]")
 TYPES = [tf.int64, tf.int64, tf.int64, tf.string]  # the ticket, the order's number, the examples taken, the name
 IDLE_MICROSECONDS = 100_000  # the same where calls end meanwhile
 WAIT_MICROSECONDS = 20_000  # before a worker without a file looks again
@@ -59,9 +56,7 @@ class GivenFile:
 
     def dataset(self, pattern: str | Sequence[str]) -> tf.data.Dataset:
         """Return the name alone; raises UserError where it can't be known whose name that is."""
-        patterns = (pattern,) if isinstance(pattern, str) else tuple(pattern)
-        if not all(isinstance(one, str) for one in patterns) or not patterns:
-            raise UserError(f"context.files: expected a pattern of files, as '/data/train-*', not {pattern!r}")
+        patterns = patterns_of(pattern)
         if self.pattern:
             raise UserError(
                 "context.files is asked twice in one train_dataset, and with input_sharding: dynamic a worker has one "
@@ -109,30 +104,3 @@ class GivenFiles:
             looked = looked.filter(lambda number, *_: number >= 0)
         none = tf.zeros([], tf.int64)
         return looked.scan(none, lambda before, ticket: (tf.maximum(before, ticket[0]), (*ticket, before)))
-
-
-def matching(patterns: Sequence[str]) -> list[str]:
-    """Return the names of files that match one of the patterns, also in a store that TensorFlow knows.
-
-    Raises OSError where a folder can't be read: TensorFlow would pass over its files, and the pass would lack them.
-    """
-    names = {name for pattern in patterns for name in tf.io.gfile.glob(pattern)}
-    for pattern in patterns:
-        if "://" not in pattern:
-            check_folders(pattern)
-    return sorted(names)
-
-
-def check_folders(pattern: str) -> None:
-    """Raise OSError where a folder that the pattern looks into can't be read.
-
-    One that is gone, or that this user may not read, has no files, as TensorFlow has it.
-    """
-    folder, name = os.path.split(pattern)
-    folders = [folder or "."]
-    if WILDCARD.search(folder):
-        check_folders(folder)
-        folders = tf.io.gfile.glob(folder)
-    for each in folders if WILDCARD.search(name) else ():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError), os.scandir(each) as found:
-            next(found, None)

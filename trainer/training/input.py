@@ -24,6 +24,7 @@ from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
 from trainer.run.position import Beginning
 from trainer.training.data_service import DataService
+from trainer.training.file_names import all_files, patterns_of
 from trainer.training.given_files import GivenFile, GivenFiles
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.places import file_after_file, pass_after_pass
@@ -95,10 +96,11 @@ class InputContext(tf.distribute.InputContext):
         """Return the names of this part's files, of those that match a pattern, or one of several, as "/data/train-*".
 
         With `input_sharding: dynamic` that is one file, and this is asked for each. Else the names are shuffled.
+        Python lists them, once for all workers: TensorFlow would pass over a folder that can't be read.
         """
         if self._given is not None:
             return self._given.dataset(pattern)
-        names = tf.data.Dataset.list_files(pattern, shuffle=False)
+        names = tf.data.Dataset.from_tensor_slices(all_files(patterns_of(pattern)))
         names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
         return names.shuffle(tf.maximum(names.cardinality(), 1))
 

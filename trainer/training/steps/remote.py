@@ -17,8 +17,9 @@ from trainer.run.position import Position
 from trainer.training.data_service import DataService
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
+from trainer.training.file_names import matching
 from trainer.training.forgotten import all_of, warn_of_forgotten
-from trainer.training.given_files import Mailbox, matching
+from trainer.training.given_files import Mailbox
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
