@@ -382,6 +382,19 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
+@pytest.mark.parametrize(
+    ("is_dead", "cost"),
+    [(False, "a checkpoint that is saved first"), (True, "steps since the newest checkpoint are lost")],
+)
+def test_a_plan_promises_no_save_by_a_dead_coordinator(
+    place: Path, hosts: Hosts, desk: verbs.Desk, is_dead: bool, cost: str
+) -> None:
+    if is_dead:
+        hosts.unreachable["head"] = "no route"
+    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
+    assert cost in fleet.printed(desk)
+
+
 @pytest.mark.usefixtures("silent")
 def test_a_vault_whose_password_was_typed_is_read_again(
     place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
