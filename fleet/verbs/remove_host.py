@@ -28,11 +28,13 @@ from fleet.verbs.names import find_host
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
-# The tasks, their files and what they run on. Users, mounts, drivers and the packet filter stay: the host stays shut.
+# The tasks and TensorBoard, their files and what they run on. Users, mounts, drivers and the packet filter stay: the
+# host stays shut.
 CLEAN = """set -e
 units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
 [ -z "$units" ] || systemctl stop $units
-rm -f /etc/systemd/system/multi-user.target.wants/trainer@*.service
+[ ! -e /etc/systemd/system/tensorboard.service ] || systemctl disable --now --quiet tensorboard.service
+rm -f /etc/systemd/system/tensorboard.service /etc/systemd/system/multi-user.target.wants/trainer@*.service
 rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
 systemctl daemon-reload
 systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
