@@ -28,16 +28,19 @@ from fleet.verbs.names import find_host
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
-# The tasks, their files and what they run on. Users, mounts, drivers and the packet filter stay: the host stays shut.
+# The tasks and TensorBoard, their files and what they run on. Users, mounts, drivers and the packet filter stay: the
+# host stays shut.
 CLEAN = """set -e
 units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
 [ -z "$units" ] || systemctl stop $units
-rm -f /etc/systemd/system/multi-user.target.wants/trainer@*.service
+[ ! -e /etc/systemd/system/tensorboard.service ] || systemctl disable --now --quiet tensorboard.service
+rm -f /etc/systemd/system/tensorboard.service /etc/systemd/system/multi-user.target.wants/trainer@*.service
 rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
 systemctl daemon-reload
 systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
 rm -rf /opt/trainer"""
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
+UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is there to save"
 
 
 def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
@@ -65,7 +68,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         "nothing on the host: it does not answer" if host in seen.unreachable else "its tasks, files and releases go",
         _step(cluster.inventory, edit, f"{host} leaves {cluster.inventory.source}, with a backup"),
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
-        f"the next `ansible-playbook site.yml` tells the others: {RESTART}",
+        f"the next `ansible-playbook site.yml` tells the others: {_restart(cluster, seen)}",
     ]
     if _planned(cluster, desk, "remove-host", seen, host, steps, plan_only, [host]):
         return
@@ -74,7 +77,8 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         _clean(cluster, desk, seen, host)
         lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
         _change(cluster.inventory, desk, edit, expected, lines, host)
-    desk.say(f"{host} is removed. The others go on; tell them when it suits you: ansible-playbook site.yml ({RESTART})")
+    restart = _restart(cluster, seen)
+    desk.say(f"{host} is removed. The others go on; tell them when it suits you: ansible-playbook site.yml ({restart})")
     _answer(desk, "remove-host", "done", [host], steps)
 
 
@@ -112,7 +116,7 @@ def replace_host(
     steps = [
         "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
         _step(inventory, edit, f"{new} ({where}) takes its place in {inventory.source}, with a backup"),
-        f"`ansible-playbook site.yml` makes {new} right, and tells the others: {RESTART}",
+        f"`ansible-playbook site.yml` makes {new} right, and tells the others: {_restart(cluster, seen)}",
     ]
     if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
         steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
@@ -224,6 +228,11 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
     if host != cluster.inventory.chief.host:  # which is never drained
         drains.announce_return(cluster, cluster.inventory.tasks_on(host))
         drains.forget(cluster, host)
+
+
+def _restart(cluster: Cluster, seen: Observation) -> str:
+    """Say what it costs when the others are told."""
+    return UNSAVED if cluster.inventory.chief.host in seen.unreachable else RESTART
 
 
 def _step(inventory: Inventory, edit: Callable[[str], str], text: str) -> str:

@@ -21,7 +21,7 @@ from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
 from fleet.ssh import Answer
 from fleet.verbs.drain import drain
-from fleet.verbs.remove_host import remove_host, replace_host
+from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_second_day import Hosts
 
@@ -382,6 +382,19 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
+@pytest.mark.parametrize(
+    ("is_dead", "cost"),
+    [(False, "a checkpoint that is saved first"), (True, "steps since the newest checkpoint are lost")],
+)
+def test_a_plan_promises_no_save_by_a_dead_coordinator(
+    place: Path, hosts: Hosts, desk: verbs.Desk, is_dead: bool, cost: str
+) -> None:
+    if is_dead:
+        hosts.unreachable["head"] = "no route"
+    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
+    assert cost in fleet.printed(desk)
+
+
 @pytest.mark.usefixtures("silent")
 def test_a_vault_whose_password_was_typed_is_read_again(
     place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
@@ -417,3 +430,22 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), desk, "w-a", "w-x", "192.0.2.99")
     assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or never was there\n")
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_a_host_that_leaves_serves_no_tensorboard(tmp_path: Path, serves: bool) -> None:
+    """Left running, it would fail for ever without its environment, and `site.yml` on it when the host is back."""
+    unit = tmp_path / "etc/systemd/system/tensorboard.service"
+    (tmp_path / "opt/trainer").mkdir(parents=True)
+    unit.parent.mkdir(parents=True)
+    if serves:
+        unit.write_text("[Service]\n")
+    stand_in = tmp_path / "bin/systemctl"
+    stand_in.parent.mkdir()
+    stand_in.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n')
+    stand_in.chmod(0o755)
+    script = CLEAN.replace("/etc/", f"{tmp_path}/etc/").replace("/opt/", f"{tmp_path}/opt/")
+    subprocess.run(["sh", "-c", script], env={"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}, check=True)
+    assert ("disable --now --quiet tensorboard.service" in (tmp_path / "asked").read_text()) is serves
+    assert not unit.exists()
+    assert not (tmp_path / "opt/trainer").exists()

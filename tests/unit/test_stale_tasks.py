@@ -198,3 +198,53 @@ def test_a_task_follows_its_file_where_only_members_were_added(files, unit, more
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("members", "stale"),
+    [
+        ([["e:1", "f:1"], []], True),  # as many as it began with
+        ([["e:1", "f:1"], ["e:1"]], True),
+        ([["e:1"], ["e:1", "f:1"]], False),
+        ([["e:1"], ["e:1"]], False),
+    ],
+)
+def test_a_task_that_has_followed_members_restarts_when_some_go_again(files, monkeypatch, members, stale):
+    """It never lets go of what it has followed: a worker that is gone for good would be one that is away."""
+    path = files / "etc/worker-0.env"
+    (files / "unit").write_text("[Service]\nEnvironment=TRAINER_MEMBERS=x\n")
+    time.sleep(0.05)
+    environment = {"PATH": os.environ["PATH"], "TF_CONFIG": config(OLD), "TRAINER_MEMBERS": "x"}
+    process = subprocess.Popen(["sleep", "60"], cwd=files / "release", env=environment)
+    listing = f"Id=trainer@worker-0.service\nMainPID={process.pid}\n"
+    monkeypatch.setattr(stale_tasks, "FOLLOWED", files / "followed")
+    (files / "current").symlink_to("release")
+
+    def find(check_mode):
+        class Module:
+            def __init__(self, **_):
+                paths = {"root": files, "config_dir": files / "etc", "unit": files / "unit"}
+                self.params = {name: str(path) for name, path in paths.items()} | {"settings_readers": []}
+                self.check_mode = check_mode
+
+            def run_command(self, *_, **__):
+                return 0, listing, ""
+
+            def exit_json(self, **result):
+                found.append(result["tasks"])
+
+        found = []
+        monkeypatch.setattr(stale_tasks, "AnsibleModule", Module)
+        stale_tasks.main()
+        return found[0]
+
+    try:
+        for check_mode, more in ((False, members[0]), (True, ["e:1", "f:1", "g:1"]), (False, members[1])):
+            time.sleep(0.05)
+            after = config({**OLD, "worker": [*OLD["worker"], *more]})
+            path.write_text(f"TF_CONFIG={environment_value(after)}\n")
+            found = find(check_mode)
+        assert found == ({"worker-0": str(path)} if stale else {})
+    finally:
+        process.kill()
+        process.wait()

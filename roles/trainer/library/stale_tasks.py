@@ -23,7 +23,8 @@ description:
   - A task's unit has a supervisor, and the supervisor's child does the work. Unit, environment file, secrets, kit and
     Python packages are the supervisor's. The child reads run settings and release.
   - An environment file that names more workers or ps than the process knows makes nothing stale. The task reads it
-    again by itself, where its unit has C(TRAINER_MEMBERS).
+    again by itself, where its unit has C(TRAINER_MEMBERS). What it has followed so is kept in C(/run/psfleet-followed),
+    and a file that names fewer makes it stale.
 options:
   root:
     description: Directory with the link C(current) to the release.
@@ -70,6 +71,8 @@ MEMBERS = "TRAINER_MEMBERS"  # in the unit: where a task finds its TF_CONFIG aga
 GROWING = ("worker", "ps")
 FOLLOWING = ("TF_CONFIG", "TRAINER_METRICS_OF_WORKERS")
 OURS = ("TRAINER_", "CUDA_", "TF_")
+# What each supervisor's task has followed beyond what it began with; gone with the processes at a boot.
+FOLLOWED = Path("/run/psfleet-followed")
 OF_UNIT = re.compile(r"^Environment=(\w+)=", re.MULTILINE)
 
 
@@ -118,6 +121,24 @@ def names_more(before: str, after: str) -> bool:
     )
 
 
+def known_members(pid: str, task: str, began: str) -> str:
+    """Return the TF_CONFIG that a task goes by: what its supervisor `began` with, or what it has followed since."""
+    try:
+        record = json.loads((FOLLOWED / task).read_text())
+        return str(record["tf_config"]) if record["process"] == [pid, start_ticks(pid)] else began
+    except (OSError, ValueError, KeyError, TypeError):
+        return began
+
+
+def keep_followed(pid: str, task: str, path: Path) -> None:
+    """Keep the members that a task finds in its environment file: when some of them go again, it must restart."""
+    followed = read_environment(path.read_text())["TF_CONFIG"]
+    FOLLOWED.mkdir(mode=0o700, exist_ok=True)
+    new = FOLLOWED / f"{task}.new"
+    new.write_text(json.dumps({"process": [pid, start_ticks(pid)], "tf_config": followed}))
+    new.replace(FOLLOWED / task)
+
+
 def has_only_grown(pid: str, path: Path, unit: Path) -> bool:
     """Whether a process differs from its environment file only in members that were added, and looks for these.
 
@@ -130,7 +151,7 @@ def has_only_grown(pid: str, path: Path, unit: Path) -> bool:
         known = {*given, *OF_UNIT.findall(unit.read_text())}
         left = [name for name in has if name.startswith(OURS) and name not in known]
         differing = [name for name, value in given.items() if has.get(name) != value and name not in FOLLOWING]
-        more = names_more(has["TF_CONFIG"], given["TF_CONFIG"])
+        more = names_more(known_members(pid, path.stem, has["TF_CONFIG"]), given["TF_CONFIG"])
     except (OSError, ValueError, KeyError, AttributeError):
         return False
     return MEMBERS in has and more and not left and not differing
@@ -160,13 +181,20 @@ def inputs_of_child(reads_settings: bool, release: Path, config_dir: Path) -> It
     yield from sorted(path for path in release.rglob("*") if not path.name.startswith("SHA256SUMS"))
 
 
-def start_time(pid: str) -> float | None:
-    """When a process started, in seconds since the epoch; None when it has ended."""
+def start_ticks(pid: str) -> int | None:
+    """When a process started, in the kernel's ticks since the boot; None when it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except FileNotFoundError:
         return None
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def start_time(pid: str) -> float | None:
+    """When a process started, in seconds since the epoch; None when it has ended."""
+    ticks = start_ticks(pid)
+    if ticks is None:
+        return None
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.time() - age
 
 
@@ -237,6 +265,9 @@ def main() -> None:
             stale[task] = newer
         if goes_on:
             warm.append(task)
+        path = config_dir / f"{task}.env"
+        if not module.check_mode and has_only_grown(pid, path, unit):
+            keep_followed(pid, task, path)
     diff = {"before": "".join(f"{task} started before {path} changed\n" for task, path in stale.items()), "after": ""}
     module.exit_json(changed=bool(stale), tasks=stale, warm=warm, diff=diff)
 
