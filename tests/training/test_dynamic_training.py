@@ -261,15 +261,16 @@ def kill_and_go_on(process: Process, worker: str, reached: Callable[[], int], st
 
 def test_the_side_car_and_the_export_know_the_rows(programs: Any, tmp_path: Path) -> None:
     settings = {"dynamic_tables": TABLES, "evaluation": "sidecar"}
-    result = testing.train(programs.Keys(), 200, ps=2, directory=tmp_path, **settings)
+    result = testing.train(programs.Deep(), 200, ps=2, directory=tmp_path, **settings)
     assert result.evaluation["loss"] < 0.68
     rows = rows_of(str(result.directory / "checkpoints" / "ckpt-200"))
     loaded = tf.saved_model.load(str(result.directory / "export"))
     known, unknown = (np.full([1, programs.IDS], key, np.int64) for key in (3 * programs.STRIDE, 7))
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-200"))
     shapes = reader.get_variable_to_shape_map()
-    [kernel] = [
-        reader.get_tensor(name) for name, shape in shapes.items() if shape == [8, 2] and "optimizer" not in name
-    ]
+    first, second = (
+        next(reader.get_tensor(name) for name in shapes if shapes[name] == shape and "optimizer" not in name)
+        for shape in ([8, 4], [4, 2])
+    )
     difference = loaded.serve(known) - loaded.serve(unknown)
-    np.testing.assert_allclose(difference, rows[3 * programs.STRIDE][np.newaxis] @ kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(difference, rows[3 * programs.STRIDE][np.newaxis] @ first @ second, rtol=1e-4, atol=1e-5)

@@ -20,13 +20,16 @@ class Keys:
         ids = keras.Input([IDS], dtype="int64")
         rows = keras.layers.Embedding(100, 8, name="items")(ids)
         mean = keras.layers.GlobalAveragePooling1D()(rows)
-        model = keras.Model(ids, keras.layers.Dense(2)(mean))
+        model = keras.Model(ids, self.answer(mean))
         model.compile(
             optimizer=keras.optimizers.Adagrad(self.rate),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
         return model
+
+    def answer(self, mean):
+        return self.keras.layers.Dense(2)(mean)
 
     def train_dataset(self, context):
         random = np.random.default_rng()
@@ -43,6 +46,13 @@ class Keys:
     def eval_dataset(self, context):
         dataset = self.train_dataset(context).take(8)
         return dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+
+class Deep(Keys):
+    """Two layers behind the table."""
+
+    def answer(self, mean):
+        return super().answer(self.keras.layers.Dense(4)(mean))
 
 
 class Subclassed(Keys):

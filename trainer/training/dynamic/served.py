@@ -110,6 +110,9 @@ class ServedTables:
         with tf.init_scope():
             table = ServedTable(layer.name, int(layer.output_dim))
         attach(layer, table)
+        if isinstance(layer, tf.keras.layers.Layer):
+            # By its number among the layers with weights a checkpoint knows each layer behind it.
+            layer._non_trainable_weights.append(table.keys)
         self._tables.append((layer, table))
         return table
 
