@@ -19,6 +19,8 @@ HOT = 2.0  # times the median of the other ps
 SHORT_SECONDS = 0.005  # a step of less is mostly messages
 LONG_SECONDS = 0.02  # a step of more is not explained by messages within a house
 WAITS = 0.5  # from this share of the time on, a worker waits for its input
+FULL_SECONDS = 86_400  # memory that is taken up sooner will not last
+SHRINKS = 16 * 2**20  # bytes less than this between two looks are chance
 STORAGE = 0.1  # share of time in which a host's processors waited for storage
 MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`)"
 
@@ -50,12 +52,14 @@ class Host:
     received: float
     link: float | None = None
     """Bytes a second, where the link says it."""
+    available: float | None = None
+    """Bytes of memory that are left, where they are known."""
 
 
 @dataclass(frozen=True)
 class Finding:
     part: str
-    """worker, ps, coordinator, network, input, batch, other, nothing; and scale, of what one more gives."""
+    """worker, ps, coordinator, network, input, batch, other, nothing; memory, and scale, of what one more gives."""
     text: str
     names: list[str] = field(default_factory=list)
 
@@ -111,8 +115,8 @@ def advise(first: Look, last: Look) -> list[Finding]:
     if not sum(rates.pace.values()):
         text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
         return [Finding("nothing", text)]
-    found = [each for adviser in (slow_workers, coordinator, processors, network) for each in adviser(rates)]
-    if not [each for each in found if each.part != "worker" or "processors" in each.text]:
+    found = [each for adviser in (slow_workers, coordinator, processors, network, memory) for each in adviser(rates)]
+    if not [each for each in found if each.part not in ("worker", "memory") or "processors" in each.text]:
         found += waits(rates)
     return [*found, *one_more(rates)]
 
@@ -195,6 +199,23 @@ def network(rates: Rates) -> Iterator[Finding]:
                 "network",
                 f"the link of {host} carries {most / 2**20:.3g} MiB/s of {last.link / 2**20:.3g}: larger batches ask "
                 "less often for the weights, and more ps share the load",
+                [host],
+            )
+
+
+def memory(rates: Rates) -> Iterator[Finding]:
+    """Name the hosts whose memory will not last a day."""
+    for host, last in rates.last.hosts.items():
+        before = rates.first.hosts[host].available if host in rates.first.hosts else None
+        if before is None or last.available is None or (taken := before - last.available) < SHRINKS:
+            continue
+        left = last.available * rates.seconds / taken
+        if left < FULL_SECONDS:
+            yield Finding(
+                "memory",
+                f"memory of {host} falls by {60 * taken / rates.seconds / 2**20:.3g} MiB a minute: the "
+                f"{last.available / 2**30:.3g} GiB that are left last about {left / 3600:.2g} hours. See whose it is: "
+                "fab hosts, and the run's page",
                 [host],
             )
 

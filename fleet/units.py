@@ -118,12 +118,15 @@ class Unit:
 
 def parse_units(text: str) -> dict[str, Unit]:
     """Read `systemctl show` of several units; keys are unit names."""
-    units = {}
-    for block in text.strip().split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
-        if values.get("Id"):
-            units[values["Id"]] = _unit(values)
-    return units
+    return {name: _unit(values) for name, values in properties_of(text).items()}
+
+
+def properties_of(text: str) -> dict[str, dict[str, str]]:
+    """Return by unit what `systemctl show` says of several: in a block each, in an order of its own."""
+    blocks = [
+        dict(line.split("=", 1) for line in block.split("\n") if "=" in line) for block in text.strip().split("\n\n")
+    ]
+    return {values["Id"]: values for values in blocks if values.get("Id")}
 
 
 def _unit(values: Mapping[str, str]) -> Unit:

@@ -9,6 +9,7 @@ from fleet.advice import Host, Look
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
+from fleet.units import properties_of
 from fleet.verbs import Desk
 
 FIRST_STEPS_SECONDS = 30
@@ -104,6 +105,7 @@ def script(units: list[str]) -> str:
             "echo sent=$(cat /sys/class/net/$link/statistics/tx_bytes 2>/dev/null)",
             "echo received=$(cat /sys/class/net/$link/statistics/rx_bytes 2>/dev/null)",
             "echo speed=$(cat /sys/class/net/$link/speed 2>/dev/null)",
+            r"sed -n 's/^MemAvailable: *\([0-9]*\).*/available=\1\n/p' /proc/meminfo",
             f"systemctl show --property=Id,CPUUsageNSec {' '.join(units)}",
         )
     )
@@ -111,24 +113,21 @@ def script(units: list[str]) -> str:
 
 def read(answer: Answer) -> tuple[Host, dict[str, float]]:
     """Read what `script` printed; a unit without accounting is left out."""
-    values: dict[str, str] = {}
-    used: dict[str, float] = {}
-    unit = ""
-    for line in answer.stdout.splitlines():
-        name, _, value = line.partition("=")
-        if name == "Id":
-            unit = value
-        elif name == "CPUUsageNSec" and value.isdecimal() and len(value) < 20 and value != str(2**64 - 1):
-            used[unit] = int(value) / 1e9
-        else:
-            values[name] = value
+    figures, _, units = answer.stdout.partition("\n\n")
+    values = dict(line.split("=", 1) for line in figures.splitlines() if "=" in line)
+    nanoseconds = {unit: each.get("CPUUsageNSec", "") for unit, each in properties_of(units).items()}
+    used = {
+        unit: int(each) / 1e9
+        for unit, each in nanoseconds.items()
+        if each.isdecimal() and len(each) < 20 and each != str(2**64 - 1)
+    }
     ticks = [int(each) / 100 for each in values.get("stat", "").split()] + [0.0] * 8
     user, nice, system, _, storage, interrupts, soft, stolen = ticks[:8]
     busy = user + nice + system + interrupts + soft + stolen
     speed = _number(values.get("speed"))
     link = speed * 1e6 / 8 if speed > 0 else None
     host = Host(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
-                _number(values.get("received")), link)  # fmt: skip
+                _number(values.get("received")), link, 1024 * _number(values.get("available")) or None)  # fmt: skip
     return host, used
 
 

@@ -90,6 +90,16 @@ def test_what_one_more_gives_follows_from_what_all_share(last: Look, expected: s
     assert expected in found.text
 
 
+def test_memory_that_will_not_last_is_named_beside_the_cause() -> None:
+    calm = {name: replace(CALM, available=4 * 2**30) for name in TASKS}
+    last = {name: replace(each, busy=10.0) for name, each in calm.items()}
+    last["ps-1"] = replace(last["ps-1"], available=3 * 2**30)
+    last["worker-0"] = replace(last["worker-0"], available=4 * 2**30 - 2**20)
+    found = advise(replace(FIRST, hosts=calm), later(waits=0.9, hosts=last))
+    assert [each.part for each in found] == ["memory", "input", "scale"]
+    assert "memory of ps-1 falls by 614 MiB a minute: the 3 GiB that are left last about 0.083 hours" in found[0].text
+
+
 def test_what_is_not_known_is_said() -> None:
     last = later()
     silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
@@ -107,20 +117,16 @@ def test_a_host_says_its_figures() -> None:
     host, _ = read(Answer(done.stdout))
     assert host.cores >= 1
     assert host.busy > 0
+    assert host.available
 
 
-def test_units_without_accounting_are_left_out() -> None:
-    lines = [
-        "cores=4",
-        "stat=100 0 100 999 50 0 0 0",
-        "sent=5",
-        "received=6",
-        "speed=1000",
-        "Id=a",
-        "CPUUsageNSec=2000000000",
-    ]
-    lines += ["Id=b", f"CPUUsageNSec={2**64 - 1}", "Id=c", "CPUUsageNSec=[not set]"]
-    assert read(Answer("\n".join(lines))) == (Host(4, 2.0, 0.5, 5, 6, 125e6), {"a": 2.0})
+def test_each_unit_has_its_own_time_in_the_order_that_systemd_prints() -> None:
+    lines = ["cores=4", "stat=100 0 100 999 50 0 0 0", "sent=5", "received=6", "speed=1000", "available=2048", ""]
+    lines += ["CPUUsageNSec=2000000000", "Id=a", "", f"CPUUsageNSec={2**64 - 1}", "Id=b", ""]
+    lines += ["CPUUsageNSec=[not set]", "Id=c", "", "CPUUsageNSec=3000000000", "Id=d"]
+    host, used = read(Answer("\n".join(lines)))
+    assert host == Host(4, 2.0, 0.5, 5, 6, 125e6, 2**21)
+    assert used == {"a": 2.0, "d": 3.0}
 
 
 class Hosts(day.Hosts):
@@ -130,8 +136,8 @@ class Hosts(day.Hosts):
         if "CPUUsageNSec" not in script:
             return super()._answer(host, script)
         used = int(self.now * 1e9 * 0.1)
-        units = "\n".join(f"Id={task.unit}\nCPUUsageNSec={used}" for task in self.inventory.tasks_on(host))
-        return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n{units}")
+        units = "\n\n".join(f"CPUUsageNSec={used}\nId={task.unit}" for task in self.inventory.tasks_on(host))
+        return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n\n{units}")
 
 
 def trains(hosts: fleet.Pretence) -> None:
