@@ -1,7 +1,7 @@
 """What a training waits for most, from two looks at its tasks and hosts: pure functions, so that tests need no host.
 
 A worker says how long its steps wait for their batches. Nothing says how long they wait for messages: that is what is
-left where neither processors nor links are busy, and the batches are there.
+left where neither processors nor links are busy, and no step waits for its batch.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ def one_more(rates: Rates) -> Iterator[Finding]:
     """Say what one more worker or ps gives: all workers share the ps, their links and the coordinator."""
     workers = sum(pace > 0 for pace in rates.pace.values())
     loads = dict(shared_loads(rates))
-    if not loads:
+    if not any(loads.values()):
         return
     most = max(loads, key=loads.__getitem__)
     servers = len(rates.of("ps"))
@@ -285,14 +285,20 @@ def one_more(rates: Rates) -> Iterator[Finding]:
 
 def shared_loads(rates: Rates) -> Iterator[tuple[str, float]]:
     """Give what all workers share, each with its use as a share of what counts as busy."""
-    for task, use in {**rates.of("ps"), **rates.of("chief")}.items():
-        host = rates.last.places.get(task, "")
-        if task.startswith("chief"):
-            yield task, use / BUSY
-        elif _known(rates, host):
-            yield task, use / (BUSY * rates.last.hosts[host].cores)
-            if (link := rates.last.hosts[host].link) is not None:
-                yield f"the link of {host}", rates.link_use(host) / (LINK_BUSY * link)
+    for task, use in rates.of("chief").items():
+        yield task, use / BUSY
+    used = rates.of("ps")
+    for host in sorted({rates.last.places.get(task, "") for task in used}):
+        if not _known(rates, host):
+            continue
+        here = {task: use for task, use in used.items() if rates.last.places.get(task) == host}
+        name = " and ".join(here)
+        yield (
+            name if len(here) == 1 else f"the host of {name}",
+            sum(here.values()) / (BUSY * rates.last.hosts[host].cores),
+        )
+        if link := rates.last.hosts[host].link:
+            yield f"the link of {host}", rates.link_use(host) / (LINK_BUSY * link)
 
 
 def _known(rates: Rates, host: str) -> bool:

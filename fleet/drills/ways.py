@@ -199,11 +199,13 @@ class Doubled(AWay):
     def strike(self, stage: Stage) -> str:
         task, ps = self.ends(stage)
         claim = f"""
-{heals_itself(self._give_up(task))}
 device={device_to(ps.address)}
+hardware=$(cat /sys/class/net/$device/address)
+[ -n "$hardware" ] || exit 0
+{heals_itself(self._give_up(task))}
 sysctl -n net.ipv4.conf.$device.arp_ignore | root tee /run/{TABLE}-arp >/dev/null
 root sysctl -q net.ipv4.conf.$device.arp_ignore=1 && root ip addr add {task.address}/{bits_of(task)} dev lo || exit 1
-cat /sys/class/net/$device/address
+echo "$hardware"
 """
         chief = stage.chief
         [*_, hardware] = run_everywhere(stage, {chief.host: claim})[chief.host].split() or [""]
@@ -249,12 +251,20 @@ class NoWayIn(AWay):
         return self.choice(stage)
 
     def reaches(self, stage: Stage) -> set[str]:
+        self._workers(stage)
         return set()
 
-    def strike(self, stage: Stage) -> str:
+    def _workers(self, stage: Stage) -> list[str]:
+        """The addresses of workers on other hosts than the ps's; raises NotHere."""
         (ps,) = self.choice(stage)
-        family = "ip6" if ":" in ps.address else "ip"
         workers = sorted({task.address for task in stage.tasks("worker")} - {ps.address})
+        if not workers:
+            raise NotHere(f"every worker is on {ps.host}, the host of {ps.name}: there is no way to break")
+        return workers
+
+    def strike(self, stage: Stage) -> str:
+        (ps,), workers = self.choice(stage), self._workers(stage)
+        family = "ip6" if ":" in ps.address else "ip"
         rule = f"{family} saddr {{ {', '.join(workers)} }} tcp dport {ps.port} counter drop"
         chain = f"  chain in {{\n    type filter hook input priority -300; policy accept;\n    {rule}\n  }}"
         script = heals_itself(REMOVE) + loads(chain)

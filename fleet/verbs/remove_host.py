@@ -40,7 +40,7 @@ systemctl daemon-reload
 systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
 rm -rf /opt/trainer"""
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
-UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is there to save"
+UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
 
 
 def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:

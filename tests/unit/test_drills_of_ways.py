@@ -139,6 +139,9 @@ def test_by_chance_only_a_way_is_broken_that_can_be() -> None:
     assert [task.name for task in victims(on, named("address-doubled"))] == ["worker-1"]
     with_tasks(on, [task for task in TASKS if task.name != "ps-1"])
     assert victims(on, named("address-doubled")) == []
+    # The one worker is on the host of ps-1.
+    with_tasks(on, [*TASKS[:3], replace(TASKS[4], host=TASKS[2].host, address=TASKS[2].address)])
+    assert [task.name for task in victims(on, named("ps-unreached"))] != ["ps-1"]
 
 
 def test_the_hosts_at_both_ends_and_a_third_are_left_alone_meanwhile() -> None:
@@ -160,3 +163,13 @@ def test_a_host_without_what_a_delay_needs_is_passed_over_by_chance() -> None:
 def test_a_device_without_a_hardware_address_has_none_to_double() -> None:
     with pytest.raises(NotHere, match="such as a tunnel's"):
         Doubled(one("worker")).strike(stage(Pretence({"cat /sys": "\n"})))
+
+
+def test_a_host_looks_for_its_hardware_address_before_it_takes_another_s() -> None:
+    """Without one nothing is done that must be undone."""
+    hosts = Pretence({"cat /sys": "aa:bb"})
+    with pytest.raises(DrillFailed, match="has another neighbour"):
+        Doubled(one("worker")).strike(stage(hosts))
+    script = hosts.scripts[0][1]
+    assert script.index('[ -n "$hardware" ] || exit 0') < script.index("systemd-run")
+    assert script.index('[ -n "$hardware" ] || exit 0') < script.index("ip addr add")

@@ -38,6 +38,7 @@ from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_d
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, reached
+from trainer.training.outside import refuse_changing_shapes
 from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
@@ -161,6 +162,7 @@ class Distributed:
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._step = step = TestStep(program, model, strategy, eval_dataset(program).element_spec)
         step.check_merging(f"{type(program).__name__}'s model", (SUM, MAXIMUM, MINIMUM))
+        step.check_shapes(f"{type(program).__name__}'s test_step")
         self.names = step.names
 
         @tf.function(autograph=False)
@@ -301,10 +303,12 @@ class TestStep:
             known = model.get_metrics_result()
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
-        results = tf.function(model.get_metrics_result, autograph=False).get_concrete_function()
         self.names = checked_names(name, self._step.structured_outputs, known)
-        own = told(results, self._states.pieces) - told(self._step, self._states.pieces)
-        if own := own.intersection(self.names):
+        own = set(self.names) - told(self._step, self._states.pieces)
+        # That of a metric whose state nobody sees in its result is no number of the step's own.
+        if own and (
+            own := own & told(tf.function(model.get_metrics_result).get_concrete_function(), self._states.pieces)
+        ):
             raise UserError(
                 f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
                 "that name: it would be the last batch's alone. Have it update the metric, and return its result"
@@ -319,6 +323,10 @@ class TestStep:
                     "its states for parts of the data can't be merged (a sum begins at zero). Leave it out, or set "
                     "evaluation to inline or sidecar"
                 )
+
+    def check_shapes(self, what: str) -> None:
+        """Refuse variables that workers can't have."""
+        refuse_changing_shapes(self._step, what)
 
     @property
     def has_tables(self) -> bool:

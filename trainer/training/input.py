@@ -101,7 +101,7 @@ class InputContext(tf.distribute.InputContext):
         """
         if self._given is not None:
             return self._given.dataset(pattern)
-        names = names_of(patterns_of(pattern), elsewhere=tf.is_symbolic_tensor(self.input_pipeline_id))
+        names = names_of(patterns_of(pattern), elsewhere=not tf.executing_eagerly())
         names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
         return names.shuffle(tf.maximum(names.cardinality(), 1))
 

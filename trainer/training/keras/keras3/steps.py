@@ -20,10 +20,12 @@ from trainer.training.tf_internals.seeds import keras3_seeds_drawn
 from trainer.training.tf_internals.variables import beneath
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
-ADDED = ("Add", "AddN", "AddV2", "Select", "SelectV2")
+ADDED = ("Add", "AddN", "AddV2")
+CHOICES = ("Select", "SelectV2")
 # They leave the numbers of their first input where they are, or most of them.
 CARRIED = (
-    *("BroadcastTo", "Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"),
+    *("BroadcastTo", "Cast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape"),
+    *("Squeeze", "StopGradient"),
     *("TensorScatterAdd", "TensorScatterSub", "TensorScatterUpdate", "TensorStridedSliceUpdate"),
 )
 PRODUCTS = {"Mul": 2, "MulNoNan": 1, "RealDiv": 1, "Div": 1, "DivNoNan": 1}  # which of their inputs may be multiplied
@@ -190,6 +192,9 @@ def is_changed(value: Any, sources: Sequence[Any]) -> bool:
             return {1} if depends(tensor, sources) else ()
         if operation.type in ADDED:
             return {sign for one in inputs for sign in signs(one)}
+        if operation.type in CHOICES:  # by what it was itself, as of a maximum or a place in a ring, is no change
+            first, second = (set(signs(one)) for one in inputs[1:])
+            return first & second if depends(inputs[0], sources) else first | second
         if operation.type == "Sub":
             return {*signs(inputs[0]), *(-sign for sign in signs(inputs[1]))}
         if operation.type == "Neg":
