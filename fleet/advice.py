@@ -19,8 +19,8 @@ HOT = 2.0  # times the median of the other ps
 SHORT_SECONDS = 0.005  # a step of less is mostly messages
 LONG_SECONDS = 0.02  # a step of more is not explained by messages within a house
 WAITS = 0.5  # from this share of the time on, a worker waits for its input
-FULL_SECONDS = 86_400  # memory that is taken up sooner will not last
-SHRINKS = 16 * 2**20  # bytes less than this between two looks are chance
+FULL_SECONDS = 10_800  # memory that is taken up sooner will not last
+SHRINKS = 64 * 2**20  # bytes less than this between two looks are chance
 STORAGE = 0.1  # share of time in which a host's processors waited for storage
 MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`)"
 
@@ -204,7 +204,7 @@ def network(rates: Rates) -> Iterator[Finding]:
 
 
 def memory(rates: Rates) -> Iterator[Finding]:
-    """Name the hosts whose memory will not last a day."""
+    """Name the hosts whose memory will not last three hours."""
     for host, last in rates.last.hosts.items():
         before = rates.first.hosts[host].available if host in rates.first.hosts else None
         if before is None or last.available is None or (taken := before - last.available) < SHRINKS:
