@@ -457,7 +457,7 @@ def test_a_release_of_the_same_kit_is_where_the_next_process_works(
         supervised.child(number)
         releases(name)
         (tmp_path / f"go{number}").touch()
-    supervised.child(2)
+    until(lambda: sum("STATUS" in line for line in supervised.heard) == 3)
     supervised.process.terminate()
     code, logged = supervised.wait()
     assert code == 143
