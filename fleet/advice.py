@@ -160,7 +160,9 @@ def processors(rates: Rates) -> Iterator[Finding]:
         others = busy * cores - sum(here.values())
         most = max(here, key=here.__getitem__, default="")
         text = f"the processors of {host} are busy for {busy:.0%}"
-        if not here or others > here[most]:
+        if not here and host in rates.last.places.values():
+            yield Finding("other", f"{text}, and systemd does not count there what each task uses", [host])
+        elif not here or others > here[most]:
             yield Finding("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
         else:
             job = most.rpartition("-")[0]

@@ -102,6 +102,13 @@ def test_memory_that_will_not_last_is_named_beside_the_cause() -> None:
     assert "memory of ps-1 falls by 614 MiB a minute: the 3 GiB that are left last about 0.083 hours" in found[0].text
 
 
+def test_a_busy_host_whose_tasks_are_not_counted_blames_nobody() -> None:
+    last = later(hosts={"worker-2": replace(CALM, busy=390)})
+    counted = {task: used for task, used in last.seconds.items() if task != "worker-2"}
+    found = advise(FIRST, replace(last, seconds=counted))[0]
+    assert found.text.endswith("are busy for 98%, and systemd does not count there what each task uses")
+
+
 def test_what_is_not_known_is_said() -> None:
     last = later()
     silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
