@@ -231,7 +231,7 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
 
 
 def _restart(cluster: Cluster, seen: Observation) -> str:
-    """Say what it costs when the others are told."""
+    """Return what the restart of the other tasks costs."""
     return UNSAVED if cluster.inventory.chief.host in seen.unreachable else RESTART
 
 

@@ -40,8 +40,11 @@ def one_step(
 
     def train_step(iterator: DataIterator) -> Structure:
         read = functools.partial(next, iterator)
-        taken = iterator if given else wait.measured(read) if wait else read()
-        place, batch = taken if placed and not given else (None, taken)
+        if given:
+            place, batch = None, iterator
+        else:
+            taken = wait.measured(read) if wait else read()
+            place, batch = taken if placed else (None, taken)
         with stale.measured(batch) if stale else contextlib.nullcontext():
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
         return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
