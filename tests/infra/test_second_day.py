@@ -146,9 +146,9 @@ def test_a_canary_trains_on_from_a_copy_and_touches_nothing_else(training: Train
     edited = edit(long_run, tmp_path, "# a canary\n")
     before = state_of(lab)
     begun = time.monotonic()
-    tried = json.loads(done("canary", "worker-1", "--steps", "20", "--json", "--reason", "tried", inventory=edited))
+    tried = json.loads(done("canary", "worker-1", "--steps", "8", "--json", "--reason", "tried", inventory=edited))
     print(f"canary: {time.monotonic() - begun:.1f} s\n{tried}")
-    assert (tried["outcome"], tried["trial"]["step"]) == ("passed", tried["trial"]["checkpoint"] + 20)
+    assert (tried["outcome"], tried["trial"]["step"]) == ("passed", tried["trial"]["checkpoint"] + 8)
     assert tried["plan"]["files"] == {"program": ["slow.py"]}
     assert tried["next"].startswith("fab start-cluster --detach")
     assert state_of(lab) == before
@@ -163,7 +163,7 @@ def test_a_canary_whose_program_raises_fails_and_touches_nothing(training: Train
     raising = "\n\nclass Slow(Slow):\n    def train_dataset(self, context):\n        raise ValueError('no such file')\n"
     edited = edit(long_run, tmp_path, raising)
     before = state_of(lab), answer(lab["worker-1"], "ls /opt/trainer/releases")
-    failed = fab("canary", "worker-1", "--steps", "20", inventory=edited)
+    failed = fab("canary", "worker-1", "--steps", "8", inventory=edited)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "the canary failed on worker-1: " in failed.stderr
     assert "slow.py" in failed.stderr

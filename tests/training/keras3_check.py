@@ -457,9 +457,13 @@ def callbacks():
     found["LearningRateScheduler"] = watch.rates
     found.update(of_one_training(where))
     found["TerminateOnNaN"] = call(library.TerminateOnNaN(), program=NotANumber)[-1].step
-    kinds = [value for value in vars(library).values() if isinstance(value, type)]
-    found["library"] = sorted(kind.__name__ for kind in kinds if issubclass(kind, library.Callback))
     return found
+
+
+def named():
+    """The names of the library's callbacks."""
+    kinds = [value for value in vars(keras.callbacks).values() if isinstance(value, type)]
+    return sorted(kind.__name__ for kind in kinds if issubclass(kind, keras.callbacks.Callback))
 
 
 def of_one_training(where):
@@ -627,7 +631,7 @@ def tried(part, **arguments):
 
 
 def main():
-    parts = (counts, rows, lazy_rows, models, splits, evaluations, averages, callbacks, remembered, refusals)
+    parts = (counts, rows, lazy_rows, models, splits, evaluations, averages, callbacks, named, remembered, refusals)
     chosen = [part for part in parts if part.__name__ in sys.argv[1:]] or parts
     found = {part.__name__: tried(part) for part in chosen}
     print(json.dumps(found), flush=True)
