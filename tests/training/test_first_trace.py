@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.training.atomic_updates import AtomicUpdates
+from trainer.training.keras.adapters import keras_of
 from trainer.training.one_update import gather
 from trainer.training.steps.traced_step import trace_step
 
@@ -56,3 +57,27 @@ def test_a_dropped_trace_has_no_updates_of_kerass_own(kind: Any, method: str, tr
     assert int(optimizer.iterations) == 5
     assert any(one.type == "MutexLock" for one in traced.graph.get_operations())
     assert float(getattr(optimizer, "late", 5.0)) == 5.0
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential", "Keras 3"])
+def test_keras_s_own_step_is_traced_once(kind: str) -> None:
+    library: Any = tf.keras if kind != "Keras 3" else pytest.importorskip("keras")
+    calls: list[str] = []
+
+    class Counted(library.layers.Dense):  # type: ignore[misc, name-defined]
+        def call(self, inputs: Any) -> Any:
+            calls.append(self.name)
+            return super().call(inputs)
+
+    given = library.Input([2])
+    layer = Counted(3, activation="softmax")
+    model = library.Sequential([given, layer]) if kind == "sequential" else library.Model(given, layer(given))
+    model.compile(library.optimizers.Adam(0.1), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    dataset = tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1], tf.int64))).repeat()
+    keras_of(model).build(dataset.element_spec)
+    calls.clear()
+    traced = trace_step(tf.distribute.get_strategy(), model, iter(dataset))
+    assert len(calls) == 1
+    accuracies = [float(traced(iter(dataset))["accuracy"]) for _ in range(20)]
+    assert accuracies[-1] > accuracies[0] or accuracies[0] == 1.0
+    assert int(model.optimizer.iterations) == 20

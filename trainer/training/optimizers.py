@@ -126,6 +126,15 @@ def is_wrapper(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "inner_optimizer")
 
 
+def build_optimizer(model: Model) -> None:
+    """Make the variables of an optimizer of Keras's own that trains all of a built model's, in the strategy's scope."""
+    optimizer = model.optimizer
+    own = isinstance(optimizer, tf.keras.optimizers.Optimizer) and type(optimizer).__module__.startswith("tf_keras.")
+    if own and not is_wrapper(optimizer):
+        with tf.name_scope(optimizer.name or "optimizer"):  # as in apply_gradients
+            optimizer.build(model.trainable_variables)
+
+
 def keep_slots(optimizer: Optimizer) -> None:
     """Keep what a legacy optimizer returns as the slot of a split table: all its shards' slots as one.
 

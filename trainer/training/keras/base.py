@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -112,3 +112,14 @@ def has_call(keras: KerasModel) -> bool:
 def has_test_step(keras: KerasModel) -> bool:
     """Return whether a model has a test_step of its own."""
     return type(keras.model).test_step is not keras.base.test_step
+
+
+def shapes_of_metrics(outputs: Sequence[Any] | None, element_spec: ElementSpec) -> tuple[Any, tf.TensorSpec] | None:
+    """Return the symbol of a model's only output and the spec of its labels; None where one is missing.
+
+    By their shapes the model's metrics can be built before the first step.
+    """
+    labels = element_spec[1] if isinstance(element_spec, tuple) and len(element_spec) > 1 else None
+    if not outputs or len(outputs) > 1 or not isinstance(labels, tf.TensorSpec):
+        return None
+    return (outputs[0], labels) if labels.shape.rank and len(outputs[0].shape) else None

@@ -23,10 +23,11 @@ from trainer.core.contracts import (
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
-from trainer.training.keras.base import SPARSE, has_call
+from trainer.training.keras.base import SPARSE, has_call, shapes_of_metrics
 from trainer.training.one_update import gather
 from trainer.training.optimizers import (
     averaged,
+    build_optimizer,
     forget_children,
     is_wrapper,
     optimizers_of,
@@ -88,7 +89,15 @@ class Keras2Model:
             tables.train()
 
     def build(self, element_spec: ElementSpec) -> None:
-        """The first trace does so."""
+        """Make what Keras's own step would make in its first trace, which TensorFlow drops then; else that does so."""
+        model = self.model
+        if model.built and type(model).train_step is tf.keras.Model.train_step:
+            build_optimizer(model)
+            metrics, own = model.compiled_metrics, type(model).compute_metrics is tf.keras.Model.compute_metrics
+            outputs = None if isinstance(getattr(model, "output", None), dict) else model.outputs
+            shapes = shapes_of_metrics(outputs, element_spec)
+            if own and metrics is not None and not metrics.built and shapes:
+                metrics.build(*shapes)
 
     def step(self) -> Callable[[Structure], Structure]:
         own: Callable[[Any], Any] = self.model.train_step
