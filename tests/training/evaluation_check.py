@@ -29,7 +29,7 @@ RIGHT = {
     "exact": ("Numbered", "Files", "OneBatch"),
 }
 REFUSED = {
-    "mirrored": ("Stray", "Endless", "Nothing"),
+    "mirrored": ("Stray", "OwnLoss", "Endless", "Nothing"),
     "inline": ("Stray", "OwnLoss", "Endless", "Nothing"),
     "distributed": ("WholeData", "NotMerging", "KeepingTheLast", "Generated", "Nothing"),
     "exact": ("Uneven", "OwnTestStep", "Regularized", "Weighted", "TwoOutputs", "Generated"),

@@ -19,7 +19,7 @@ from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterS
 
 from trainer.cluster.spec import free_addresses
 from trainer.core.config import Config
-from trainer.core.failures import UserError
+from trainer.core.failures import UserError, explain
 from trainer.core.variables import variables_of
 from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
 from trainer.training.lookups import ONCE
@@ -234,21 +234,36 @@ def tracked(optimizer: Any) -> list[str]:
     return [name for name, value in optimizer._trackable_children().items() if isinstance(value, tf.Variable)]
 
 
-def set_by_train_step(strategy: Any) -> str:
-    """What is said to a program whose train_step sets the rate."""
+def assigned_by_train_step(strategy: Any) -> dict[str, str]:
+    """What a program is told whose train_step assigns the rate, or a part of a variable."""
 
     class Setting(Line):
+        part = False
+
         def train_step(self, numbers: Any) -> Any:
-            self.optimizer.learning_rate.assign(0.5)
+            (self.w[:1] if self.part else self.optimizer.learning_rate).assign(0.5)
             return super().train_step(numbers)
 
     class Sets(Program):
+        part = False
+
         def build_model(self) -> Any:
             model = Setting()
+            model.part = self.part
             model.compile(self.optimizer())
             return model
 
-    return refusal(lambda: RemoteStepRunner(Config(program="a:B"), Sets(), strategy, 2))
+    class SetsPart(Sets):
+        part = True
+
+    def told(program: Any) -> str:
+        try:
+            RemoteStepRunner(Config(program="a:B"), program, strategy, 2)
+        except Exception as error:
+            return str(error) if isinstance(error, UserError) else explain(error)
+        return ""
+
+    return {"rate": told(Sets()), "part": told(SetsPart())}
 
 
 class Latest(tf.keras.metrics.Mean):
@@ -448,7 +463,7 @@ def check() -> dict[str, Any]:
             "refused": refused(strategy),
             "tables": tables(strategy),
             "metrics": metrics(strategy),
-            "set_by_train_step": set_by_train_step(strategy),
+            "assigned": assigned_by_train_step(strategy),
         }
     # A strategy for other members frees the devices on which the refused program's iterators are being made.
     stop_cluster(tf.distribute.coordinator.ClusterCoordinator(strategy))

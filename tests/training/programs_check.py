@@ -433,6 +433,7 @@ class FromNoise(Gan):
         super().__init__()
         self.makes = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(2)])
         self.judges = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+        self.seen = keras.metrics.Mean(name="judged")
 
     def train_step(self, data):
         real = tf.cast(data[0], tf.float32) / WORDS
@@ -446,7 +447,8 @@ class FromNoise(Gan):
         return {"judges": judged, "makes": made}
 
     def test_step(self, data):
-        return {"judges": tf.reduce_mean(self.judges(tf.cast(data[0], tf.float32) / WORDS))}
+        self.seen.update_state(self.judges(tf.cast(data[0], tf.float32) / WORDS))
+        return {"judged": self.seen.result()}
 
 
 class Makers(Adversaries):
@@ -454,6 +456,9 @@ class Makers(Adversaries):
         self.model = FromNoise()
         self.model.compile(keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.02))
         return self.model
+
+    def train_dataset(self, context):
+        return super().train_dataset(context).map(lambda words, _: (words, None))
 
     def serving_signature(self, model):
         noise = tf.TensorSpec([None, 5], tf.float32, name="noise")

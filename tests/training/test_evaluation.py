@@ -69,6 +69,7 @@ def test_the_metric_sees_every_example(ways: dict[str, Any]) -> None:
     ("way", "program", "reason"),
     [
         ("mirrored", "Stray", "last_label"),
+        ("mirrored", "OwnLoss", "a number of its own as loss, though a metric has that name"),
         ("mirrored", "Endless", "never ends"),
         ("mirrored", "Nothing", "empty"),
         ("inline", "Stray", "last_label"),

@@ -105,9 +105,16 @@ def test_the_optimizer_still_tells_its_learning_rate(input_check: dict[str, Any]
 
 
 def test_a_train_step_that_sets_the_learning_rate_is_refused(input_check: dict[str, Any]) -> None:
-    message = input_check["set_by_train_step"]
+    message = input_check["assigned"]["rate"]
     assert "input_check.py:" in message
     assert "LearningRateSchedule" in message
+
+
+def test_a_train_step_that_assigns_a_part_of_a_variable_reads_what_to_do(input_check: dict[str, Any]) -> None:
+    message = input_check["assigned"]["part"]
+    assert "input_check.py:" in message
+    assert "scatter_nd_update" in message
+    assert "learning rate" not in message
 
 
 @pytest.mark.parametrize("sharding", ["auto", "file"])

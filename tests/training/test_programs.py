@@ -163,7 +163,7 @@ def test_a_model_that_is_compiled_with_a_list_of_optimizers_trains_with_each(fea
 
 
 def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(features: dict[str, Any]) -> None:
-    assert features["from_noise"] == {"evaluation": ["judges"], "made": [3, 2], "trained": True}
+    assert features["from_noise"] == {"evaluation": ["judged"], "made": [3, 2], "trained": True}
 
 
 def test_rows_of_a_split_weight_are_taken_as_those_of_a_whole_one(features: dict[str, Any]) -> None:

@@ -73,6 +73,25 @@ def test_a_good_one_is_evaluated(directory: RunDirectory, evaluator: Evaluator) 
     assert [each.evaluation for each in directory.catalogue.saved()] == [None, record["metrics"]]
 
 
+def test_a_number_of_the_steps_own_is_refused(directory: RunDirectory) -> None:
+    import tensorflow as tf
+
+    class Own(tf.keras.Sequential):  # type: ignore[misc]
+        def test_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            loss = self.compiled_loss(y, self(x))
+            return {"loss": loss}
+
+    def build() -> Any:
+        model = Own([tf.keras.layers.Dense(1, input_shape=(2,))])
+        model.compile(loss="mse")
+        return model
+
+    program = SimpleNamespace(build_model=build, eval_dataset=PROGRAM.eval_dataset)
+    with pytest.raises(UserError, match="a number of its own as loss"):
+        Evaluator(program, directory)
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_one_that_is_pruned_under_its_hands_is_skipped(
     directory: RunDirectory,

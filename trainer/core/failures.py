@@ -47,6 +47,8 @@ MENDS = {
     "greatest id and one more, or take ids modulo them, as keras.layers.Hashing does (docs/recommenders.md)",
     "'ShardedVariable' object has no attribute": "that variable is split between the ps, and lacks some methods of a "
     "whole one: use tf.convert_to_tensor(variable), or set partitioner to none (docs/training.md)",
+    "SymbolicTensor' object has no attribute 'assign'": "a part of a variable can't be assigned: write rows with "
+    "variable.scatter_nd_update(ids[:, None], rows), or assign the whole value (docs/programs.md)",
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '

@@ -280,7 +280,7 @@ class Evaluator:
         self, program: Program, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
     ) -> None:
         from trainer.training.dynamic.served import ServedTables
-        from trainer.training.evaluation import Results
+        from trainer.training.evaluation import Results, check_test_step
         from trainer.training.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.input import eval_dataset
         from trainer.training.keras.adapters import keras_of
@@ -296,6 +296,7 @@ class Evaluator:
             self._dataset = eval_dataset(program)
             keras = keras_of(self._model)
             keras.ensure_built(self._dataset.element_spec)
+            check_test_step(program, self._model, self._dataset.element_spec)
         self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
         self._tally = tally or Tally()

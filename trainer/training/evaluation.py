@@ -37,8 +37,9 @@ from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, reached
+from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, pieces, reached
 from trainer.training.outside import refuse_changing_shapes
+from trainer.training.places import tensors_in
 from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
@@ -256,10 +257,9 @@ class Replicated:
     """
 
     def __init__(self, program: Program, model: Model, strategy: Strategy) -> None:
-        self._name = f"{type(program).__name__}'s model"
+        name = f"{type(program).__name__}'s model"
         self._model = model
         self._strategy = strategy
-        self._outputs: Any = None
 
         def own_part(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return call_watched(context, program, lambda watched: own_eval_dataset(program, watched))
@@ -267,14 +267,20 @@ class Replicated:
         self._dataset = strategy.distribute_datasets_from_function(own_part)
         with strategy.scope():
             self._examples = tf.keras.metrics.Sum(name="examples", dtype=tf.float64)
+            step = tf.function(self._first_outputs).get_concrete_function(self._dataset.element_spec)
+            self.names = checked_outputs(name, model, step)
         self._evaluate = tf.function(self._run)
+
+    def _first_outputs(self, batch: Structure) -> Structure:
+        outputs = self._strategy.run(self._model.test_step, args=(batch,))
+        return tf.nest.map_structure(lambda output: self._strategy.experimental_local_results(output)[0], outputs)
 
     def _run(self, iterator: DataIterator) -> None:
         for batch in iterator:
             self._strategy.run(self._test_step, args=(batch,))
 
     def _test_step(self, batch: Structure) -> None:
-        self._outputs = self._model.test_step(batch)
+        self._model.test_step(batch)
         self._examples.update_state(batch_size(batch))
 
     def __call__(self) -> dict[str, float]:
@@ -284,8 +290,7 @@ class Replicated:
             self._evaluate(iter(self._dataset))
             results = self._model.get_metrics_result()
             check_examples(int(self._examples.result()))
-            names = checked_names(self._name, self._outputs, results)
-            numbers_now = fetch_numbers({name: results[name] for name in results if name in names})
+            numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names})
             self._model.reset_metrics()
         return numbers_now
 
@@ -299,20 +304,9 @@ class TestStep:
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
             self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
-            model.reset_metrics()
-            known = model.get_metrics_result()
+            self.names = checked_outputs(name, model, self._step)
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
-        self.names = checked_names(name, self._step.structured_outputs, known)
-        own = set(self.names) - told(self._step, self._states.pieces)
-        # That of a metric whose state nobody sees in its result is no number of the step's own.
-        if own and (
-            own := own & told(tf.function(model.get_metrics_result).get_concrete_function(), self._states.pieces)
-        ):
-            raise UserError(
-                f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
-                "that name: it would be the last batch's alone. Have it update the metric, and return its result"
-            )
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""
@@ -367,10 +361,33 @@ class TestStep:
         return numbers_now
 
 
+def check_test_step(program: Program, model: Model, element_spec: ElementSpec) -> None:
+    """Refuse numbers of test_step's own, of a model that this process evaluates by Keras. Leaves the metrics reset."""
+    step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
+    checked_outputs(f"{type(program).__name__}'s model", model, step)
+
+
+def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
+    """Return the names of what a traced test_step returns; refuse numbers of its own. Leaves the metrics reset."""
+    model.reset_metrics()
+    names = checked_names(name, step.structured_outputs, model.get_metrics_result())
+    states = [piece for metric in metrics_of(model) for piece in pieces(metric)]
+    own = set(names) - told(step, states)
+    # That of a metric whose state nobody sees in its result is no number of the step's own.
+    if own and (own := own & told(tf.function(model.get_metrics_result).get_concrete_function(), states)):
+        raise UserError(
+            f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
+            "that name: it would be the last batch's alone. Have it update the metric, and return its result"
+        )
+    return names
+
+
 def told(function: Traced, states: Iterable[Variable]) -> set[str]:
     """Return the names of what a traced function returns that it computes from these variables."""
     inner = {id(outer): inner for outer, inner in function.graph.captures}
-    found = reached(inner[id(one.handle)] for one in states if id(one.handle) in inner)
+    # Of a mirrored variable each replica has its own part.
+    handles = [id(part.handle) for one in states for part in getattr(one, "values", [one])]
+    found = reached(inner[handle] for handle in handles if handle in inner)
     outputs = function.graph.structured_outputs
     named = outputs.items() if isinstance(outputs, dict) else ()
     return {name for name, value in named if getattr(value, "name", None) in found}
@@ -428,7 +445,7 @@ class WatchedContext(InputContext):
 
 
 def batch_size(batch: Structure) -> tf.Tensor:
-    first = tf.nest.flatten(batch)[0]
+    first = tensors_in(batch)[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int64)
     return first.dense_shape[0] if isinstance(first, tf.SparseTensor) else tf.shape(first, tf.int64)[0]

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Structure, Tensor
 from trainer.training.metrics import SUM
+from trainer.training.places import tensors_in
 from trainer.training.staleness import SCOPE
 
 INPUT = f"{SCOPE}/input"
@@ -36,7 +37,7 @@ class InputWait:
             began = tf.timestamp()
         with tf.control_dependencies([began]):
             batch = read()
-        with tf.name_scope(INPUT), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        with tf.name_scope(INPUT), tf.control_dependencies(tf.nest.flatten(tensors_in(batch), expand_composites=True)):
             self._steps.assign_add(1)
             self._seconds.assign_add(tf.timestamp() - began)
         return batch

@@ -58,8 +58,8 @@ class LearningRate:
         try:
             return call.get_concrete_function(*specs, self.spec)
         except AttributeError as error:
-            if "Tensor' object has no attribute 'assign" in str(error):
-                raise UserError(f"{explain(error)} ({SET_BY_WORKERS})") from error
+            if SET_BY_WORKERS in str(error):
+                raise UserError(explain(error)) from error
             raise
 
     @contextlib.contextmanager
@@ -67,6 +67,8 @@ class LearningRate:
         """Let the optimizer use this rate, or the schedule's at each step, in what is traced inside."""
         optimizer, schedule = self._optimizer, self._schedule
         if self._variable is not None:
+            for name in ("assign", "assign_add", "assign_sub"):
+                setattr(value, name, refuse)
             with replaced(self._holder, self._name, value):
                 yield
         elif schedule is not None:
@@ -88,6 +90,11 @@ class LearningRate:
         """Have the optimizer say its schedule's rate, in what is traced: once a call, so that it is about right."""
         if self._schedule is not None:
             self._optimizer._current_learning_rate.assign(self._schedule(self._optimizer.iterations))
+
+
+def refuse(*_: object, **__: object) -> None:
+    """Stand for what sets a rate: within a step it is a number, and no variable."""
+    raise AttributeError(SET_BY_WORKERS)
 
 
 @contextlib.contextmanager

@@ -104,4 +104,9 @@ def examples_in(batch: Structure) -> tf.Tensor:
             return tensor.nrows(tf.int64)
         return tf.reduce_prod(tf.shape(tensor, tf.int64)[:1])  # 1 of a scalar
 
-    return tf.maximum(tf.reduce_max([length(tensor) for tensor in tf.nest.flatten(batch)]), 1)
+    return tf.maximum(tf.reduce_max([length(tensor) for tensor in tensors_in(batch)]), 1)
+
+
+def tensors_in(batch: Structure) -> list[Tensor]:
+    """Return a batch's tensors; `(features, None)`, as Keras allows, has None beside them."""
+    return [one for one in tf.nest.flatten(batch) if one is not None]

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Operation, Optimizer, Structure, Tensor
 from trainer.training.metrics import MAXIMUM, SUM
+from trainer.training.places import tensors_in
 
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "MutexLock")
 SCOPE = "psfleet_staleness"  # of all operations that count: a step does its work without them too
@@ -56,7 +57,7 @@ class Staleness:
         if not self.states:
             yield
             return
-        with tf.name_scope(BEGAN), tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        with tf.name_scope(BEGAN), tf.control_dependencies(tf.nest.flatten(tensors_in(batch), expand_composites=True)):
             began = self._iterations.read_value()
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
