@@ -308,6 +308,22 @@ def test_a_change_is_added_to_what_another_has_written(split: bool) -> None:
     assert variable._value is own
 
 
+def test_no_gradient_goes_through_what_was_assigned() -> None:
+    kept = keras.Variable([0.0], trainable=False)
+
+    @tf.function
+    def gradient(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with changes_added(kept):
+                kept.assign(0.5 * kept + 0.5 * x)
+                loss = x - kept
+        return tape.gradient(loss, x)
+
+    assert gradient(tf.constant([2.0])).numpy().tolist() == [1.0], "as of a variable that is read again"
+    assert kept.numpy().tolist() == [1.0]
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_what_is_set_is_no_change(split: bool) -> None:
     variable = keras.Variable([1.0, 2.0, 3.0], trainable=False)

@@ -124,7 +124,8 @@ def changes_added(variable: Variable) -> Iterator[None]:
 
     def assign(value: Any) -> None:
         nonlocal seen
-        value = tf.identity(tf.cast(value, own.dtype))
+        # What reads it later in the step gets no gradient of what it was computed from, as of a variable.
+        value = tf.stop_gradient(tf.cast(value, own.dtype))
         if is_changed(value, (first, seen)):
             own.assign_add(value - seen, read_value=False)
         else:
