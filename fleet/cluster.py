@@ -87,6 +87,7 @@ class Cluster:
             else:
                 read_answer(self.inventory, host, answer, observation, new_is_enough)
         self._observe_run(observation)
+        observation.name_drained(self.inventory)
         return observation
 
     def _run(

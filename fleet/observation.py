@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from fleet import facts, readings
@@ -51,6 +51,13 @@ class Observation:
                 known |= new
             elif new is not None:
                 setattr(self, each.name, new)
+
+    def name_drained(self, inventory: Inventory) -> None:
+        """Call a member `drained` in `run.without` where its host is, whatever the coordinator makes of its silence."""
+        if self.run is not None:
+            drained = {task.name for host in self.drains for task in inventory.tasks_on(host)}
+            without = {task: "drained" if task in drained else state for task, state in self.run.without.items()}
+            self.run = replace(self.run, without=without)
 
     @property
     def release(self) -> str | None:

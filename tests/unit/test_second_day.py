@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fleet import drains, history, readings, verbs
+from fleet import drains, history, readings, report, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
@@ -154,6 +154,14 @@ def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, desk: v
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
     assert "w-b is back with worker-1" in fleet.printed(desk)
+
+
+def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+    drain(cluster(hosts), desk, "w-b")
+    hosts.set("ps-1", active="inactive", sub="dead")  # as that of a lost process, which nobody took out
+    run = cluster(hosts).observe().run
+    assert run is not None
+    assert "\n  without ps-1 (away), worker-1 (drained)" in report.render_run(run)
 
 
 def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
