@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.uneven import uneven_data, why_hot
 
 # From this share on a processor, or a link, counts as busy: above, more work mostly waits.
 BUSY = 0.85
@@ -39,6 +42,12 @@ class Look:
     """Each task's host."""
     waits: Mapping[str, float] = field(default_factory=dict)
     """For how many seconds each worker's steps have waited for their batches, of those that say it."""
+    lookups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What steps ask of tables, as the run's status has it."""
+    dynamic: Collection[str] = ()
+    """The tables among these that are dynamic."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """How large the files of the data are, as the run's status has it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Host:
 @dataclass(frozen=True)
 class Finding:
     part: str
-    """worker, ps, coordinator, network, input, batch, other, nothing; memory, and scale, of what one more gives."""
+    """worker, ps, coordinator, network, input, batch, other, nothing; memory; data; scale: of what one more gives."""
     text: str
     names: list[str] = field(default_factory=list)
 
@@ -115,8 +124,10 @@ def advise(first: Look, last: Look) -> list[Finding]:
     if not sum(rates.pace.values()):
         text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
         return [Finding("nothing", text)]
-    found = [each for adviser in (slow_workers, coordinator, processors, network, memory) for each in adviser(rates)]
-    if not [each for each in found if each.part not in ("worker", "memory") or "processors" in each.text]:
+    found = [
+        each for adviser in (slow_workers, coordinator, processors, network, memory, data) for each in adviser(rates)
+    ]
+    if not [each for each in found if each.part not in ("worker", "memory", "data") or "processors" in each.text]:
         found += waits(rates)
     return [*found, *one_more(rates)]
 
@@ -170,6 +181,7 @@ def processors(rates: Rates) -> Iterator[Finding]:
                 "ps": "another ps takes a part of its variables",
                 "worker": "its program computes: another worker takes a part of the steps, or a GPU",
             }.get(job, "give it a host of its own")
+            mend = hot_rows(rates, most) or mend
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
             yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.0f}. {mend}", [most])
     yield from hot_ps(rates)
@@ -183,12 +195,18 @@ def hot_ps(rates: Rates) -> Iterator[Finding]:
         if not others or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
             continue
         if use > HOT * statistics.median(others):
+            mend = hot_rows(rates, task) or "`partitioner` splits large variables (docs/large-tables.md)"
             yield Finding(
                 "ps",
                 f"{task} is hot: it uses {use:.2f} processors, and the median of the other ps is "
-                f"{statistics.median(others):.2f}. `partitioner` splits large variables (docs/large-tables.md)",
+                f"{statistics.median(others):.2f}. {mend}",
                 [task],
             )
+
+
+def hot_rows(rates: Rates, task: str) -> str:
+    """Say which rows make a ps hot; nothing where it isn't rows, or no ps."""
+    return why_hot(task, len(rates.of("ps")), rates.last.lookups, rates.last.dynamic)
 
 
 def network(rates: Rates) -> Iterator[Finding]:
@@ -220,6 +238,11 @@ def memory(rates: Rates) -> Iterator[Finding]:
                 "fab hosts, and the run's page",
                 [host],
             )
+
+
+def data(rates: Rates) -> Iterator[Finding]:
+    for text, names in uneven_data(rates.last.data, len(rates.pace)):
+        yield Finding("data", text, names)
 
 
 def waits(rates: Rates) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from fleet.units import Health
 from trainer.core.parameters import describe_values
 from trainer.telemetry.events import describe_event
 from trainer.telemetry.goodput import describe_ledger
+from trainer.telemetry.lookups import describe_lookups
 from trainer.telemetry.status import describe_absent, describe_files, describe_table, describe_ways, has_broken
 
 NOTE_WIDTH = 60
@@ -164,6 +165,7 @@ def render_account(run: Run | None) -> str:
     """The workers' pace, where the run's time went, and what befell it last; nothing of a run that never began."""
     lines = [render_paces(run.workers), render_staleness(run.workers)] if run and run.state == "training" else []
     lines += [one_line(f"{name}: {describe_table(table)}") for name, table in sorted(run.tables.items())] if run else []
+    lines += [one_line(line) for line in describe_lookups(run.lookups)] if run else []
     lines += [describe_files(run.files)] if run and run.files else []
     lines += [describe_ledger(run.ledger)] if run and run.ledger else []
     if run and run.events:

@@ -70,6 +70,8 @@ class Run:
     ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # how each member reaches each other one
     workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # their `steps` and `steps_per_second`
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the dynamic ones: what each holds
+    lookups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what steps ask of each table lately
+    data: Mapping[str, Any] = field(default_factory=dict)  # how large the files of the data are
     files: Mapping[str, int] = field(default_factory=dict)  # those that are given out one by one
     faults: int = 0
     begun_from: str | None = None  # RUN@STEP of another run
@@ -100,6 +102,8 @@ def parse_run(values: Mapping[str, Any]) -> Run:
     kept["ways"] = kept.get("ways") or {}
     kept["workers"] = kept.get("workers") or {}
     kept["tables"] = kept.get("tables") or {}
+    kept["lookups"] = kept.get("lookups") or {}
+    kept["data"] = kept.get("data") or {}
     kept["files"] = kept.get("files") or {}
     kept["message"] = kept.get("message") or ""
     kept["events"] = kept.get("events") or []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fleet import advice
@@ -86,13 +87,24 @@ def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
         hosts[host], units = read(answer)
         used |= {task.name: units[task.unit] for task in inventory.tasks_on(host) if task.unit in units}
     workers = {task: int(each["steps"]) for task, each in seen.run.workers.items()}
-    waits = {
-        task: float(each["input_wait_seconds"])
-        for task, each in seen.run.workers.items()
-        if each.get("input_wait_seconds") is not None
-    }
     places = {task.name: task.host for task in inventory.tasks}
-    return Look(seen.run.updated or seen.clocks[inventory.chief.host], workers, used, hosts, places, waits)
+    return Look(
+        seen.run.updated or seen.clocks[inventory.chief.host],
+        workers,
+        used,
+        hosts,
+        places,
+        waits_of(seen.run.workers),
+        seen.run.lookups,
+        tuple(seen.run.tables),
+        seen.run.data,
+    )
+
+
+def waits_of(workers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Return for how many seconds each worker's steps have waited for their batches, of those that say it."""
+    seconds = {task: each.get("input_wait_seconds") for task, each in workers.items()}
+    return {task: float(each) for task, each in seconds.items() if each is not None}
 
 
 def script(units: list[str]) -> str:

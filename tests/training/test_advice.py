@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from processes import Runs, until
 
 from bench.ahead import DelayedCluster
 from bench.tasks import write_settings
 from fleet.advice import Host, Look, advise
+from fleet.uneven import uneven_data
+from trainer import testing
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.telemetry import lookups
+
+# isort: split
+import tensorflow as tf
+
+from trainer.training.file_sizes import FileSizes
 
 pytestmark = pytest.mark.timeout(300)
 TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1")
 OPTIONS = ["--steps-per-execution", "1", "--no-evaluator", "--log-seconds", "0.5"]
 SECONDS = 8.0
 SLOW = 0.2
+IDS, BATCH, WORDS = 8, 64, 20_000
+HOT, HOT_KEY = 0.4, 987_654_321
+EMPTY = Host(2, 0, 0, 0, 0)
 
 
 def look(status: Path, pids: Mapping[str, int]) -> Look:
@@ -68,6 +82,97 @@ def test_slow_messages_are_told_from_a_slow_input(tmp_path: Path) -> None:
         found = advice(status, lambda: {task.name: task.pids[0] for task in cluster.tasks}, chief.output)
     assert found[0].part == "network", found
     assert "waits for its batch for 0% of the time" in found[0].text
+
+
+class Skewed:
+    """Words by how often they come, of which ps-0 has the first half; items by any key, of which one comes often.
+
+    The files of worker-1 have four times as much.
+    """
+
+    keras = tf.keras
+
+    def __init__(self, folder: Path) -> None:
+        self.pattern = f"{folder}/lines-*"
+        for number, count in enumerate((400, 1600, 400, 1600)):
+            lines = "".join(f"{line:07}\n" for line in range(count))
+            (folder / f"lines-{number}").write_text(lines, encoding="ascii")
+
+    def build_model(self) -> Any:
+        layers = self.keras.layers
+        ids = [self.keras.Input([IDS], dtype="int64") for _ in range(2)]
+        words, items = (
+            layers.Embedding(WORDS, 16, name=name)(each) for name, each in zip(("words", "items"), ids, strict=True)
+        )
+        mean = layers.GlobalAveragePooling1D()(layers.Concatenate()([words, items]))
+        model = self.keras.Model(ids, layers.Dense(1)(mean))
+        model.compile(optimizer=self.keras.optimizers.Adagrad(0.1), loss="mse")
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        lines = context.files(self.pattern).interleave(tf.data.TextLineDataset)
+
+        def parsed(line: Any) -> Any:
+            number = tf.strings.to_number(line, tf.int64)
+            drawn = tf.random.stateless_uniform([2, IDS], tf.stack([number, 1]))
+            words = tf.cast(WORDS ** drawn[0], tf.int64) - 1  # evenly on a scale of logarithms
+            items = tf.where(drawn[1] < HOT, tf.constant(HOT_KEY, tf.int64), tf.cast(drawn[1] * 1e9, tf.int64))
+            return (words, items), 1.0
+
+        return lines.map(parsed).batch(BATCH)
+
+    def eval_dataset(self, context: Any) -> Any:
+        return self.train_dataset(context).take(1)
+
+
+@pytest.mark.parametrize("three", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_hot_rows_and_uneven_files_are_known(tmp_path: Path, three: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "TAKE_SECONDS", 0.0)
+    program = Skewed(tmp_path)
+    if three:
+        import keras
+
+        program.keras = keras
+    tables = {"items": {"capacity": 100_000}}
+    settings = {"evaluation": "none", "export": False, "steps_per_execution": 1, "log_seconds": 1.0}
+    testing.train(program, 80, ps=2, directory=tmp_path, dynamic_tables=tables, **settings)
+    status = read_record(RunDirectory(tmp_path, "test").status) or {}
+
+    words, items = status["lookups"]["words"], status["lookups"]["items"]
+    chance = np.diff(np.log(np.arange(1, WORDS + 2))) / math.log(WORDS)
+    asked = chance if three else 1 - (1 - chance) ** (IDS * BATCH)  # Keras 3 asks a fixed table for each id
+    assert words["by_ps"]["ps-0"] == pytest.approx(sum(asked[: WORDS // 2]) / sum(asked), abs=0.04)
+    assert words["hot"][0] == [0, pytest.approx(math.log(2, WORDS), abs=0.03)]
+    assert items["hot"][0] == [HOT_KEY, pytest.approx(HOT, abs=0.06)]
+    assert words["ids_per_step"] == items["ids_per_step"] == pytest.approx(IDS * BATCH, rel=0.1)
+    assert (words["rows_per_step"] == words["ids_per_step"]) == three
+    assert items["rows_per_step"] < 0.8 * items["ids_per_step"]
+    assert items["by_ps"]["ps-0"] == pytest.approx(0.5, abs=0.1)
+
+    used = {"ps-0": 2 * SECONDS, "ps-1": 0.1 * SECONDS}
+    first = Look(
+        0, {"worker-0": 0, "worker-1": 0}, dict.fromkeys(used, 0), {"here": EMPTY}, dict.fromkeys(TASKS, "here")
+    )
+    told = {"lookups": status["lookups"], "dynamic": tuple(status["tables"]), "data": status["data"]}
+    later = {"time": SECONDS, "workers": {"worker-0": 100, "worker-1": 100}, "seconds": used}
+    found = {each.part: each for each in advise(first, dataclasses.replace(first, **later, **told))}
+    assert ("each id is sent" if three else "Ids that come often lie together") in found["ps"].text
+    assert found["data"].names == ["worker-1"]
+    assert "examples of worker-0 are trained 4 times as often" in found["data"].text
+
+
+@pytest.mark.parametrize("sizes", [(10, 40, 10, 40), (40, 10, 20, 30)])
+def test_the_files_of_each_worker_are_looked_at(tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    names = [str(tmp_path / f"part-{number}") for number in range(4)]
+    for name, size in zip(names, sizes, strict=True):
+        Path(name).write_text("x" * size, encoding="ascii")
+    looked = FileSizes()
+    looked.begin()
+    looked.found(names)
+    told = until(lambda: looked.told(2), "the sizes")
+    assert told["parts"] == [sizes[0] + sizes[2], sizes[1] + sizes[3]]
+    named = dict(zip(("worker-0", "worker-1"), told["parts"], strict=True))
+    assert bool(list(uneven_data({**told, "parts": named}, 2))) == (sizes[0] == 10)
 
 
 def advice(status: Path, pids: Callable[[], Mapping[str, int]], say: Callable[[], str]) -> Any:

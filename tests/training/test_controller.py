@@ -41,6 +41,8 @@ class Counting:
     files: Mapping[str, int] = MappingProxyType({})
     position = tables = None
     seconds_waited = 0.0
+    lookups: Mapping[str, Any] = MappingProxyType({})
+    file_sizes: Mapping[str, Any] = MappingProxyType({})
     copy = staticmethod(copy_each)
 
     def __init__(self, twice: int = -1) -> None:

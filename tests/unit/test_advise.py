@@ -92,6 +92,74 @@ def test_what_one_more_gives_follows_from_what_all_share(last: Look, expected: s
     assert expected in found.text
 
 
+def asked(ids: float, rows: float, first: float, *hot: tuple[int, float]) -> dict[str, Any]:
+    """What steps ask of a table, of whose rows ps-0 has so much."""
+    by_ps = {"ps-0": first, "ps-1": 1 - first}
+    return {"ids_per_step": ids, "rows_per_step": rows, "by_ps": by_ps, "hot": [list(each) for each in hot]}
+
+
+EVEN = asked(1000, 800, 0.5, (3, 0.4))
+
+
+@pytest.mark.parametrize(
+    ("lookups", "expected"),
+    [
+        ({"words": asked(1000, 800, 0.9, (3, 0.06)), "users": EVEN},
+         "Of a step's 1,600 rows it has 70%, most of table words (90% of its rows). Ids that come often lie together "
+         "there, as in a vocabulary sorted by frequency. In a new run mix them in the program"),
+        ({"items": asked(1000, 1000, 0.8, (7, 0.52))},
+         "(80% of its rows). Its key 7 is 52% of the ids, and each id is sent: without clipping"),
+        ({"items": asked(1000, 9, 0.8, (7, 0.52))}, "most of table items (80% of its rows): its keys are few"),
+        ({"words": asked(1000, 800, 0.1)}, "takes its part"),
+        ({"words": EVEN}, "takes its part"),  # its hot key is asked for once a step
+        ({}, "takes its part"),
+    ],
+)  # fmt: skip
+def test_rows_that_make_a_ps_hot_are_named_with_what_to_do(lookups: dict[str, Any], expected: str) -> None:
+    uneven = expected != "takes its part"
+    for cores, mend in ((3.8, "another ps takes a part"), (2.5, "`partitioner` splits")):
+        last = replace(later(**busy("ps-0", cores)), lookups=lookups, dynamic=("items",))
+        found = [each for each in advise(FIRST, last) if each.part == "ps"]
+        assert [each.names for each in found] in ([["ps-0"]], [["ps-0"], ["ps-0"]])
+        assert (expected in found[0].text) == uneven
+        assert (mend in found[0].text) != uneven
+
+
+def test_rows_are_no_matter_where_no_ps_is_busy() -> None:
+    last = replace(later(), lookups={"words": asked(1000, 800, 0.95, (3, 0.5))})
+    assert [each.part for each in advise(FIRST, last)] == ["nothing", "scale"]
+
+
+GIB = 2**30
+
+
+def sizes(files: int, size: int, largest: int, **parts: int) -> dict[str, Any]:
+    told = {"files": files, "bytes": size, "largest": "/data/big", "largest_bytes": largest}
+    return {**told, "parts": {name.replace("_", "-"): each for name, each in parts.items()}} if parts else told
+
+
+@pytest.mark.parametrize(
+    ("data", "names", "expected"),
+    [
+        (sizes(4, 6 * GIB, 3 * GIB, worker_0=4 * GIB, worker_1=GIB, worker_2=GIB), ["worker-0"],
+         "the files of worker-0 hold 4 GiB, those of worker-1 1 GiB. Each worker reads its own again and "
+         "again, so examples of worker-1 are trained 4 times as often"),
+        (sizes(3, 4 * GIB, 2 * GIB, worker_0=4 * GIB, worker_1=0), ["worker-0"], "are trained many times as often"),
+        (sizes(10, 10 * GIB, GIB, worker_0=4 * GIB, worker_1=3 * GIB, worker_2=3 * GIB), [], ""),  # ten files for three
+        (sizes(12, 6 * GIB, 4 * GIB), ["/data/big"], "/data/big holds 4 GiB of the 6 GiB of 12 files"),
+        (sizes(40, 40 * GIB, 3 * GIB), [], ""),  # three times as large, and still a small part of a worker's share
+        (sizes(2, 2 * GIB, GIB), [], ""),
+        (sizes(1, GIB, GIB), [], ""),
+        ({}, [], ""),
+    ],
+)  # fmt: skip
+def test_uneven_data_are_named_beside_the_cause(data: dict[str, Any], names: list[str], expected: str) -> None:
+    found = advise(FIRST, replace(later(waits=0.9), data=data))
+    assert [each.part for each in found] == [*(["data"] if names else []), "input", "scale"]
+    assert found[0].names == names
+    assert expected in found[0].text
+
+
 def test_memory_that_will_not_last_is_named_beside_the_cause() -> None:
     calm = {name: replace(CALM, available=4 * 2**30) for name in TASKS}
     last = {name: replace(each, busy=10.0) for name, each in calm.items()}

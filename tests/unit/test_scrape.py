@@ -65,6 +65,7 @@ def full(progress: Progress) -> MetricsCollector:
     tally.returned(1, 20, 0.9, (40, 5), 0.1)
     tally.update_wait_seconds = 0.25
     tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
+    progress.status.lookups = {"items": {"by_ps": {"ps-0": 0.9, "ps-1": 0.1}, "hot": [[7, 0.4], [8, 0.02]]}}
     tally.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}
     tally.save_seconds.add(0.7)
     tally.restore_seconds = 1.5
@@ -157,6 +158,8 @@ def test_numbers_are_those_of_the_run(progress: Progress) -> None:
     assert (found["psfleet_member_drained", "ps-0"], found["psfleet_member_drained", "worker-0"]) == (1, 0)
     assert found["psfleet_way_works", "worker-0", "ps-0"] == 0
     assert found["psfleet_way_works", "worker-0", "ps-1"] == 1
+    assert found["psfleet_table_ps_rows_ratio", "ps-0", "items"] == 0.9
+    assert found["psfleet_table_hot_key_ratio", "items"] == 0.4
     assert found["psfleet_task_restarts_total",] == 2
     assert 0 < found["psfleet_shared_path_free_bytes",] < found["psfleet_shared_path_size_bytes",]
     ledger = progress.ledger.as_dict()

@@ -22,7 +22,7 @@ from trainer.telemetry.status import Status, describe, describe_all, describe_wa
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
-MEMBERS = ["without", "ways", "workers", "tables", "files", "faults"]
+MEMBERS = ["without", "ways", "workers", "tables", "lookups", "data", "files", "faults"]
 PLACES = ["checkpoint", "export", "begun_from", *MEMBERS, "ledger", "events", "updated", "host", "pid"]
 KEYS = ["run", "run_dir", "program", "program_args", "state", "phase", "message", *PROGRESS, *PLACES]
 

@@ -29,8 +29,8 @@ LIBRARY = "echarts-6.1.0.min.js"
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 SECTIONS = (
     sections.time_section, sections.members_section, sections.ways_section, sections.saves_section,
-    sections.placement_section, sections.tables_section, sections.tasks_section, sections.marks_table,
-    sections.settings_section,
+    sections.placement_section, sections.tables_section, sections.lookups_section, sections.tasks_section,
+    sections.marks_table, sections.settings_section,
 )  # fmt: skip
 PATIENCE = 100.0  # times as long as it took to write the page, the next one waits: 1 % of a processor
 

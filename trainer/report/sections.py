@@ -251,6 +251,16 @@ def tables_section(story: Mapping[str, Any]) -> str:
     return section("Dynamic tables", bars(("table", "rows", "bytes and changes"), rows), "tables")
 
 
+def lookups_section(story: Mapping[str, Any]) -> str:
+    """Show what steps last asked of tables."""
+    asked = sorted(story["lookups"].items(), key=lambda one: -one[1][0])[:MOST_ROWS]
+    if not asked:
+        return ""
+    most = max(count for _, (count, _) in asked) or 1
+    rows = [(name, f"{count:,.0f}", count / most, described) for name, (count, described) in asked]
+    return section("Lookups", bars(("table", "rows a step", "ids, shares of the ps, hot keys"), rows), "lookups")
+
+
 def describe_changes(table: Mapping[str, float]) -> str:
     """Say what a dynamic table's rows take, and how many come and go."""
     refused = f", {table['refused']:,.0f} keys without room" if table["refused"] else ""

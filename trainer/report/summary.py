@@ -5,8 +5,9 @@ A record that is damaged or missing costs what it would have told, and the page 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.core.states import RunState
@@ -18,6 +19,7 @@ from trainer.report.records import Records, read_records
 from trainer.report.values import finite, json_number, mapping, read_ledger, text, time_of, whole
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.history import number_of
+from trainer.telemetry.lookups import describe_asked
 
 MOST_SAVES = MOST_MARKS = 2000
 TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "bytes")
@@ -51,7 +53,15 @@ def summarize_status(status: Mapping[str, Any]) -> dict[str, Any]:
             for name, table in mapping(status.get("tables")).items()
             if isinstance(table, dict)
         },
+        "lookups": dict(asked_of(mapping(status.get("lookups")))),
     }
+
+
+def asked_of(lookups: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Yield of each table how many rows a step asks for, and what steps ask of it in words."""
+    for name, told in lookups.items():
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # it is damaged
+            yield str(name), [float(told["rows_per_step"]), describe_asked(told)]
 
 
 def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:

@@ -63,6 +63,10 @@ METRICS = {
         Metric("psfleet_table_evicted_rows_total", "counter", "Rows that were taken away", ("table",)),
         Metric("psfleet_table_refused_keys_total", "counter", "Keys of batches that found no room for a row",
                ("table",)),
+        Metric("psfleet_table_ps_rows_ratio", "gauge", "A ps's share of the rows that steps ask for lately",
+               ("table", "ps")),
+        Metric("psfleet_table_hot_key_ratio", "gauge", "The hottest key's share of the ids lately, from 0.01 on",
+               ("table",)),
         Metric("psfleet_input_files", "gauge", "With input_sharding: dynamic, files that are done, under_way and found",
                ("state",)),
         Metric("psfleet_input_passes", "gauge", "Passes whose files have all been given out"),
@@ -163,12 +167,7 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
     for worker, seconds in tally.worker_input_wait.copy().items():
         yield "psfleet_worker_input_wait_seconds_total", (worker,), round(seconds, 3)
     yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
-    for name, table in tally.tables.items():
-        yield "psfleet_table_rows", (name,), table["rows"]
-        yield "psfleet_table_size_bytes", (name,), table["bytes"]
-        yield "psfleet_table_new_rows_total", (name,), table["new"]
-        yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
-        yield "psfleet_table_refused_keys_total", (name,), table["refused"]
+    yield from of_tables(tally.tables, status.lookups)
     for kind, number in tally.files.items():
         yield ("psfleet_input_passes", (), number) if kind == "pass" else ("psfleet_input_files", (kind,), number)
     yield "psfleet_step_seconds", (), tally.step_seconds
@@ -178,6 +177,20 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
         for kind in FAULTS:
             yield "psfleet_faults_total", (kind,), faults.get(kind, 0)
         yield "psfleet_checkpoint_failures_total", (), faults.get("save-failed", 0)
+
+
+def of_tables(tables: Mapping[str, Mapping[str, int]], lookups: Mapping[str, Mapping[str, Any]]) -> Iterator[Sample]:
+    """Yield what dynamic tables hold, and what steps ask of tables."""
+    for name, table in tables.items():
+        yield "psfleet_table_rows", (name,), table["rows"]
+        yield "psfleet_table_size_bytes", (name,), table["bytes"]
+        yield "psfleet_table_new_rows_total", (name,), table["new"]
+        yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
+        yield "psfleet_table_refused_keys_total", (name,), table["refused"]
+    for name, told in lookups.items():
+        for server, share in told["by_ps"].items():
+            yield "psfleet_table_ps_rows_ratio", (name, server), share
+        yield "psfleet_table_hot_key_ratio", (name,), told["hot"][0][1] if told["hot"] else 0.0
 
 
 def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:

@@ -258,9 +258,7 @@ class Progress:
             status.step, status.steps_per_second = step, round(steps_per_second, 3)
             about(step=step)
             status.workers = add_up(status.workers, given or {}, seconds)
-            for task, each in status.workers.items():
-                each |= self.tally.staleness(task) | self.tally.waited(task)
-            status.tables, status.files = self.tally.table_rates(time.monotonic()), dict(self.tally.files)
+            self._take_tally()
             status.eta_seconds = round(max(0, (status.steps or 0) - step) / steps_per_second, 1)
             status.loss = values.get("loss")
             status.metrics = {name: value for name, value in values.items() if name != "loss"}
@@ -280,6 +278,14 @@ class Progress:
             self.history.numbers(step, steps_per_second, values, status.ledger)
             if self._page is not None:
                 self.post(self._page.write_if_due)
+
+    def _take_tally(self) -> None:
+        """Show what is counted of workers, tables and data."""
+        status, tally = self.status, self.tally
+        for task, each in status.workers.items():
+            each |= tally.staleness(task) | tally.waited(task)
+        status.tables, status.files = tally.table_rates(time.monotonic()), dict(tally.files)
+        status.lookups, status.data = {name: dict(each) for name, each in tally.lookups().items()}, tally.data()
 
     def _watch_numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Warn once when numbers become NaN or infinite: every step from there on is in vain."""

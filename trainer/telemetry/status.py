@@ -18,6 +18,7 @@ from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.telemetry.events import describe_event, read_events
 from trainer.telemetry.goodput import describe_ledger
+from trainer.telemetry.lookups import describe_lookups
 
 MOST_ODD = 20  # ways that are named in a line
 DAMAGE = (AttributeError, TypeError, ValueError)
@@ -55,6 +56,13 @@ class Status:
     tables: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     """Of each dynamic table its `rows`, how many were given and taken away of late (`new_per_minute`,
     `evicted_per_minute`), how many keys found no room (`refused`), and what its rows take (`bytes`)."""
+    lookups: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Under parameter_server, of each split and each dynamic table what steps ask of it lately: `ids_per_step`, the
+    `rows_per_step` that they ask for, each ps's share of these (`by_ps`), and the hottest keys, each with its share of
+    the ids (`hot`)."""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Under parameter_server, of the files that `context.files` gives: how many (`files`), their `bytes`, the `largest`
+    one and its `largest_bytes`, and the bytes of each worker's part (`parts`), where they are divided."""
     files: dict[str, int] = dataclasses.field(default_factory=dict)
     """Of files that are given out one by one how many are `done`, `under_way` and `found`, and the number of the `pass`
     where each pass has all."""
@@ -167,6 +175,7 @@ def describe(status: Status) -> str:
     if status.evaluation and status.evaluation["metrics"]:
         rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
     rows += [("table", f"{name}: {describe_table(table)}") for name, table in sorted(status.tables.items())]
+    rows += [("lookups", line) for line in describe_lookups(status.lookups)]
     if status.files:
         rows.append(("files", describe_files(status.files)))
     if status.ledger:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 STEP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SAVE_BOUNDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -72,6 +73,10 @@ class Tally:
     tables: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     """Of each dynamic table its rows, how many were given (`new`) and taken away (`evicted`), how many keys found no
     room (`refused`), and its bytes."""
+    lookups: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    """What asks what steps ask of tables lately, as Lookups.told has it."""
+    file_sizes: Callable[[], Mapping[str, Any]] = dict
+    """What asks how large the files of the data are, as sizes_of_data tells it."""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """With `input_sharding: dynamic` how many files are `done`, `under_way` and `found`, and the number of the pass."""
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
@@ -135,6 +140,13 @@ class Tally:
                 "bytes": table["bytes"],
             }
         return found
+
+    def data(self) -> dict[str, Any]:
+        """Return how large the files of the data are, with the bytes of each worker's `parts` by its name."""
+        told = dict(self.file_sizes())
+        if parts := told.pop("parts", None):
+            told["parts"] = dict(zip(self.workers, parts, strict=False))
+        return told
 
     def staleness(self, worker: str) -> dict[str, float | int]:
         """Return a worker's mean and greatest number of updates of others between a read and an update, where known."""

@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tensorflow as tf
@@ -26,17 +26,18 @@ def patterns_of(pattern: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def names_of(patterns: Sequence[str], *, elsewhere: bool) -> tf.data.Dataset:
+def names_of(patterns: Sequence[str], *, elsewhere: bool, found: Callable[[Sequence[str]], object]) -> tf.data.Dataset:
     """Return the names of all files, which the workers divide among them; raises UserError where there is none.
 
-    Where they are read `elsewhere`, and this host has none, the workers list them. Raises Infrastructure where a folder
-    can't be read.
+    Where they are read `elsewhere`, and this host has none, the workers list them. Else `found` is told the names.
+    Raises Infrastructure where a folder can't be read.
     """
     try:
         names = matching(patterns)
     except OSError as error:
         raise Infrastructure(f"context.files can't list {error.filename}; {error.strerror}") from error
     if names:
+        found(names)
         return tf.data.Dataset.from_tensor_slices(names)
     if elsewhere:
         return tf.data.Dataset.list_files(list(patterns), shuffle=False)

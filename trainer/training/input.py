@@ -41,6 +41,7 @@ from trainer.training.worker_files import (
 )
 
 log = logging.getLogger(__name__)
+Found = Callable[[Sequence[str]], object]
 
 POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -83,12 +84,19 @@ class InputContext(tf.distribute.InputContext):
     """TensorFlow's context, with a seed for what a program draws by itself, and its files (docs/input.md)."""
 
     def __init__(
-        self, pipelines: int = 1, number: Any = 0, replicas: int = 1, seed: Any = 0, given: GivenFile | None = None
+        self,
+        pipelines: int = 1,
+        number: Any = 0,
+        replicas: int = 1,
+        seed: Any = 0,
+        given: GivenFile | None = None,
+        found: Found = lambda names: None,
     ) -> None:
-        """With a `given` file that is all there is to read."""
+        """With a `given` file that is all there is to read. `found` is told the names of all parts' files."""
         super().__init__(pipelines, number, replicas)
         self._seed = seed
         self._given = given
+        self._found = found
         self.gave_seed = False
         """Whether the program has asked for the seed."""
 
@@ -101,7 +109,7 @@ class InputContext(tf.distribute.InputContext):
         """
         if self._given is not None:
             return self._given.dataset(pattern)
-        names = names_of(patterns_of(pattern), elsewhere=not tf.executing_eagerly())
+        names = names_of(patterns_of(pattern), elsewhere=not tf.executing_eagerly(), found=self._found)
         names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
         return names.shuffle(tf.maximum(names.cardinality(), 1))
 
@@ -132,6 +140,7 @@ class Reading:
     seeded: bool = True
     goes_on: bool = False
     given: GivenFile | None = None
+    found: Found = lambda names: None
 
     def ask(self, program: Program, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
         """Return what the program's `train_dataset`, which `call` calls, gives of it."""
@@ -139,7 +148,7 @@ class Reading:
         number = tf.cast(self.number, tf.int64)
         folded = tf.random.experimental.stateless_fold_in(both, number)
         drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
-        context = InputContext(self.pipelines, self.part, self.replicas, drawn, self.given)
+        context = InputContext(self.pipelines, self.part, self.replicas, drawn, self.given, self.found)
         with drawing_from(drawn if self.seeded else None, number) as draws:
             dataset = call(context)
         if not (draws or context.gave_seed or self.goes_on):
@@ -170,6 +179,7 @@ def train_dataset_fn(
     batches: Callable[[int | None], object] = lambda size: None,
     files: WorkerFiles | None = None,
     given: GivenFiles | None = None,
+    found: Found = lambda names: None,
 ) -> Callable[[], Dataset]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
@@ -177,8 +187,9 @@ def train_dataset_fn(
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
     and the batch. Where a worker has several GPUs, its iterator gives
     `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
-    size of the program's batches, as far as it is known. `files` are those that the workers write. Where files are
-    `given` out one by one, the iterator gives pairs as with `exact`: the ticket, and the examples taken of its file.
+    size of the program's batches, as far as it is known. `files` are those that the workers write. `found` is told the
+    names of those that they divide, in order. Where files are `given` out one by one, the iterator gives pairs as with
+    `exact`: the ticket, and the examples taken of its file.
     """
 
     def part(_: object = None) -> tf.data.Dataset:
@@ -187,7 +198,9 @@ def train_dataset_fn(
         elif given is not None:
             dataset = files_train_dataset(program, strategy, given)
         else:
-            dataset = worker_train_dataset(program, workers, strategy, begins, seeded=seeded, exact=exact, files=files)
+            dataset = worker_train_dataset(
+                program, workers, strategy, begins, seeded=seeded, exact=exact, files=files, found=found
+            )
         batches(batch_size(tf.compat.v1.get_default_graph()))
         return dataset
 
@@ -226,6 +239,7 @@ def worker_train_dataset(
     seeded: bool = True,
     exact: bool = False,
     files: WorkerFiles | None = None,
+    found: Found = lambda names: None,
 ) -> tf.data.Dataset:
     """Return one worker's part of the training data, without end; call it while tracing a dataset function.
 
@@ -236,7 +250,7 @@ def worker_train_dataset(
 
     def read(turn: tf.Tensor) -> tf.data.Dataset:
         # Replicas of one worker: workers don't wait for each other.
-        part = Reading(workers, number, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact)
+        part = Reading(workers, number, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
         return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
     what = f"{type(program).__name__}.train_dataset"

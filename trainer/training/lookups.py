@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.contracts import Tensor, Variable
+from trainer.training.placement import name_of
 from trainer.training.precision import CastShards
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
 SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
+Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
 _asking_once = [False]
+_noted: list[tuple[Any, dict[str, list[Asked]]]] = []  # of each graph what was asked of each table
 
 
 @contextlib.contextmanager
@@ -31,14 +35,34 @@ def asking_once(wanted: bool) -> Iterator[None]:
         _asking_once.pop()
 
 
+@contextlib.contextmanager
+def noting() -> Iterator[dict[str, list[Asked]]]:
+    """Give what lookups ask for that are traced meanwhile in this graph, by the names of their tables."""
+    noted = tf.compat.v1.get_default_graph(), dict[str, list[Asked]]()
+    _noted.append(noted)
+    try:
+        yield noted[1]
+    finally:
+        _noted.remove(noted)
+
+
+def note(table: str, ids: Tensor, rows: Tensor) -> None:
+    """Note what is asked of a table."""
+    if _noted and _noted[-1][0] is tf.compat.v1.get_default_graph():
+        _noted[-1][1].setdefault(table, []).append((ids, rows))
+
+
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
 def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
     if not _asking_once[-1] or isinstance(ids, tf.RaggedTensor):
         rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
+        flat = tf.convert_to_tensor(ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids)
+        note(name_of(params.variables[0]), flat, flat)
     else:
         ids = tf.convert_to_tensor(ids)
         once, places = tf.unique(tf.reshape(ids, [-1]))
+        note(name_of(params.variables[0]), ids, once)
         rows = tf.nn.embedding_lookup(params.variables, once, max_norm=max_norm, name=ONCE)
         rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
         rows.set_shape(ids.shape.concatenate(params.shape[1:]))

@@ -12,7 +12,7 @@ from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.dynamic.shard import Shard
-from trainer.training.lookups import GIVEN, lookups_of
+from trainer.training.lookups import GIVEN, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type
 from trainer.training.tf_internals.variables import Reserved
 
@@ -59,9 +59,11 @@ class Table:
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
         ids = checked(ids, self.name, self.masks)
-        keys, places = keys_of(tf.reshape(ids, [-1])), None
+        all_keys = keys = keys_of(tf.reshape(ids, [-1]))
+        places = None
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
+        note(self.name, all_keys, keys)
         owner, count = owner_of(keys, len(self.shards)), len(self.shards)
         parts = tf.dynamic_partition(keys, owner, count)
         order = tf.dynamic_partition(tf.range(tf.size(keys)), owner, count)

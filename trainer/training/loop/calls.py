@@ -36,6 +36,7 @@ class Calls:
         self._runner = runner
         self.schedule = schedule
         self._progress = progress
+        progress.tally.file_sizes, progress.tally.lookups = lambda: runner.file_sizes, lambda: runner.lookups
         self._meter = meter
         self._tasks = dict(enumerate(tasks))
         self.workers: set[int] = set()

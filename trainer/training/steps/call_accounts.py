@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from trainer.core.contracts import Model, Strategy, Traced, Variable
+from trainer.training.asked_rows import AskedRows
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.input_wait import InputWait
+from trainer.training.keras.adapters import keras_of
 from trainer.training.learning_rate import LearningRate
 from trainer.training.metrics import CallMetrics, metrics_of, pieces
 from trainer.training.staleness import Staleness
@@ -21,18 +25,26 @@ class CallAccounts:
 
     metrics: CallMetrics
 
-    def __init__(self, model: Model, strategy: Strategy, tables: DynamicTables | None, *, wait: bool = True) -> None:
-        """`wait` says whether to count how long steps wait for their batches."""
+    def __init__(
+        self, model: Model, strategy: Strategy, tables: DynamicTables | None, *, wait: bool = True, ask: bool = True
+    ) -> None:
+        """`wait` says to count how long steps wait for their batches; `ask`, to tell which rows they ask for."""
         self.model = model
         self.rate = LearningRate(model.optimizer)
         self.reports = Reports()
         self.stale = Staleness(model.optimizer)
         self.wait = InputWait() if wait else None
-        self.counts = [*self.stale.states, *(self.wait.states if self.wait else [])]
+        ask = ask and strategy.num_replicas_in_sync == 1  # several are traced in threads of their own
+        self.asked = AskedRows(keras_of(model).variables if ask else [], tables if ask else None)
         self.updates = AtomicUpdates(strategy)
         self.tables = tables
         self.seconds_waited = 0.0
         """How long updates have waited for others' updates of the same variable, on all ps together."""
+
+    @property
+    def counts(self) -> list[tuple[Variable, str]]:
+        """What is counted where a call runs, with how the counts of two calls are merged."""
+        return [*self.stale.states, *(self.wait.states if self.wait else []), *self.asked.states]
 
     @property
     def beside(self) -> list[Variable]:
@@ -61,7 +73,9 @@ class CallAccounts:
             self.tables.update_counts(numbers)
         self.metrics.add(states)
         counts = states[len(states) - len(self.counts) :]
-        stale, wait = counts[: len(self.stale.states)], counts[len(self.stale.states) :]
+        stale, counts = counts[: len(self.stale.states)], counts[len(self.stale.states) :]
+        wait = counts[: len(counts) - len(self.asked.states)]
+        self.asked.take(counts[len(wait) :], time.monotonic())
         call.stale = self.stale.found(stale, call.steps)
         call.input_wait = self.wait.found(wait, call.steps) if self.wait else None
         self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))

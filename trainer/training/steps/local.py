@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import tensorflow as tf
 
@@ -32,6 +33,8 @@ class LocalStepRunner(OfTrained):
     is_recovering = is_failing = is_over = takes_in = False
     news = ""
     files: Mapping[str, int] = MappingProxyType({})
+    lookups: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    file_sizes: Mapping[str, Any] = MappingProxyType({})
     position = None
     seconds_waited = 0.0
 

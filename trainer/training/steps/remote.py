@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -91,8 +92,8 @@ class RemoteStepRunner(OfTrained):
         with strategy.scope(), building(tables):
             keras.build(self.element_spec)
         # What reads ahead may come after nothing but reads, and a batch that is given has been waited for elsewhere.
-        wait = not config.weights_ahead and not self._data.waits
-        self._accounts = CallAccounts(model, strategy, tables, wait=wait)
+        wait, ask = not config.weights_ahead and not self._data.waits, not config.weights_ahead
+        self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
         self._what = Trained(
             model,
@@ -134,6 +135,14 @@ class RemoteStepRunner(OfTrained):
     @property
     def files(self) -> Mapping[str, int]:
         return self._data.order.counts() if isinstance(self._data.order, FileOrder) else {}
+
+    @property
+    def lookups(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._accounts.asked.lookups.told()
+
+    @property
+    def file_sizes(self) -> Mapping[str, Any]:
+        return self._data.file_sizes
 
     def go_on_from(self, position: Position) -> str:
         return self._data.order.go_on_from(position)
@@ -273,6 +282,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
             accounts.updates,
             accounts.stale,
             accounts.wait,
+            accounts.asked,
             placed=data.order.exact and not data.waits,
             given=data.waits,
             seeded=False,

@@ -79,6 +79,14 @@ class StepRunner(Protocol):
         """How many files are done, under way and found, where they are given out one by one; else nothing."""
 
     @property
+    def lookups(self) -> Mapping[str, Mapping[str, Any]]:
+        """What steps ask of tables lately, by table, as Lookups.told has it; else nothing."""
+
+    @property
+    def file_sizes(self) -> Mapping[str, Any]:
+        """How large the files are that workers read, as sizes_of_data tells it; else nothing."""
+
+    @property
     def news(self) -> str:
         """What there is to say of the data; empty for nothing."""
 

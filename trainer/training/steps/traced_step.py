@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
+from trainer.training.asked_rows import AskedRows
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.first_trace import FirstTrace
 from trainer.training.input_wait import InputWait
@@ -28,6 +29,7 @@ def one_step(
     own_step: Callable[[Any], Any],
     stale: Staleness | None = None,
     wait: InputWait | None = None,
+    asked: AskedRows | None = None,
     *,
     placed: bool = False,
     given: bool = False,
@@ -45,7 +47,11 @@ def one_step(
         else:
             taken = wait.measured(read) if wait else read()
             place, batch = taken if placed else (None, taken)
-        with stale.measured(batch) if stale else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if asked:
+                stack.enter_context(asked.measured())
+            if stale:
+                stack.enter_context(stale.measured(batch))
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
         return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
 
@@ -60,6 +66,7 @@ def trace_step(
     updates: AtomicUpdates | None = None,
     stale: Staleness | None = None,
     wait: InputWait | None = None,
+    asked: AskedRows | None = None,
     *,
     placed: bool = False,
     given: bool = False,
@@ -73,12 +80,11 @@ def trace_step(
     it is not `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each
     time.
     """
-
     keras = keras_of(model)
     own_step, first = keras.step(), FirstTrace()
 
     def states() -> list[Variable]:
-        counted = [one for each in (stale, wait) if each for one, _ in each.states]
+        counted = [one for each in (stale, wait, asked) if each for one, _ in each.states]
         return [*metric_pieces(model), *counted, *keras.counts]
 
     def trace() -> Traced:
@@ -93,7 +99,7 @@ def trace_step(
                     stack.enter_context(first.watched())
                     stack.enter_context(sending_together(functools.partial(metric_pieces, model)))
                     stack.enter_context(updates.active(states))
-                return one_step(strategy, own_step, stale, wait, placed=placed, given=given)(iterator)
+                return one_step(strategy, own_step, stale, wait, asked, placed=placed, given=given)(iterator)
 
         return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
 

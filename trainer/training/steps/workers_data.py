@@ -14,6 +14,7 @@ from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import EmptyPart, UserError
 from trainer.training.arrivals import Arrivals
 from trainer.training.data_service import DataService
+from trainer.training.file_sizes import FileSizes
 from trainer.training.given_files import GivenFiles, Mailbox
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
@@ -29,6 +30,9 @@ from trainer.training.worker_files import UNWRITABLE, WorkerFiles, refuse_unwrit
 
 class WorkersData:
     """A dataset on each worker, and the iterators that calls read from."""
+
+    step_examples: int | None = None
+    """How many examples a step has, where that is known."""
 
     def __init__(
         self,
@@ -47,13 +51,13 @@ class WorkersData:
             refuse_several_gpus(strategy.num_replicas_in_sync)
         given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
         self._arrivals: Arrivals | None = None
-        self.step_examples: int | None = None
-        """How many examples a step has, where that is known."""
+        self._sizes = FileSizes()
 
         def count(batch: int | None) -> None:
             self.step_examples = None if batch is None else batch * strategy.num_replicas_in_sync
 
         def trace(workers: int) -> Dataset:
+            self._sizes.begin()
             make = train_dataset_fn(
                 program,
                 workers,
@@ -64,6 +68,7 @@ class WorkersData:
                 batches=count,
                 files=files(workers),
                 given=given,
+                found=self._sizes.found,
             )
             return coordinator.create_per_worker_dataset(make)
 
@@ -89,6 +94,11 @@ class WorkersData:
         return isinstance(self.order, FileOrder) and self.order.waits
 
     @property
+    def file_sizes(self) -> dict[str, Any]:
+        """How large the files are that the workers read, as FileSizes.told has it."""
+        return self._sizes.told(0 if isinstance(self.order, FileOrder) else self.order.workers)
+
+    @property
     def iterator(self) -> Any:
         """The workers' iterators; None until the reading has begun."""
         return self._iterator
@@ -102,6 +112,9 @@ class WorkersData:
             self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
             self.order.come(*self._arrivals.look(self.order.known()))
             self._arrivals.follow(self.order.known, self.order.come)
+        elif isinstance(self.order, FileOrder) and not self.waits:
+            self._sizes.begin()
+            self._sizes.found(sorted(self.order.known()))
         self._iterator = iter(self._division.dataset)
 
     def begin_again(self) -> None:

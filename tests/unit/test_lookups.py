@@ -1,0 +1,77 @@
+"""What is told of the ids that steps look up, from samples, and of the files that workers read."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.telemetry.lookups import SAMPLED, STEPS, TAKE_SECONDS, Lookups, Sample, describe_lookups
+from trainer.telemetry.tally import Tally
+from trainer.telemetry.uneven_files import sizes_of_data
+
+
+def sample(*ids: int, rows: tuple[int, ...] = ()) -> Sample:
+    some = ids * (SAMPLED // len(ids))
+    return Sample(1000, 400, some, (rows or ids) * (SAMPLED // len(rows or ids)))
+
+
+def of_halves() -> Lookups:
+    """Tables of which ps-0 has the even rows."""
+    return Lookups({name: lambda rows: [row % 2 for row in rows] for name in ("items", "unused")})
+
+
+NOTHING = Sample(0, 0, [0] * SAMPLED, [0] * SAMPLED)
+
+
+def test_shares_are_those_of_the_samples_and_tables_that_nobody_looks_up_are_left_out() -> None:
+    lookups = of_halves()
+    assert lookups.told() == {}
+    for step in range(100):
+        lookups.take([sample(7, 7, 2, step * 10, rows=(2, 4, 6, 7)), NOTHING], step)
+    told = lookups.told()
+    assert list(told) == ["items"]
+    items = told["items"]
+    assert (items["ids_per_step"], items["rows_per_step"]) == (1000, 400)
+    assert items["by_ps"] == {"ps-0": 0.75, "ps-1": 0.25}
+    assert items["hot"] == [[7, 0.5], [2, 0.25]]  # the others are rare
+    assert describe_lookups(told) == [
+        "items, 1,000 ids and 400 rows a step: ps-0 75%, ps-1 25%; hot keys 7 (50%), 2 (25%)"
+    ]
+
+
+def test_only_the_last_steps_count() -> None:
+    lookups = of_halves()
+    for step in range(2 * STEPS):
+        lookups.take([sample(1 if step < STEPS else 2), NOTHING], step)
+    assert lookups.told()["items"]["hot"] == [[2, 1.0]]
+
+
+def test_keys_that_a_few_samples_have_may_be_chance() -> None:
+    lookups = of_halves()
+    lookups.take([Sample(SAMPLED, SAMPLED, range(SAMPLED), range(SAMPLED)), NOTHING], 0)
+    assert lookups.told()["items"]["hot"] == []
+
+
+def test_a_sample_is_taken_now_and_then() -> None:
+    lookups = of_halves()
+    taken = 0
+    for milliseconds in range(0, 1000, 10):
+        if lookups.is_due(milliseconds / 1000):
+            lookups.take([sample(1), NOTHING], milliseconds / 1000)
+            taken += 1
+    assert taken == round(1 / TAKE_SECONDS)
+
+
+@pytest.mark.parametrize(("parts", "expected"), [(2, [1 + 4 + 10, 2 + 20]), (3, [1 + 10, 2 + 20, 4]), (0, [])])
+def test_files_go_to_the_parts_in_turn_those_of_each_pattern_by_themselves(parts: int, expected: list[int]) -> None:
+    groups = [[("a", 1), ("b", 2), ("c", 4)], [("x", 10), ("y", 20)]]
+    told = sizes_of_data(groups, parts)
+    assert told == {"files": 5, "bytes": 37, "largest": "y", "largest_bytes": 20, "parts": expected}
+
+
+def test_parts_have_the_names_of_the_workers() -> None:
+    tally = Tally(workers=["worker-0", "worker-3"])
+    assert tally.data() == {}
+    tally.file_sizes = lambda: sizes_of_data([[("a", 1), ("b", 2)]], 2)
+    assert tally.data()["parts"] == {"worker-0": 1, "worker-3": 2}
+    tally.file_sizes = lambda: sizes_of_data([[("a", 1), ("b", 2)]], 0)
+    assert "parts" not in tally.data()
