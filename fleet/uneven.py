@@ -20,19 +20,19 @@ def why_hot(task: str, servers: int, lookups: Mapping[str, Mapping[str, Any]], d
 
     `lookups` are those of a run's status, and `dynamic` names the dynamic tables.
     """
-    rows = sum(told["rows_per_step"] for told in lookups.values())
-    own = {name: told["rows_per_step"] * told["by_ps"].get(task, 0.0) for name, told in lookups.items()}
+    rows = sum(asked["rows_per_step"] for asked in lookups.values())
+    own = {name: asked["rows_per_step"] * asked["by_ps"].get(task, 0.0) for name, asked in lookups.items()}
     if not rows or servers < 2 or sum(own.values()) < HOT_ROWS * rows / servers:
         return ""
     name = max(own, key=lambda one: own[one] - lookups[one]["rows_per_step"] / servers)
-    told = lookups[name]
+    asked = lookups[name]
     text = (
         f"Of a step's {rows:,.0f} rows it has {sum(own.values()) / rows:.0%}, most of table {name} "
-        f"({told['by_ps'].get(task, 0.0):.0%} of its rows)"
+        f"({asked['by_ps'].get(task, 0.0):.0%} of its rows)"
     )
-    sends_each = told["rows_per_step"] >= told["ids_per_step"]
-    if sends_each and told["hot"] and told["hot"][0][1] >= HOT_KEY:
-        key, share = told["hot"][0]
+    sends_each = asked["rows_per_step"] >= asked["ids_per_step"]
+    if sends_each and asked["hot"] and asked["hot"][0][1] >= HOT_KEY:
+        key, share = asked["hot"][0]
         return (
             f"{text}. Its key {key} is {share:.0%} of the ids, and each id is sent: without clipping, in tf_keras's "
             "own train_step, a row is asked for once a step (docs/large-tables.md)"

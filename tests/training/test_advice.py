@@ -153,9 +153,9 @@ def test_hot_rows_and_uneven_files_are_known(tmp_path: Path, three: bool, monkey
     first = Look(
         0, {"worker-0": 0, "worker-1": 0}, dict.fromkeys(used, 0), {"here": EMPTY}, dict.fromkeys(TASKS, "here")
     )
-    told = {"lookups": status["lookups"], "dynamic": tuple(status["tables"]), "data": status["data"]}
+    known = {"lookups": status["lookups"], "dynamic": tuple(status["tables"]), "data": status["data"]}
     later = {"time": SECONDS, "workers": {"worker-0": 100, "worker-1": 100}, "seconds": used}
-    found = {each.part: each for each in advise(first, dataclasses.replace(first, **later, **told))}
+    found = {each.part: each for each in advise(first, dataclasses.replace(first, **later, **known))}
     assert ("each id is sent" if three else "Ids that come often lie together") in found["ps"].text
     assert found["data"].names == ["worker-1"]
     assert "examples of worker-0 are trained 4 times as often" in found["data"].text
@@ -169,10 +169,10 @@ def test_the_files_of_each_worker_are_looked_at(tmp_path: Path, sizes: tuple[int
     looked = FileSizes()
     looked.begin()
     looked.found(names)
-    told = until(lambda: looked.told(2), "the sizes")
-    assert told["parts"] == [sizes[0] + sizes[2], sizes[1] + sizes[3]]
-    named = dict(zip(("worker-0", "worker-1"), told["parts"], strict=True))
-    assert bool(list(uneven_data({**told, "parts": named}, 2))) == (sizes[0] == 10)
+    known = until(lambda: looked.sizes(2), "the sizes")
+    assert known["parts"] == [sizes[0] + sizes[2], sizes[1] + sizes[3]]
+    named = dict(zip(("worker-0", "worker-1"), known["parts"], strict=True))
+    assert bool(list(uneven_data({**known, "parts": named}, 2))) == (sizes[0] == 10)
 
 
 def advice(status: Path, pids: Callable[[], Mapping[str, int]], say: Callable[[], str]) -> Any:

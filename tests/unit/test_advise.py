@@ -134,8 +134,8 @@ GIB = 2**30
 
 
 def sizes(files: int, size: int, largest: int, **parts: int) -> dict[str, Any]:
-    told = {"files": files, "bytes": size, "largest": "/data/big", "largest_bytes": largest}
-    return {**told, "parts": {name.replace("_", "-"): each for name, each in parts.items()}} if parts else told
+    data = {"files": files, "bytes": size, "largest": "/data/big", "largest_bytes": largest}
+    return {**data, "parts": {name.replace("_", "-"): each for name, each in parts.items()}} if parts else data
 
 
 @pytest.mark.parametrize(

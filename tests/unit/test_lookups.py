@@ -1,4 +1,4 @@
-"""What is told of the ids that steps look up, from samples, and of the files that workers read."""
+"""What is said of the ids that steps look up, from samples, and of the files that workers read."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NOTHING = Sample(0, 0, [0] * SAMPLED, [0] * SAMPLED)
 
 def test_shares_are_those_of_the_samples_and_tables_that_nobody_looks_up_are_left_out() -> None:
     lookups = of_halves()
-    assert lookups.told() == {}
+    assert lookups.summary() == {}
     for step in range(100):
         lookups.take([sample(7, 7, 2, step * 10, rows=(2, 4, 6, 7)), NOTHING], step)
-    told = lookups.told()
-    assert list(told) == ["items"]
-    items = told["items"]
+    asked = lookups.summary()
+    assert list(asked) == ["items"]
+    items = asked["items"]
     assert (items["ids_per_step"], items["rows_per_step"]) == (1000, 400)
     assert items["by_ps"] == {"ps-0": 0.75, "ps-1": 0.25}
     assert items["hot"] == [[7, 0.5], [2, 0.25]]  # the others are rare
-    assert describe_lookups(told) == [
+    assert describe_lookups(asked) == [
         "items, 1,000 ids and 400 rows a step: ps-0 75%, ps-1 25%; hot keys 7 (50%), 2 (25%)"
     ]
 
@@ -42,13 +42,13 @@ def test_only_the_last_steps_count() -> None:
     lookups = of_halves()
     for step in range(2 * STEPS):
         lookups.take([sample(1 if step < STEPS else 2), NOTHING], step)
-    assert lookups.told()["items"]["hot"] == [[2, 1.0]]
+    assert lookups.summary()["items"]["hot"] == [[2, 1.0]]
 
 
 def test_keys_that_a_few_samples_have_may_be_chance() -> None:
     lookups = of_halves()
     lookups.take([Sample(SAMPLED, SAMPLED, range(SAMPLED), range(SAMPLED)), NOTHING], 0)
-    assert lookups.told()["items"]["hot"] == []
+    assert lookups.summary()["items"]["hot"] == []
 
 
 def test_a_sample_is_taken_now_and_then() -> None:
@@ -64,8 +64,8 @@ def test_a_sample_is_taken_now_and_then() -> None:
 @pytest.mark.parametrize(("parts", "expected"), [(2, [1 + 4 + 10, 2 + 20]), (3, [1 + 10, 2 + 20, 4]), (0, [])])
 def test_files_go_to_the_parts_in_turn_those_of_each_pattern_by_themselves(parts: int, expected: list[int]) -> None:
     groups = [[("a", 1), ("b", 2), ("c", 4)], [("x", 10), ("y", 20)]]
-    told = sizes_of_data(groups, parts)
-    assert told == {"files": 5, "bytes": 37, "largest": "y", "largest_bytes": 20, "parts": expected}
+    asked = sizes_of_data(groups, parts)
+    assert asked == {"files": 5, "bytes": 37, "largest": "y", "largest_bytes": 20, "parts": expected}
 
 
 def test_parts_have_the_names_of_the_workers() -> None:

@@ -59,9 +59,9 @@ def summarize_status(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def asked_of(lookups: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
     """Yield of each table how many rows a step asks for, and what steps ask of it in words."""
-    for name, told in lookups.items():
+    for name, asked in lookups.items():
         with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # it is damaged
-            yield str(name), [float(told["rows_per_step"]), describe_asked(told)]
+            yield str(name), [float(asked["rows_per_step"]), describe_asked(asked)]
 
 
 def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 SAMPLED = 32  # ids of a step
 TAKE_SECONDS = 0.25  # steps that end sooner after the last one are passed over
 STEPS = 128  # lately: so many steps
-HOT = 0.01  # of the lookups, from which on a key is told
+HOT = 0.01  # of the lookups, from which on a key is hot
 LEAST_SEEN = 5  # times among the samples: fewer may be chance
 MOST_HOT = 5
 MOST_TABLES = 5  # that text names
@@ -38,7 +38,7 @@ class Lately:
         if sample.ids:
             self._samples.append(sample)
 
-    def told(self) -> dict[str, Any] | None:
+    def summary(self) -> dict[str, Any] | None:
         """Return ids and rows of a step, each ps's share of the rows, and the hot keys with their shares of the ids."""
         if not self._samples:
             return None
@@ -76,21 +76,21 @@ class Lookups:
         for table, sample in zip(self._tables.values(), samples, strict=True):
             table.add(sample)
 
-    def told(self) -> dict[str, dict[str, Any]]:
-        """Return of each table what Lately.told does; those that no step has looked up are left out."""
-        told = {name: table.told() for name, table in self._tables.items()}
-        return {name: each for name, each in told.items() if each is not None}
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return of each table what Lately.summary does; those that no step has looked up are left out."""
+        found = {name: table.summary() for name, table in self._tables.items()}
+        return {name: each for name, each in found.items() if each is not None}
 
 
 def describe_lookups(lookups: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say in a line each what steps ask of the tables, of many those of which they ask the most."""
     most = sorted(lookups.items(), key=lambda one: -one[1]["rows_per_step"])[:MOST_TABLES]
-    return [f"{name}, {describe_asked(told)}" for name, told in most]
+    return [f"{name}, {describe_asked(asked)}" for name, asked in most]
 
 
-def describe_asked(told: Mapping[str, Any]) -> str:
+def describe_asked(asked: Mapping[str, Any]) -> str:
     """Say what steps ask of one table."""
-    shares = ", ".join(f"{task} {share:.0%}" for task, share in told["by_ps"].items())
-    hot = ", ".join(f"{key} ({share:.0%})" for key, share in told["hot"])
-    counts = f"{told['ids_per_step']:,.0f} ids and {told['rows_per_step']:,.0f} rows a step: {shares}"
+    shares = ", ".join(f"{task} {share:.0%}" for task, share in asked["by_ps"].items())
+    hot = ", ".join(f"{key} ({share:.0%})" for key, share in asked["hot"])
+    counts = f"{asked['ids_per_step']:,.0f} ids and {asked['rows_per_step']:,.0f} rows a step: {shares}"
     return f"{counts}; hot keys {hot}" if hot else counts

@@ -187,10 +187,10 @@ def of_tables(tables: Mapping[str, Mapping[str, int]], lookups: Mapping[str, Map
         yield "psfleet_table_new_rows_total", (name,), table["new"]
         yield "psfleet_table_evicted_rows_total", (name,), table["evicted"]
         yield "psfleet_table_refused_keys_total", (name,), table["refused"]
-    for name, told in lookups.items():
-        for server, share in told["by_ps"].items():
+    for name, asked in lookups.items():
+        for server, share in asked["by_ps"].items():
             yield "psfleet_table_ps_rows_ratio", (name, server), share
-        yield "psfleet_table_hot_key_ratio", (name,), told["hot"][0][1] if told["hot"] else 0.0
+        yield "psfleet_table_hot_key_ratio", (name,), asked["hot"][0][1] if asked["hot"] else 0.0
 
 
 def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:

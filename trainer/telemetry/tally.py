@@ -74,9 +74,9 @@ class Tally:
     """Of each dynamic table its rows, how many were given (`new`) and taken away (`evicted`), how many keys found no
     room (`refused`), and its bytes."""
     lookups: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    """What asks what steps ask of tables lately, as Lookups.told has it."""
+    """Gives what steps ask of tables lately, as Lookups.summary has it."""
     file_sizes: Callable[[], Mapping[str, Any]] = dict
-    """What asks how large the files of the data are, as sizes_of_data tells it."""
+    """Gives how large the files of the data are, as sizes_of_data has it."""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """With `input_sharding: dynamic` how many files are `done`, `under_way` and `found`, and the number of the pass."""
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
@@ -143,10 +143,10 @@ class Tally:
 
     def data(self) -> dict[str, Any]:
         """Return how large the files of the data are, with the bytes of each worker's `parts` by its name."""
-        told = dict(self.file_sizes())
-        if parts := told.pop("parts", None):
-            told["parts"] = dict(zip(self.workers, parts, strict=False))
-        return told
+        sizes = dict(self.file_sizes())
+        if parts := sizes.pop("parts", None):
+            sizes["parts"] = dict(zip(self.workers, parts, strict=False))
+        return sizes
 
     def staleness(self, worker: str) -> dict[str, float | int]:
         """Return a worker's mean and greatest number of updates of others between a read and an update, where known."""

@@ -17,6 +17,6 @@ def sizes_of_data(groups: Sequence[Files], parts: int) -> dict[str, Any]:
     if not files:
         return {}
     largest, most = max(files, key=lambda one: one[1])
-    told = {"files": len(files), "bytes": sum(size for _, size in files), "largest": largest, "largest_bytes": most}
+    sizes = {"files": len(files), "bytes": sum(size for _, size in files), "largest": largest, "largest_bytes": most}
     divided = [sum(size for group in groups for _, size in group[part::parts]) for part in range(parts)]
-    return {**told, "parts": divided}
+    return {**sizes, "parts": divided}

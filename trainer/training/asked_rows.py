@@ -1,7 +1,7 @@
 """Which rows of tables steps ask for: some ids of a step, by which hot keys and uneven ps are known.
 
 Counting all would cost each step time. Of the ids that a table's lookups have in the first step of a round, and of the
-rows that they ask for, a few are told with the call: SAMPLED of each, at other places each time.
+rows that they ask for, a few come with the call: SAMPLED of each, at other places each time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AskedRows:
         lookups had, and some of them; and the same of rows."""
 
     def take(self, states: Sequence[Tensor], now: float) -> None:
-        """Take what a call has told by its end, at this time in seconds."""
+        """Take what a call has reported at its end, at this time in seconds."""
         if not states or not self.lookups.is_due(now):
             return
         samples = []

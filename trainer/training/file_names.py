@@ -29,7 +29,7 @@ def patterns_of(pattern: str | Sequence[str]) -> tuple[str, ...]:
 def names_of(patterns: Sequence[str], *, elsewhere: bool, found: Callable[[Sequence[str]], object]) -> tf.data.Dataset:
     """Return the names of all files, which the workers divide among them; raises UserError where there is none.
 
-    Where they are read `elsewhere`, and this host has none, the workers list them. Else `found` is told the names.
+    Where they are read `elsewhere`, and this host has none, the workers list them. Else `found` gets the names.
     Raises Infrastructure where a folder can't be read.
     """
     try:

@@ -34,7 +34,7 @@ class FileSizes:
         if group not in self._known and len(group) <= MOST_FILES:
             threading.Thread(target=self._look, args=(group,), name="sizes", daemon=True).start()
 
-    def told(self, parts: int) -> dict[str, Any]:
+    def sizes(self, parts: int) -> dict[str, Any]:
         """Return what sizes_of_data does of so many parts, 0 for undivided data; nothing until all sizes are known."""
         known = [self._known.get(group) for group in self._groups]
         return sizes_of_data([each for each in known if each is not None], parts) if None not in known else {}

@@ -92,7 +92,7 @@ class InputContext(tf.distribute.InputContext):
         given: GivenFile | None = None,
         found: Found = lambda names: None,
     ) -> None:
-        """With a `given` file that is all there is to read. `found` is told the names of all parts' files."""
+        """With a `given` file that is all there is to read. `found` is given the names of all parts' files."""
         super().__init__(pipelines, number, replicas)
         self._seed = seed
         self._given = given
@@ -187,7 +187,7 @@ def train_dataset_fn(
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
     and the batch. Where a worker has several GPUs, its iterator gives
     `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
-    size of the program's batches, as far as it is known. `files` are those that the workers write. `found` is told the
+    size of the program's batches, as far as it is known. `files` are those that the workers write. `found` is given the
     names of those that they divide, in order. Where files are `given` out one by one, the iterator gives pairs as with
     `exact`: the ticket, and the examples taken of its file.
     """

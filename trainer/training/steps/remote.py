@@ -138,7 +138,7 @@ class RemoteStepRunner(OfTrained):
 
     @property
     def lookups(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._accounts.asked.lookups.told()
+        return self._accounts.asked.lookups.summary()
 
     @property
     def file_sizes(self) -> Mapping[str, Any]:

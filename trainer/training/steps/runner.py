@@ -80,11 +80,11 @@ class StepRunner(Protocol):
 
     @property
     def lookups(self) -> Mapping[str, Mapping[str, Any]]:
-        """What steps ask of tables lately, by table, as Lookups.told has it; else nothing."""
+        """What steps ask of tables lately, by table, as Lookups.summary has it; else nothing."""
 
     @property
     def file_sizes(self) -> Mapping[str, Any]:
-        """How large the files are that workers read, as sizes_of_data tells it; else nothing."""
+        """How large the files are that workers read, as sizes_of_data has it; else nothing."""
 
     @property
     def news(self) -> str:

@@ -95,8 +95,8 @@ class WorkersData:
 
     @property
     def file_sizes(self) -> dict[str, Any]:
-        """How large the files are that the workers read, as FileSizes.told has it."""
-        return self._sizes.told(0 if isinstance(self.order, FileOrder) else self.order.workers)
+        """How large the files are that the workers read, as FileSizes.sizes has it."""
+        return self._sizes.sizes(0 if isinstance(self.order, FileOrder) else self.order.workers)
 
     @property
     def iterator(self) -> Any:
