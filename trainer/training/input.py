@@ -185,11 +185,10 @@ def train_dataset_fn(
 
     `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
     With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
-    and the batch. Where a worker has several GPUs, its iterator gives
-    `strategy.run` a batch for each of them. With a `service` that one reads, for all workers. `batches` is told the
-    size of the program's batches, as far as it is known. `files` are those that the workers write. `found` is given the
-    names of those that they divide, in order. Where files are `given` out one by one, the iterator gives pairs as with
-    `exact`: the ticket, and the examples taken of its file.
+    and the batch. Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them. With a
+    `service` that one reads, for all workers. `batches` is given the size of the program's batches, where it is known.
+    `files` are those that the workers write. `found` is given the names of those that they divide, in order. Where
+    files are `given` out one by one, the iterator gives the ticket, and the examples taken of its file.
     """
 
     def part(_: object = None) -> tf.data.Dataset:
