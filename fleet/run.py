@@ -87,6 +87,12 @@ class Run:
         known |= {f"val_{name}": value for name, value in (self.evaluation.metrics if self.evaluation else {}).items()}
         return {name: value for name, value in known.items() if value is not None}
 
+    @property
+    def accounted(self) -> dict[str, float]:
+        """The seconds that the run has taken, and those that were productive; empty where nothing has counted them."""
+        ledger = self.ledger or {}
+        return {key: float(ledger[key]) for key in ("productive", "elapsed") if key in ledger}
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet import history
+from fleet import compared, history
 from fleet.cluster import Cluster
 from fleet.journal import read_time
 from fleet.tables import render_duration, render_metrics, render_table
@@ -28,6 +28,7 @@ APART = (
     "message",
     "settings",
     "switched",
+    "accounted",
 )
 
 
@@ -54,12 +55,22 @@ def show_history(
         and (host is None or host in named_in(act))
         and (after is None or act["time"] >= after)
     ][-lines:]
+    since_then = since_last_switch(cluster, acts)
     if desk.answers is not None:
-        desk.answer("history", {"history": chosen, "damaged": damaged})
+        desk.answer("history", {"history": chosen, "damaged": damaged, "compared": since_then})
         return
     desk.say(render(chosen) if chosen else "the history has nothing of this")
+    if since_then:
+        desk.say(compared.describe(since_then))
     if damaged:
         desk.say(f"{damaged} lines of it can't be read: look at {cluster.inventory.shared_dir}/{history.NAME}")
+
+
+def since_last_switch(cluster: Cluster, acts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return what the training was before the last start or rollback, and is now; nothing where none is to be held."""
+    act = compared.last_switch(acts)
+    run = cluster.observe([cluster.inventory.chief.host], new_is_enough=True).run if act else None
+    return compared.compare(act, run) if act and run else None
 
 
 def named_in(act: Mapping[str, Any]) -> list[str]:

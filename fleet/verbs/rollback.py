@@ -78,7 +78,8 @@ def rollback(
         _answer(desk, "planned", present, target, running)
         return
     with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
-        about = {"run": seen.run.run, "training": seen.run.numbers} if seen.run else {"run": None}
+        run = seen.run
+        about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
         trail.begin(release=target.release, before=present.release, **about)
         _switch(cluster, desk, hosts, present, target, running)
         trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one

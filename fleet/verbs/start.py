@@ -158,7 +158,9 @@ def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
     if "queue" not in plan.choice.selection and not chosen and before.run:
         chosen["run"] = before.run.run
     was = before.releases.get(plan.inventory.chief.host)
-    training = {"training": before.run.numbers} if before.run and before.run.state == "training" else {}
+    training: dict[str, Any] = {}
+    if before.run and before.run.state == "training":
+        training = {"training": before.run.numbers, "accounted": before.run.accounted}
     return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
 
 

@@ -667,3 +667,29 @@ def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
     unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
     assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
     assert str(leaving.DRAINED) == readings.LEAVERS
+
+
+def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts, desk: verbs.Desk) -> None:
+    def trains(step: int, updated: float, run: str = "digits", **ledger: float) -> dict[str, Any]:
+        return fleet.status("training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger)
+
+    def tick(pretence: fleet.Pretence) -> None:
+        pretence.run_status = trains(
+            100 + int(pretence.now - began), pretence.now, productive=90, elapsed=100, goodput=0.9
+        )
+
+    began, hosts.tick = hosts.now, tick
+    tick(hosts)
+    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), desk, StartRequest(detach=True))
+    hosts.tick = lambda _: None
+    hosts.run_status = trains(200, hosts.now, productive=120, elapsed=150, goodput=0.8)
+    show_history(cluster(hosts), desk)
+    title, before, now = fleet.printed(desk).splitlines()[-3:]
+    assert title.startswith("run digits, before start-cluster of ")
+    assert before == "  before  step 100, loss 0.5, steps_per_second 25, goodput 0.9"
+    assert now == "  now     step 200, loss 0.25, steps_per_second 25, goodput 0.6"
+    hosts.run_status = trains(200, hosts.now, "another", productive=120, elapsed=150, goodput=0.8)
+    desk.answers = io.StringIO()
+    show_history(cluster(hosts), desk)
+    assert json.loads(desk.answers.getvalue())["compared"] is None
