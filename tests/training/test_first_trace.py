@@ -10,6 +10,7 @@ import tensorflow as tf
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.keras.adapters import keras_of
 from trainer.training.one_update import gather
+from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.traced_step import trace_step
 
 
@@ -81,3 +82,11 @@ def test_keras_s_own_step_is_traced_once(kind: str) -> None:
     accuracies = [float(traced(iter(dataset))["accuracy"]) for _ in range(20)]
     assert accuracies[-1] > accuracies[0] or accuracies[0] == 1.0
     assert int(model.optimizer.iterations) == 20
+
+
+def test_a_model_that_its_first_input_builds_has_no_tables_to_tell_of() -> None:
+    model = tf.keras.Sequential([tf.keras.layers.Embedding(8, 2), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    accounts = CallAccounts(model, tf.distribute.get_strategy(), None)
+    assert accounts.asked.lookups.summary() == {}
+    assert accounts.asked.states == []
