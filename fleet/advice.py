@@ -241,7 +241,7 @@ def memory(rates: Rates) -> Iterator[Finding]:
 
 
 def data(rates: Rates) -> Iterator[Finding]:
-    for text, names in uneven_data(rates.last.data, len(rates.pace)):
+    for text, names in uneven_data(rates.last.data, sum(pace > 0 for pace in rates.pace.values())):
         yield Finding("data", text, names)
 
 

@@ -31,8 +31,9 @@ def why_hot(task: str, servers: int, lookups: Mapping[str, Mapping[str, Any]], d
         f"({asked['by_ps'].get(task, 0.0):.0%} of its rows)"
     )
     sends_each = asked["rows_per_step"] >= asked["ids_per_step"]
-    if sends_each and asked["hot"] and asked["hot"][0][1] >= HOT_KEY:
-        key, share = asked["hot"][0]
+    keys = [(key, share) for key, share, owner in asked["hot"] if owner == task and share >= HOT_KEY]
+    if sends_each and keys:
+        key, share = keys[0]
         return (
             f"{text}. Its key {key} is {share:.0%} of the ids, and each id is sent: without clipping, in tf_keras's "
             "own train_step, a row is asked for once a step (docs/large-tables.md)"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from trainer.training.asked_rows import some_of
 from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.keras.adapters import keras_of
 from trainer.training.one_update import gather
@@ -90,3 +91,23 @@ def test_a_model_that_its_first_input_builds_has_no_tables_to_tell_of() -> None:
     accounts = CallAccounts(model, tf.distribute.get_strategy(), None)
     assert accounts.asked.lookups.summary() == {}
     assert accounts.asked.states == []
+
+
+def test_ids_of_any_type_and_none_at_all_are_sampled() -> None:
+    places = tf.constant([0, 7, 2**40], tf.int64)
+    parts = [tf.constant([[5], [6]]), tf.constant([7], tf.int64)]
+    assert some_of(parts, places).numpy().tolist() == [3, 5, 6, 6]
+    assert some_of([tf.zeros([0], tf.int32)], places).numpy().tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["train_step", "compute_metrics"])
+def test_what_a_program_sets_on_its_model_is_not_keras_s_own(name: str) -> None:
+    given = tf.keras.Input([2])
+    model = tf.keras.Model(given, tf.keras.layers.Dense(1)(given))
+    model.compile("adam", "mse", metrics=["mae"])
+    plain = getattr(model, name)
+    object.__setattr__(model, name, lambda *arguments: plain(*arguments))
+    dataset = tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.ones([4, 1])))
+    keras_of(model).build(dataset.element_spec)
+    assert not model.compiled_metrics.built
+    assert (len(model.optimizer.variables) > 2) == (name == "compute_metrics")  # beside its count and its rate

@@ -95,10 +95,11 @@ def test_what_one_more_gives_follows_from_what_all_share(last: Look, expected: s
 def asked(ids: float, rows: float, first: float, *hot: tuple[int, float]) -> dict[str, Any]:
     """What steps ask of a table, of whose rows ps-0 has so much."""
     by_ps = {"ps-0": first, "ps-1": 1 - first}
-    return {"ids_per_step": ids, "rows_per_step": rows, "by_ps": by_ps, "hot": [list(each) for each in hot]}
+    return {"ids_per_step": ids, "rows_per_step": rows, "by_ps": by_ps, "hot": [[*each, "ps-0"] for each in hot]}
 
 
 EVEN = asked(1000, 800, 0.5, (3, 0.4))
+ELSEWHERE = {**asked(1000, 1000, 0.8), "hot": [[7, 0.52, "ps-1"]]}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,7 @@ EVEN = asked(1000, 800, 0.5, (3, 0.4))
         ({"items": asked(1000, 1000, 0.8, (7, 0.52))},
          "(80% of its rows). Its key 7 is 52% of the ids, and each id is sent: without clipping"),
         ({"items": asked(1000, 9, 0.8, (7, 0.52))}, "most of table items (80% of its rows): its keys are few"),
+        ({"words": ELSEWHERE}, "(80% of its rows). Ids that come often lie together there"),
         ({"words": asked(1000, 800, 0.1)}, "takes its part"),
         ({"words": EVEN}, "takes its part"),  # its hot key is asked for once a step
         ({}, "takes its part"),

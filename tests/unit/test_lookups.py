@@ -31,10 +31,11 @@ def test_shares_are_those_of_the_samples_and_tables_that_nobody_looks_up_are_lef
     assert list(asked) == ["items"]
     items = asked["items"]
     assert (items["ids_per_step"], items["rows_per_step"]) == (1000, 400)
-    assert items["by_ps"] == {"ps-0": 0.75, "ps-1": 0.25}
-    assert items["hot"] == [[7, 0.5], [2, 0.25]]  # the others are rare
-    assert describe_lookups(asked) == [
-        "items, 1,000 ids and 400 rows a step: ps-0 75%, ps-1 25%; hot keys 7 (50%), 2 (25%)"
+    assert items["by_ps"] == {0: 0.75, 1: 0.25}
+    assert items["hot"] == [[7, 0.5, 1], [2, 0.25, 0]]  # the others are rare
+    tally = Tally(lookups=lambda: asked, servers=["ps-0", "ps-2"])  # ps-1 is left out
+    assert describe_lookups(tally.asked()) == [
+        "items, 1,000 ids and 400 rows a step: ps-0 75%, ps-2 25%; hot keys 7 (50%), 2 (25%)"
     ]
 
 
@@ -42,7 +43,7 @@ def test_only_the_last_steps_count() -> None:
     lookups = of_halves()
     for step in range(2 * STEPS):
         lookups.take([sample(1 if step < STEPS else 2), NOTHING], step)
-    assert lookups.summary()["items"]["hot"] == [[2, 1.0]]
+    assert lookups.summary()["items"]["hot"] == [[2, 1.0, 0]]
 
 
 def test_keys_that_a_few_samples_have_may_be_chance() -> None:

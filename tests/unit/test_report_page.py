@@ -585,7 +585,12 @@ def test_a_page_shows_dynamic_tables(directory: RunDirectory) -> None:
 
 
 def test_a_page_shows_what_steps_ask_of_tables(directory: RunDirectory) -> None:
-    told = {"ids_per_step": 10_240.0, "rows_per_step": 5_262.6, "by_ps": {"ps-0": 0.9, "ps-1": 0.1}, "hot": [[7, 0.52]]}
+    told = {
+        "ids_per_step": 10_240.0,
+        "rows_per_step": 5_262.6,
+        "by_ps": {"ps-0": 0.9, "ps-1": 0.1},
+        "hot": [[7, 0.52, "ps-0"]],
+    }
     status = json.loads(directory.status.read_text(encoding="utf-8"))
     assert "Lookups" not in render([read_story(directory)])
     record(directory.status, **status, lookups={HOSTILE: told, "odd": {"rows_per_step": "x"}, "none": 5})

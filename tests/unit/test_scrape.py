@@ -65,7 +65,9 @@ def full(progress: Progress) -> MetricsCollector:
     tally.returned(1, 20, 0.9, (40, 5), 0.1)
     tally.update_wait_seconds = 0.25
     tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
-    progress.status.lookups = {"items": {"by_ps": {"ps-0": 0.9, "ps-1": 0.1}, "hot": [[7, 0.4], [8, 0.02]]}}
+    progress.status.lookups = {
+        "items": {"by_ps": {"ps-0": 0.9, "ps-1": 0.1}, "hot": [[7, 0.4, "ps-0"], [8, 0.02, "ps-1"]]}
+    }
     tally.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}
     tally.save_seconds.add(0.7)
     tally.restore_seconds = 1.5

@@ -124,6 +124,7 @@ def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, Data
     context.stopping.listen(lambda: context.phases.phase in (Phase.COMPILING, Phase.RESTORING))
     progress.enter(RunState.WAITING, "building the model")
     progress.tally.workers = name_workers(context, cluster)
+    progress.tally.servers = membership.servers if membership else ()
     return strategy, service
 
 

@@ -198,6 +198,7 @@ class Training:
         if self._handover is not None:
             self._handover.release()
         self._runner = self._controller = self._handover = None
+        self._context.progress.tally.forget_data()
         gc.collect()
         if not freed(FREED_SECONDS):
             return "the servers do not free what this generation left there"

@@ -39,7 +39,10 @@ class Lately:
             self._samples.append(sample)
 
     def summary(self) -> dict[str, Any] | None:
-        """Return ids and rows of a step, each ps's share of the rows, and the hot keys with their shares of the ids."""
+        """Return ids and rows of a step, each ps's share of the rows, and the hot keys: share of the ids, and ps.
+
+        The ps are numbers.
+        """
         if not self._samples:
             return None
         ids = collections.Counter(key for sample in self._samples for key in sample.some_ids)
@@ -47,15 +50,15 @@ class Lately:
         by_ps = collections.Counter[int]()
         for server, count in zip(self._owners(list(rows)), rows.values(), strict=True):
             by_ps[server] += count
-        count = len(self._samples)
+        least, count = max(LEAST_SEEN, HOT * ids.total()), len(self._samples)
+        most = [(key, times) for key, times in ids.most_common(MOST_HOT) if times >= least]
         return {
             "ids_per_step": round(sum(each.ids for each in self._samples) / count, 1),
             "rows_per_step": round(sum(each.rows for each in self._samples) / count, 1),
-            "by_ps": {f"ps-{server}": round(by_ps[server] / rows.total(), 4) for server in sorted(by_ps)},
+            "by_ps": {server: round(by_ps[server] / rows.total(), 4) for server in sorted(by_ps)},
             "hot": [
-                [key, round(times / ids.total(), 4)]
-                for key, times in ids.most_common(MOST_HOT)
-                if times >= max(LEAST_SEEN, HOT * ids.total())
+                [key, round(times / ids.total(), 4), server]
+                for (key, times), server in zip(most, self._owners([key for key, _ in most]), strict=True)
             ],
         }
 
@@ -91,6 +94,6 @@ def describe_lookups(lookups: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def describe_asked(asked: Mapping[str, Any]) -> str:
     """Say what steps ask of one table."""
     shares = ", ".join(f"{task} {share:.0%}" for task, share in asked["by_ps"].items())
-    hot = ", ".join(f"{key} ({share:.0%})" for key, share in asked["hot"])
+    hot = ", ".join(f"{key} ({share:.0%})" for key, share, _ in asked["hot"])
     counts = f"{asked['ids_per_step']:,.0f} ids and {asked['rows_per_step']:,.0f} rows a step: {shares}"
     return f"{counts}; hot keys {hot}" if hot else counts

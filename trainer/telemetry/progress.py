@@ -285,7 +285,7 @@ class Progress:
         for task, each in status.workers.items():
             each |= tally.staleness(task) | tally.waited(task)
         status.tables, status.files = tally.table_rates(time.monotonic()), dict(tally.files)
-        status.lookups, status.data = {name: dict(each) for name, each in tally.lookups().items()}, tally.data()
+        status.lookups, status.data = tally.asked(), tally.data()
 
     def _watch_numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Warn once when numbers become NaN or infinite: every step from there on is in vain."""

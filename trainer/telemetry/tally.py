@@ -75,6 +75,8 @@ class Tally:
     room (`refused`), and its bytes."""
     lookups: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     """Gives what steps ask of tables lately, as Lookups.summary has it."""
+    servers: Sequence[str] = ()
+    """The names of the ps that train, in the order in which Lookups.summary numbers them."""
     file_sizes: Callable[[], Mapping[str, Any]] = dict
     """Gives how large the files of the data are, as sizes_of_data has it."""
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -140,6 +142,22 @@ class Tally:
                 "bytes": table["bytes"],
             }
         return found
+
+    def forget_data(self) -> None:
+        """Let go of what knows of the data and of lookups: it holds a generation's model."""
+        self.lookups = self.file_sizes = dict
+
+    def asked(self) -> dict[str, dict[str, Any]]:
+        """Return what steps ask of tables lately, with the ps by their names."""
+        found = {}
+        for table, each in self.lookups().items():
+            shares = {self._server(number): share for number, share in each["by_ps"].items()}
+            hot = [[key, share, self._server(number)] for key, share, number in each["hot"]]
+            found[table] = {**each, "by_ps": shares, "hot": hot}
+        return found
+
+    def _server(self, number: int) -> str:
+        return self.servers[number] if number < len(self.servers) else f"ps-{number}"
 
     def data(self) -> dict[str, Any]:
         """Return how large the files of the data are, with the bytes of each worker's `parts` by its name."""

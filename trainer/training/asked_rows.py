@@ -7,6 +7,7 @@ rows that they ask for, a few come with the call: SAMPLED of each, at other plac
 from __future__ import annotations
 
 import bisect
+import collections
 import contextlib
 import functools
 import itertools
@@ -38,10 +39,11 @@ class AskedRows:
         owners = dict(split_tables(variables))
         if tables is not None:
             owners |= {name: functools.partial(owners_of_keys, len(one.shards)) for name, one in tables.tables.items()}
-        self.lookups = Lookups({name.removesuffix(WEIGHT): each for name, each in owners.items()})
-        self._names = list(owners)
-        self._last = tf.Variable(tf.zeros([len(owners), 2, 1 + SAMPLED], tf.int64), trainable=False)
-        self.states = [(self._last, LAST)] if owners else []
+        shown = {name.removesuffix(WEIGHT): name for name in owners}
+        self.lookups = Lookups({short: owners[name] for short, name in shown.items()})
+        self._names = list(shown.values())
+        self._last = tf.Variable(tf.zeros([len(shown), 2, 1 + SAMPLED], tf.int64), trainable=False)
+        self.states = [(self._last, LAST)] if shown else []
         """What is kept where a call runs, with how the states of two calls are merged: of each table how many ids its
         lookups had, and some of them; and the same of rows."""
 
@@ -69,27 +71,26 @@ class AskedRows:
     def _sample(self, asked: Mapping[str, Sequence[Asked]], name: str, places: Tensor) -> Tensor:
         if name not in asked:
             return tf.zeros([2, 1 + SAMPLED], tf.int64)
-        return tf.stack([some_of([tf.reshape(one, [-1]) for one in each], places)
-                         for each in zip(*asked[name], strict=True)])  # fmt: skip
+        return tf.stack([some_of(each, places) for each in zip(*asked[name], strict=True)])
 
 
 def some_of(parts: Sequence[Tensor], places: Tensor) -> Tensor:
     """Return how many numbers there are, and those at these places, which begin again after the last one."""
-    numbers = tf.concat(parts, 0) if len(parts) > 1 else parts[0]
-    count = tf.size(numbers, tf.int64)
-    # Of no numbers those that are not there are 0.
-    found = tf.raw_ops.GatherNd(
-        params=numbers, indices=(places % tf.maximum(count, 1))[:, tf.newaxis], bad_indices_policy="IGNORE"
-    )
-    return tf.concat([[count], tf.cast(found, tf.int64)], 0)
+    flat = [tf.cast(tf.reshape(one, [-1]), tf.int64) for one in parts]
+    numbers = tf.concat([*flat, [0]], 0)  # the last one stands for a number where there is none
+    count = tf.size(numbers, tf.int64) - 1
+    return tf.concat([[count], tf.gather(numbers, places % tf.maximum(count, 1))], 0)
 
 
 def split_tables(variables: Iterable[Variable]) -> Iterator[tuple[str, Owners]]:
-    """Yield the name of each split matrix on the ps, and what tells which of them has a row."""
-    named = [one for one in flatten(variables) if server_of(one) is not None and "/part_" in one.name]
-    for name, group in itertools.groupby(named, name_of):
-        parts = list(group)
-        if len(parts) > 1 and len(parts[0].shape) == 2:
+    """Yield the name of each split matrix on the ps that has one alone, and what gives the ps of rows."""
+    groups = collections.defaultdict(list)
+    for one in flatten(variables):
+        if server_of(one) is not None and "/part_" in one.name:
+            groups[name_of(one)].append(one)
+    for name, parts in groups.items():
+        is_one = len({one.name for one in parts}) == len(parts)  # layers of two models may have one name
+        if is_one and len(parts) > 1 and len(parts[0].shape) == 2:
             ends = list(itertools.accumulate(int(one.shape[0]) for one in parts))
             servers = [server_of(one) or 0 for one in parts]
             yield name, functools.partial(owners_of_rows, ends, servers)

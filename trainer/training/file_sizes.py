@@ -22,6 +22,7 @@ class FileSizes:
     def __init__(self) -> None:
         self._groups: list[tuple[str, ...]] = []  # what the program has asked for, each time for the files of a pattern
         self._known: dict[tuple[str, ...], Files] = {}
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """The program asks for its files again."""
@@ -41,11 +42,12 @@ class FileSizes:
 
     def _look(self, names: tuple[str, ...]) -> None:
         try:
-            self._known = {names: [(name, size_of(name)) for name in names]} | {
-                group: files for group, files in self._known.items() if group in self._groups
-            }
+            files = [(name, size_of(name)) for name in names]
         except (OSError, tf.errors.OpError) as error:
             log.debug("can't look at the sizes of files: %s", error)
+            return
+        with self._lock:
+            self._known = {group: each for group, each in self._known.items() if group in self._groups} | {names: files}
 
 
 def size_of(name: str) -> int:

@@ -114,6 +114,11 @@ def has_test_step(keras: KerasModel) -> bool:
     return type(keras.model).test_step is not keras.base.test_step
 
 
+def is_of(method: object, function: object) -> bool:
+    """Return whether a model's method is this function of its class: a program may set another on the model."""
+    return getattr(method, "__func__", None) is function
+
+
 def shapes_of_metrics(outputs: Sequence[Any] | None, element_spec: ElementSpec) -> tuple[Any, tf.TensorSpec] | None:
     """Return the symbol of a model's only output and the spec of its labels; None where one is missing.
 
@@ -122,4 +127,6 @@ def shapes_of_metrics(outputs: Sequence[Any] | None, element_spec: ElementSpec) 
     labels = element_spec[1] if isinstance(element_spec, tuple) and len(element_spec) > 1 else None
     if not outputs or len(outputs) > 1 or not isinstance(labels, tf.TensorSpec):
         return None
-    return (outputs[0], labels) if labels.shape.rank and len(outputs[0].shape) else None
+    shape = tf.TensorShape(outputs[0].shape)
+    known = labels.shape.rank and shape.rank and None not in (labels.shape[-1], shape[-1])
+    return (outputs[0], labels) if known else None

@@ -35,7 +35,7 @@ class CallAccounts:
         self.stale = Staleness(model.optimizer)
         self.wait = InputWait() if wait else None
         ask = ask and strategy.num_replicas_in_sync == 1  # several are traced in threads of their own
-        self.asked = AskedRows(variables_of(model) if ask else [], tables if ask else None)
+        self.asked = AskedRows(variables_by_now(model) if ask else [], tables if ask else None)
         self.updates = AtomicUpdates(strategy)
         self.tables = tables
         self.seconds_waited = 0.0
@@ -85,7 +85,7 @@ class CallAccounts:
         del self.reports
 
 
-def variables_of(model: Model) -> list[Variable]:
+def variables_by_now(model: Model) -> list[Variable]:
     """Return a model's variables; none of a model of tf_keras that its first input builds."""
     try:
         return keras_of(model).variables

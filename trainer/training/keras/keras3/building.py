@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import ElementSpec, Model, Tensor
-from trainer.training.keras.base import shapes_of_metrics
+from trainer.training.keras.base import is_of, shapes_of_metrics
 from trainer.training.keras.keras3.checks import refuse_model, refuse_splits
 from trainer.training.keras.keras3.optimizers import exclude_shards, optimizers_of
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, train_shards
@@ -75,8 +75,8 @@ def build_metrics(model: Model, element_spec: ElementSpec) -> None:
     """Make the metrics that Keras's own step would make in its first trace, which TensorFlow would drop then."""
     import keras
 
-    kind, metrics = type(model), model._compile_metrics
-    own = kind.train_step is keras.Model.train_step and kind.compute_metrics is keras.Model.compute_metrics
+    metrics, own = model._compile_metrics, is_of(model.train_step, keras.Model.train_step)
+    own = own and is_of(model.compute_metrics, keras.Model.compute_metrics)
     shapes = shapes_of_metrics(getattr(model, "outputs", None), element_spec)
     if own and metrics is not None and not metrics.built and shapes:
         output, labels = shapes
