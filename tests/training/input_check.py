@@ -82,6 +82,20 @@ def called_back(operation: Any, **options: Any) -> Any:
     return tf.data.Dataset.range(16).interleave(inner)
 
 
+def looped(context: Any) -> Any:
+    """Looks at its data in a loop, which is broken off where it would go on for ever."""
+    for turn, _ in enumerate(tf.data.Dataset.range(2)):
+        if turn == 9:
+            break
+    return tf.data.Dataset.range(2)
+
+
+def adapted(context: Any) -> Any:
+    layer = tf.keras.layers.Normalization()
+    layer.adapt(tf.data.Dataset.range(16).batch(2))
+    return tf.data.Dataset.range(16).map(layer)
+
+
 def words() -> Any:
     return tf.keras.layers.StringLookup(vocabulary=WORDS)
 
@@ -103,6 +117,12 @@ def refused(strategy: Any) -> dict[str, str]:
         "outside_whole": making(lambda context: outside),
         "table": making(lambda context: tf.data.Dataset.from_tensors(WORDS).map(words())),
         "own_operations": making(lambda context: tf.data.Dataset.range(16).map(lambda x: x + 1).batch(2)),
+        "loop": making(looped),
+        "one_of_them": making(lambda context: tf.data.Dataset.from_tensors(next(iter(tf.data.Dataset.range(16))))),
+        "slice": making(lambda context: tf.data.Dataset.from_tensor_slices([*"abcd"][context.input_pipeline_id :: 2])),
+        "length": making(lambda context: tf.data.Dataset.range(len(tf.data.Dataset.range(16)))),
+        "numpy": making(lambda context: tf.data.Dataset.range(tf.data.Dataset.range(16).cardinality().numpy())),
+        "adapt": making(adapted),
     }
     functions = {name: train_dataset_fn(program, 2, strategy) for name, program in programs.items()}
     return {name: refusal(function.get_concrete_function) for name, function in functions.items()}

@@ -41,6 +41,27 @@ def test_a_dataset_made_before_is_refused(input_check: dict[str, Any], kind: str
     assert input_check["refused"][kind].startswith("Making.train_dataset uses a tf.data.Dataset that was made before")
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("loop", "a loop over a dataset never ends"),
+        ("slice", "slice indices must be integers"),
+        ("length", "only supports `len` in eager mode"),
+        ("numpy", "has no attribute 'numpy'"),
+        ("adapt", "adapt"),
+    ],
+)
+def test_what_needs_numbers_while_it_is_traced_is_refused(input_check: dict[str, Any], kind: str, words: str) -> None:
+    message = input_check["refused"][kind]
+    assert "input_check.py:" in message
+    assert words in message
+    assert "is traced, once for all workers" in message
+
+
+def test_one_element_of_a_dataset_may_be_used_while_it_is_traced(input_check: dict[str, Any]) -> None:
+    assert input_check["refused"]["one_of_them"] == ""
+
+
 def test_a_table_made_outside_the_scope_is_refused(input_check: dict[str, Any]) -> None:
     message = input_check["refused"]["table"]
     assert message.startswith("Making.train_dataset uses a lookup table")

@@ -92,6 +92,9 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
+        ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
+        ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),
+        ("Python int 2791210558679442012 too large to convert to np.int32", "dtype_conversion_mode"),
     ],
 )
 def test_what_a_library_refuses_without_a_mend_gets_one(text: str, mend: str) -> None:

@@ -51,6 +51,12 @@ MENDS = {
     "variable.scatter_nd_update(ids[:, None], rows), or assign the whole value (docs/programs.md)",
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
+    "is out of scope and cannot be used here": "a metric, layer or step keeps a tensor in Python, as in a list, and "
+    "another trace reads it: keep it in a variable of the model (add_weight) (docs/programs.md)",
+    "cannot be called when determinism is enabled": "workers update in any order, so no two runs are the same: leave "
+    "tf.config.experimental.enable_op_determinism out",
+    "too large to convert to np.int32": "TensorFlow's own datasets fail with NumPy's types: leave the argument "
+    "dtype_conversion_mode of experimental_enable_numpy_behavior out",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, predicted)) (docs/programs.md)",
 }

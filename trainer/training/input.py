@@ -29,7 +29,7 @@ from trainer.training.given_files import GivenFile, GivenFiles
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.places import file_after_file, pass_after_pass
 from trainer.training.python_calls import has_python
-from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker
+from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, refusing_loops
 from trainer.training.worker_files import (
     THIS,
     WorkerFiles,
@@ -74,10 +74,13 @@ NO_FILES = (
     "asks for no files, and input_sharding: dynamic gives them out one by one: begin with context.files(PATTERN), "
     "which gives the name of the file to be read; or leave input_sharding out"
 )
-SYMBOLIC = (
-    "a worker's number is a tensor, because one trace of train_dataset serves all workers: use it in tf.data, as in "
-    "dataset.shard(context.num_input_pipelines, context.input_pipeline_id), not as a Python number"
+TRACED = (
+    "the method is traced, once for all workers. So a worker's number, and what a dataset gives, is a tensor: use it "
+    "in tf.data, as in dataset.shard(context.num_input_pipelines, context.input_pipeline_id). A length and a loop over "
+    "data belong in the constructor, and a layer's adapt in build_model (docs/input.md)"
 )
+# What Python and TensorFlow say of a tensor, or of a call, that has no number while it is traced.
+NEEDS_NUMBERS = ("ymbolic", "Tensor", "indices must be integers", "eager mode", "inside a `tf.function`")
 
 
 class InputContext(tf.distribute.InputContext):
@@ -308,14 +311,14 @@ def evaluating() -> contextlib.AbstractContextManager[Any]:
 
 
 def call_program(program: Program, method: str, context: tf.distribute.InputContext) -> tf.data.Dataset:
-    """Call the method; raises UserError where it uses a worker's number in Python."""
+    """Call the method; raises UserError where it uses in Python what has no number while it is traced."""
     # AutoGraph would convert the program's whole train_dataset, or, switched off, not even `map` functions.
-    with converting_as_ever():
+    with converting_as_ever(), refusing_loops():
         try:
             dataset = getattr(program, method)(context)
-        except (TypeError, NotImplementedError, tf.errors.OperatorNotAllowedInGraphError) as error:
-            if "ymbolic" in str(error) or "Tensor" in str(error):
-                raise UserError(f"{explain(error, program_file(program))} ({SYMBOLIC})") from error
+        except (TypeError, AttributeError, RuntimeError, tf.errors.OperatorNotAllowedInGraphError) as error:
+            if any(words in str(error) for words in NEEDS_NUMBERS):
+                raise UserError(f"{explain(error, program_file(program))} ({TRACED})") from error
             raise
     return check_dataset(program, method, dataset)
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.data.experimental.ops import data_service_ops
 from tensorflow.python.data.experimental.ops.testing import sleep as sleep
+from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.data.util import random_seed, structure
 from tensorflow.python.distribute import input_lib
 from tensorflow.python.distribute.coordinator import coordinator_context
@@ -118,6 +119,25 @@ def noting_endless() -> Iterator[list[str]]:
     finally:
         for name, one in plain.items():
             setattr(tf.data.Dataset, name, one)
+
+
+@contextlib.contextmanager
+def refusing_loops() -> Iterator[None]:
+    """Raise TypeError where a loop in Python asks for a second element of a dataset that is traced: it has no end."""
+    plain = iterator_ops.OwnedIterator.__next__
+
+    def once(self: Any) -> Any:
+        if not tf.executing_eagerly():
+            if vars(self).setdefault("psfleet_asked", False):
+                raise TypeError("in Python a loop over a dataset never ends here, as each element is one Tensor")
+            self.psfleet_asked = True
+        return plain(self)
+
+    iterator_ops.OwnedIterator.__next__ = once
+    try:
+        yield
+    finally:
+        iterator_ops.OwnedIterator.__next__ = plain
 
 
 def iterator_handles(per_worker: DataIterator) -> list[Tensor]:
