@@ -255,7 +255,7 @@ def tracked(optimizer: Any) -> list[str]:
 
 
 def assigned_by_train_step(strategy: Any) -> dict[str, str]:
-    """What a program is told whose train_step assigns the rate, or a part of a variable."""
+    """What is said of a train_step that assigns the rate, or a part of a variable."""
 
     class Setting(Line):
         part = False
