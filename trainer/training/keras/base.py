@@ -119,13 +119,16 @@ def is_of(method: object, function: object) -> bool:
     return getattr(method, "__func__", None) is function
 
 
-def shapes_of_metrics(outputs: Sequence[Any] | None, element_spec: ElementSpec) -> tuple[Any, tf.TensorSpec] | None:
+def shapes_of_metrics(
+    model: Model, base: type[Model], metrics: Any, outputs: Sequence[Any] | None, element_spec: ElementSpec
+) -> tuple[Any, tf.TensorSpec] | None:
     """Return the symbol of a model's only output and the spec of its labels; None where one is missing.
 
-    By their shapes the model's metrics can be built before the first step.
+    By their shapes its `metrics` can be built before the first step, where they lack that, and `base` updates them.
     """
     labels = element_spec[1] if isinstance(element_spec, tuple) and len(element_spec) > 1 else None
-    if not outputs or len(outputs) > 1 or not isinstance(labels, tf.TensorSpec):
+    lacks_them = metrics is not None and not metrics.built and is_of(model.compute_metrics, base.compute_metrics)
+    if not lacks_them or not outputs or len(outputs) > 1 or not isinstance(labels, tf.TensorSpec):
         return None
     shape = tf.TensorShape(outputs[0].shape)
     known = labels.shape.rank and shape.rank and None not in (labels.shape[-1], shape[-1])

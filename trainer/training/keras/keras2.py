@@ -23,7 +23,7 @@ from trainer.core.contracts import (
 from trainer.training.constraints import refuse_split_constraints
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
-from trainer.training.keras.base import SPARSE, has_call, is_of, shapes_of_metrics
+from trainer.training.keras.base import SPARSE, has_call, shapes_of_metrics
 from trainer.training.one_update import gather
 from trainer.training.optimizers import (
     averaged,
@@ -90,13 +90,13 @@ class Keras2Model:
 
     def build(self, element_spec: ElementSpec) -> None:
         """Make what Keras's own step would make in its first trace, which TensorFlow drops then; else that does so."""
-        model, own = self.model, tf.keras.Model
+        model = self.model
         if element_spec is None or not has_keras_step(model) or unbuilt(model):
             return
         build_optimizer(model)
         outputs = None if isinstance(getattr(model, "output", None), dict) else model.outputs
-        metrics, shapes = model.compiled_metrics, shapes_of_metrics(outputs, element_spec)
-        if is_of(model.compute_metrics, own.compute_metrics) and metrics is not None and not metrics.built and shapes:
+        metrics = model.compiled_metrics
+        if shapes := shapes_of_metrics(model, self.base, metrics, outputs, element_spec):
             metrics.build(*shapes)
 
     def step(self) -> Callable[[Structure], Structure]:

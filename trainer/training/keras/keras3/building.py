@@ -75,10 +75,9 @@ def build_metrics(model: Model, element_spec: ElementSpec) -> None:
     """Make the metrics that Keras's own step would make in its first trace, which TensorFlow would drop then."""
     import keras
 
-    metrics, own = model._compile_metrics, is_of(model.train_step, keras.Model.train_step)
-    own = own and is_of(model.compute_metrics, keras.Model.compute_metrics)
-    shapes = shapes_of_metrics(getattr(model, "outputs", None), element_spec)
-    if own and metrics is not None and not metrics.built and shapes:
+    metrics, outputs = model._compile_metrics, getattr(model, "outputs", None)
+    shapes = shapes_of_metrics(model, keras.Model, metrics, outputs, element_spec)
+    if shapes and is_of(model.train_step, keras.Model.train_step):
         output, labels = shapes
         metrics.build(labels, output)
 
