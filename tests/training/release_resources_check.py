@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from trainer.core.runtime import prepare_tensorflow
@@ -22,6 +23,7 @@ from trainer.cluster.spec import Cluster  # noqa: E402
 from trainer.core.config import Config  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.tasks.training import Training  # noqa: E402
+from trainer.telemetry.tally import Tally  # noqa: E402
 from trainer.training.release_resources import freed  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
@@ -94,7 +96,8 @@ for number in (READ, WAITS):
 config = Config(program="release_resources_check:Waiting", strategy="parameter_server")
 cluster = start_cluster("parameter_server", 1 + ("other members" in sys.argv), 1)
 none: Any = None
-training = Training(config, cluster, none, none, none, none)
+progress: Any = SimpleNamespace(tally=Tally())  # all that an end of a generation asks of it
+training = Training(config, cluster, none, none, progress, none)
 variants = {"ragged", "sparse"} & set(sys.argv)
 program = WaitingForVariants() if variants else Waiting()
 training._runner = runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from trainer import testing  # isort: skip  before TensorFlow: it chooses the Keras
@@ -29,6 +30,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.position import Position
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import Training
+from trainer.telemetry.tally import Tally
 from trainer.training.input import own_train_dataset
 from trainer.training.places import pass_after_pass
 from trainer.training.steps.remote import RemoteStepRunner
@@ -44,6 +46,7 @@ CALL = 2
 CALLS = 8
 PART_STEPS = EXAMPLES // 2 // BATCH
 NONE: Any = None
+PROGRESS: Any = SimpleNamespace(tally=Tally())  # all that an end of a generation asks of it
 Dataset = tf.data.Dataset
 
 
@@ -125,7 +128,7 @@ class Generation:
     def __init__(self, config: Config, program: Any, workers: int) -> None:
         cluster = start_cluster("parameter_server", workers, 1)
         self.runner = RemoteStepRunner(config, program, make_strategy(config, cluster), workers)
-        self._training = Training(config, cluster, NONE, NONE, NONE, NONE)
+        self._training = Training(config, cluster, NONE, NONE, PROGRESS, NONE)
         directory = RunDirectory(config.shared_dir, config.run)
         self.checkpoints = Checkpoints(
             directory, self.runner.trained, self.runner.step, config, position=lambda: self.runner.position
