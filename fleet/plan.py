@@ -124,6 +124,9 @@ def render_plan(plan: Plan) -> str:
             lines[-1] += f"{', ' if chosen else ''}sweep {sweep['name']} of {len(sweep['points'])} points"
         if "queue" in plan.choice.selection:
             lines[-1] += "the queue"
+    elif (run := plan.choice.selection.get("run")) not in (None, plan.inventory.run_name):
+        named = plan.inventory.run_name
+        lines.append(f"  run     {run}, chosen before; the inventory names {named} (--run {named})")
     if plan.stop:
         lines.append(f"  stop    {_names(task.name for task in plan.stop)}")
     if going := [task for task in plan.tasks if task not in plan.start and task.host in plan.behind]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,3 +108,11 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
     joining.look()
     joining.look()
     assert pretence.calls == [("take in", "worker-2", "e:1")]
+
+
+def test_the_plan_names_a_run_that_was_chosen_before_and_the_inventory_does_not_name() -> None:
+    made = replace(plan([], run="digits"), choice=Choice({"run": "digits-2"}, write=False, new=False))
+    line = "  run     digits-2, chosen before; the inventory names digits (--run digits)"
+    assert line in render_plan(made).splitlines()
+    same = replace(made, choice=Choice({"run": "digits"}, write=False, new=False))
+    assert "chosen before" not in render_plan(same)
