@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fleet import readings
+from fleet.tables import render_duration
 from trainer.core.config import Config
 from trainer.core.formats import RUN_NAME
 from trainer.run.directory import RunDirectory
@@ -92,6 +93,12 @@ class Run:
         """The seconds that the run has taken, and those that were productive; empty where nothing has counted them."""
         ledger = self.ledger or {}
         return {key: float(ledger[key]) for key in ("productive", "elapsed") if key in ledger}
+
+    @property
+    def pause(self) -> str:
+        """How long the training stands still while its cluster is formed again, in words: as long as it did lately."""
+        lately = [event["seconds"] for event in self.events if event.get("event") == "training" and "seconds" in event]
+        return f"some {render_duration(max(lately))}, as lately" if lately else "some seconds"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

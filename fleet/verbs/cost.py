@@ -179,11 +179,11 @@ def _loss(
     if not any(task.job == "ps" for task in stopping):
         return "none: the others train on", 0, "no step; calls in flight there are run again by others"
     if in_order:
-        return "some seconds: the model is laid out again from a checkpoint that is saved first", 0, "no step"
+        return f"{run.pause}: the model is laid out again from a checkpoint that is saved first", 0, "no step"
     settings = inventory.run_settings
     seconds = settings.get("heartbeat_timeout_seconds", Config.heartbeat_timeout_seconds)
     seconds += settings.get("ps_grace_seconds", Config.ps_grace_seconds)
-    pause = f"{render_duration(seconds)} until it is done without, then some seconds for the layout"
+    pause = f"{render_duration(seconds)} until it is done without, then {run.pause} for the layout"
     return (pause, *_since_checkpoint(run, checkpoints, seen, inventory))
 
 

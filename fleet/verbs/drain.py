@@ -106,7 +106,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
         raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
     tasks = cluster.inventory.tasks_on(host)
     starts = tasks if not seen.units[chief.name].idle else []
-    cost = Cost([host], [], _pause_of_joining(starts), 0, "no step")
+    cost = Cost([host], [], _pause_of_joining(starts, seen.run.pause if seen.run else "some seconds"), 0, "no step")
     if host not in seen.drains:
         desk.say(f"{host} is not drained. Look: fab hosts")
         _answer(desk, "undrain", "nothing to do", host, cost)
@@ -221,9 +221,9 @@ def _refuse_other_settings(cluster: Cluster, host: str) -> None:
         )
 
 
-def _pause_of_joining(tasks: Sequence[Task]) -> str:
+def _pause_of_joining(tasks: Sequence[Task], pause: str) -> str:
     if any(task.job == "ps" for task in tasks):
-        return "some seconds, after the next save: the model is laid out over one more"
+        return f"{pause}, after the next save: the model is laid out over one more"
     return "none; or some seconds after a save, where the cluster was formed again meanwhile" if tasks else "none"
 
 

@@ -260,6 +260,14 @@ def test_a_plan_does_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
     assert "from a checkpoint that is saved first" in fleet.printed(desk)
 
 
+def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, desk: verbs.Desk) -> None:
+    paused = [{"time": 1.0, "event": "training", "seconds": seconds} for seconds in (7.6, 4.4)]
+    for events, pause in (([], "some seconds"), (paused, "some 8 s, as lately")):
+        hosts.run_status = {**(hosts.run_status or {}), "events": events}
+        drain(cluster(hosts), desk, "ps-b", plan_only=True)
+        assert f"pause   {pause}: the model is laid out again" in fleet.printed(desk)
+
+
 def outcomes(desk: verbs.Desk) -> list[str]:
     """The outcomes that `--json` has printed."""
     assert isinstance(desk.answers, io.StringIO)
