@@ -18,10 +18,10 @@ from typing import Any, Protocol
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
-from fleet.lock import operator
 from fleet.places import ROLES
 from fleet.run import SETTINGS, on_path
 from fleet.site.inventory import Inventory
+from fleet.site.origin import operator
 
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.

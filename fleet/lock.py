@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import sys
 import time
-from getpass import getuser
 from pathlib import Path
 
 from fleet.errors import OperatorMistake
+from fleet.site.origin import origin
 from fleet.site.routes import Host
 from fleet.ssh import Hosts, SshHosts
 
@@ -27,20 +26,12 @@ echo held
 while sleep 5 && echo; do :; done"""
 
 
-def operator() -> str:
-    """Return this user's name; its number where it has none, as in a container."""
-    try:
-        return getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
-
-
 def take_lock(hosts: Hosts, chief: str, what: str) -> str | None:
     """Keep others away until `hosts` lets go, or until this process or its connection ends.
 
     Raises OperatorMistake where another is at work. Returns why nobody is kept away, where the host doesn't answer.
     """
-    who = shlex.quote(f"a {what} of {operator()}@{socket.gethostname()}")
+    who = shlex.quote(f"a {what} of {origin()}")
     lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {shlex.quote(_HOLD)} sh"
     # The first line is the answer. What sudo says beside it, as of a host name that it can't resolve, comes later.
     answer = hosts.hold(

@@ -13,6 +13,7 @@ from fleet import facts, readings
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.host_scripts import CURRENT, DIGEST, DIRECTORIES, STATUS
 from fleet.run import HANGS, Run, describe_hang, on_path, parse_run, read_files, script_of_files
+from fleet.site.cluster_note import NOTE
 from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
 from fleet.units import PROPERTIES, USER_ERROR, Unit, parse_units
@@ -36,6 +37,7 @@ class Observation:
     failed: dict[str, str] = field(default_factory=dict)  # by host: why what it was to do first was not done
     clocks: dict[str, float] = field(default_factory=dict)  # by host: seconds since 1970
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host, where asked for (fleet/facts.py)
+    clusters: dict[str, Any] = field(default_factory=dict)  # by host that has one: its note of which it belongs to
     drains: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host that an operator has taken out
     marked: set[str] = field(default_factory=set)  # hosts that know of their drain themselves
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
@@ -83,6 +85,7 @@ def question(
         "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
         "echo '@ports'; ss -Hltn",
         readings.SCRIPT,
+        f"echo '@cluster'; cat {NOTE} 2>/dev/null; echo",
         f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
         "printf '%s\\n' \"$units\"",
     ]
@@ -123,6 +126,8 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
         observation.settings[host] = parts["settings"]
     if "facts" in parts:
         observation.facts[host] = facts.parse(parts["facts"])
+    if note := load_json(parts.get("cluster", "")):
+        observation.clusters[host] = note
     if parts.get("drain"):
         observation.drains[host] = readings.parse(parts["drain"]).get(host, {"host": host})
         observation.marked.add(host)

@@ -249,6 +249,7 @@ AHEAD: dict[str, Reader] = {
     "ansible.builtin.wait_for": wait,
     "ansible.posix.synchronize": mirror,
     "ansible.posix.sysctl": sysctl,
+    "cluster_note": check("cluster_note"),
     "firewall_facts": check("firewall_facts"),
     "host_release": release,
     "python_environment": check("python_environment"),

@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.doctor.finding import ERROR, WARNING, Finding
+from fleet.foreign import foreign_hosts
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
 
@@ -35,6 +36,10 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
         if host in observation.drains:  # it may be off, as `fab hosts` has it
             continue
         found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", mend_ssh(inventory, host, why)))
+    for host, what in foreign_hosts(inventory, observation).items():
+        found.append(
+            Finding(ERROR, host, "cluster", what, f"take {host} out of {inventory.source}, or free it as that says")
+        )
     for host, each in facts.items():
         for judge in (_room, _memory, _path, _ports, _units, _limits, _umask, _proxies):
             found += judge(inventory, host, each)

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from fleet import places
-from fleet.site import escaping, firewall, host_check, monitoring, nfs, nvidia, preflight, topology, wireguard
+from fleet.site import (
+    cluster_note,
+    escaping,
+    firewall,
+    host_check,
+    monitoring,
+    nfs,
+    nvidia,
+    preflight,
+    topology,
+    wireguard,
+)
+from fleet.site.origin import origin
 from fleet.site.outcome import outcome
 from fleet.site.preflight.notes import preflight_notes
 from fleet.site.schema.problems import describe_problems
@@ -31,6 +43,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "of_family": firewall.of_family,
     "reached": firewall.reached,
     "uids_of": firewall.uids_of,
+    "cluster_name": cluster_note.cluster_name,
+    "cluster_problems": cluster_note.cluster_problems,
     "member_addresses": host_check.member_addresses,
     "sudo_mend": host_check.sudo_mend,
     "listen_address": monitoring.listen_address,
@@ -48,6 +62,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "tunnel_address": lambda variables, host: wireguard.tunnel_address(host, variables),
     "tunnel_network": lambda variables: str(wireguard.tunnel_network(variables)),
     "wireguard_hosts": wireguard.wireguard_hosts,
+    "control_machine": lambda _: origin(),
     # Paths of the control machine, for the roles.
     "site_path": lambda path: str(places.site_file(path)),
     "lock_path": lambda path: str(places.lock_file(places.site(), path)),

@@ -11,6 +11,7 @@ from fleet import drains, history
 from fleet.cluster import Cluster
 from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
@@ -37,6 +38,7 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
     """
     host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
+    refuse_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
         desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
         _answer(desk, "drain", "nothing to do", host, cost)
@@ -104,6 +106,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if chief.host in seen.unreachable:
         why = {chief.host: seen.unreachable[chief.host]}
         raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
+    refuse_foreign(cluster.inventory, seen, {chief.host, host})
     tasks = cluster.inventory.tasks_on(host)
     starts = tasks if not seen.units[chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts, seen.run.pause if seen.run else "some seconds"), 0, "no step")

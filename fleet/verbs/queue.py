@@ -11,8 +11,8 @@ from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MOST_TEXT, Trail
-from fleet.lock import operator
 from fleet.observation import Observation
+from fleet.site.origin import operator
 from fleet.verbs import Desk
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from fleet.verbs.watch import RUN_SECONDS

@@ -13,7 +13,9 @@ from typing import Any
 from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
+from fleet.site.cluster_note import NOTE, cluster_name
 from fleet.site.inventory import Inventory
 from fleet.site.members import address_of
 from fleet.site.preflight import inventory_problems
@@ -29,8 +31,8 @@ from fleet.verbs.names import find_host
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
 # The tasks and TensorBoard, their files and what they run on. Users, mounts, drivers and the packet filter stay: the
-# host stays shut.
-CLEAN = """set -e
+# host stays shut. It belongs to no cluster any more.
+CLEAN = f"""set -e
 units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
 [ -z "$units" ] || systemctl stop $units
 [ ! -e /etc/systemd/system/tensorboard.service ] || systemctl disable --now --quiet tensorboard.service
@@ -38,7 +40,7 @@ rm -f /etc/systemd/system/tensorboard.service /etc/systemd/system/multi-user.tar
 rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
 systemctl daemon-reload
 systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
-rm -rf /opt/trainer"""
+rm -rf /opt/trainer {NOTE}"""
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
 UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
 
@@ -58,6 +60,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
     if not plan_only:
         cluster.keep_starts_away("remove-host")  # which would bring the tasks back
     seen = cluster.observe(new_is_enough=True)
+    refuse_foreign(cluster.inventory, seen, [host])
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
     edit = _composed(
@@ -106,6 +109,7 @@ def replace_host(
     if not plan_only:
         cluster.keep_starts_away("replace-host")
     seen = cluster.observe(new_is_enough=True)
+    refuse_foreign(inventory, seen, [old])
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
     has = ChainMap[str, Any](variables, inventory.variables[old])  # type: ignore[arg-type]
@@ -113,10 +117,11 @@ def replace_host(
     at = address_of(new, has)
     edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
     expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
+    playbook = f"ansible-playbook site.yml{_takes_over(inventory, old, new, has)}"
     steps = [
         "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
         _step(inventory, edit, f"{new} ({where}) takes its place in {inventory.source}, with a backup"),
-        f"`ansible-playbook site.yml` makes {new} right, and tells the others: {_restart(cluster, seen)}",
+        f"`{playbook}` makes {new} right, and tells the others: {_restart(cluster, seen)}",
     ]
     if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
         steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
@@ -130,9 +135,20 @@ def replace_host(
         _change(inventory, desk, edit, expected, lines, old, new, variables)
     desk.say(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
-        "`ansible-playbook site.yml` and `fab start-cluster`"
+        f"`{playbook}` and `fab start-cluster`"
     )
     _answer(desk, "replace-host", "done", [old, new], steps)
+
+
+def _takes_over(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> str:
+    """Return what site.yml needs where the cluster is known by the address of a coordinator's host that goes."""
+    if old != inventory.chief.host:
+        return ""
+    before, after = (
+        cluster_name(inventory.groups, inventory.variables),
+        cluster_name({"chief": [new]}, {new: variables}),
+    )
+    return "" if before == after else f" -e cluster_takes_over={before}"
 
 
 def address_variables(inventory: Inventory, host: str, address: str | None) -> list[str]:

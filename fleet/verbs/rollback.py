@@ -11,6 +11,7 @@ from fleet import history
 from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
@@ -50,6 +51,7 @@ def rollback(
     if not plan_only:
         cluster.keep_starts_away("rollback")
     seen = cluster.observe(new_is_enough=True)
+    refuse_foreign(cluster.inventory, seen, cluster.inventory.hosts)
     lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
     if lost:
         why = (

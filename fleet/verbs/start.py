@@ -11,6 +11,7 @@ from fleet import decision, drains, report
 from fleet.cluster import Cluster
 from fleet.decision import Choice
 from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
@@ -125,6 +126,7 @@ def _plan_and_prove(
     looks = short.questions(warm=not request.plan_only)
     before = cluster.observe(settings=True, looks=looks, by_trainer=True)
     warm[:] = [task for task in warm if before.looks.get(task.host, {"warm": True})["warm"]]  # or its answer is lost
+    refuse_foreign(inventory, before, inventory.hosts)
     if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         agree_on_missing(inventory, desk, before.unreachable, request.allow_missing, before.drains)

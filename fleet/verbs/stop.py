@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fleet import report
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.site.topology import Task
@@ -23,6 +24,7 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> Non
     Raises HostsUnreachable after the others are stopped.
     """
     before = cluster.observe(new_is_enough=True)
+    refuse_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
     installed = [
         task
         for task in cluster.inventory.tasks

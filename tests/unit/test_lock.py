@@ -73,7 +73,7 @@ class Here:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet.lock, "WAIT_SECONDS", 0)
-    monkeypatch.setattr(fleet.lock, "getuser", lambda: "ann o'neill")
+    monkeypatch.setattr("fleet.site.origin.getuser", lambda: "ann o'neill")
 
 
 def test_a_second_one_is_told_who_is_at_work(tmp_path: Path) -> None:

@@ -382,6 +382,17 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
+@pytest.mark.parametrize("name", ["", "recommender"])
+def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
+    place: Path, hosts: Hosts, desk: verbs.Desk, name: str
+) -> None:
+    """They have noted the address of the old one, where the inventory has no name for the cluster."""
+    (place / "group_vars/all.yml").write_text(VARIABLES + (f"cluster_name: {name}\n" if name else ""))
+    hosts.unreachable["head"] = "no route"
+    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
+    assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fleet.printed(desk)) is (not name)
+
+
 @pytest.mark.parametrize(
     ("is_dead", "cost"),
     [(False, "a checkpoint that is saved first"), (True, "steps since the newest checkpoint are lost")],

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -56,6 +58,10 @@ uid:
   description: The user that looks, by number.
   type: int
   returned: success
+cluster:
+  description: Which cluster the host says it belongs to, with C(name), C(since) and C(who); empty for none.
+  type: dict
+  returned: success
 notes:
   description: What is right, and may surprise.
   type: list
@@ -67,6 +73,7 @@ notes:
 CLOCK_SECONDS = 600
 MOST_NAMED = 3
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
+CLUSTER = Path("/var/lib/psfleet/cluster.json")
 PORT = 9  # of no service: nothing is sent there
 
 Resolve = Callable[[str], list[str]]
@@ -234,6 +241,15 @@ def look(name: str, members: Mapping[str, str], now: float, tunnel: str = "") ->
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
+def noted_cluster(file: Path = CLUSTER) -> dict[str, Any]:
+    """Return which cluster the host belongs to; empty where that is missing or damaged."""
+    try:
+        note = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
 def _some(text: str | None) -> Iterable[str]:
     return [text] if text else []
 
@@ -249,7 +265,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     problems, notes = look(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
-    module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid())
+    module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), cluster=noted_cluster())
 
 
 if __name__ == "__main__":

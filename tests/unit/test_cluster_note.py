@@ -1,0 +1,212 @@
+"""A host belongs to one cluster: the note that it keeps, and who refuses it to another inventory."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cluster_note
+import pytest
+import yaml
+from host_look import noted_cluster
+
+from fleet import agent, verbs
+from fleet.cluster import Cluster
+from fleet.doctor.hosts import judge_hosts
+from fleet.errors import OperatorMistake
+from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems
+from fleet.site.filters import FILTERS
+from fleet.ssh import Answer
+from fleet.verbs.drain import drain, undrain
+from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
+from fleet.verbs.rollback import rollback
+from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.stop import stop_cluster
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as second_day
+
+ROOT = Path(__file__).parents[2]
+GROUPS = {"chief": ["a"], "worker": ["b", "c"]}
+HOSTVARS: dict[str, dict[str, Any]] = {name: {"ansible_host": f"192.0.2.1{n}"} for n, name in enumerate("abc")}
+THEIRS = {"name": "198.51.100.7", "since": 1780000000, "who": "ana@desk"}
+
+
+def test_a_cluster_is_known_by_its_coordinators_address() -> None:
+    assert cluster_name(GROUPS, HOSTVARS) == "192.0.2.10"
+    inner = HOSTVARS | {"a": {"ansible_host": "192.0.2.10", "cluster_address": "10.0.0.1", "cluster_encryption": True}}
+    assert cluster_name(GROUPS, inner) == "10.0.0.1"  # the tunnel is another address, of the same cluster
+    named = {host: {**each, "cluster_name": "recommender"} for host, each in HOSTVARS.items()}
+    assert cluster_name({"chief": ["b"]}, named) == "recommender"
+
+
+def test_hosts_that_are_renamed_or_added_stay_of_their_cluster() -> None:
+    name = cluster_name(GROUPS, HOSTVARS)
+    moved = {"head": HOSTVARS["a"], "gpu-1": HOSTVARS["b"], "new": {"ansible_host": "192.0.2.99"}}
+    after = cluster_name({"chief": ["head"], "worker": ["gpu-1", "new"]}, moved)
+    assert cluster_problems({"name": name}, "gpu-1", after) == []
+
+
+def test_a_host_of_another_cluster_is_refused_with_whose_it_is_and_the_way_to_have_it() -> None:
+    (problem,) = cluster_problems(THEIRS, "c", "192.0.2.10")
+    since = time.strftime("%Y-%m-%d", time.localtime(THEIRS["since"]))
+    assert f"host 'c': it belongs to the cluster 198.51.100.7 since {since}" in problem
+    assert "(site.yml of ana@desk), and this inventory is the cluster 192.0.2.10" in problem
+    assert "-e cluster_takes_over=198.51.100.7" in problem
+    assert cluster_problems(THEIRS, "c", "192.0.2.10", takes_over="198.51.100.7") == []
+    assert len(cluster_problems(THEIRS, "c", "192.0.2.10", takes_over="203.0.113.1")) == 1
+
+
+@pytest.mark.parametrize("note", [None, {}, [], "x", {"name": ""}, {"since": 1}])
+def test_a_host_without_a_note_is_free(note: Any) -> None:
+    assert cluster_problems(note, "c", "192.0.2.10") == []
+
+
+def keep(file: Path, name: str, check: bool = False, **more: str) -> dict[str, Any]:
+    """Run the module, as fleet/agent.py does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster_note, "AnsibleModule", agent.AnsibleModule)
+        patch.setattr(agent.AnsibleModule, "asked", {"name": name, "who": "ben@lab", "file": str(file), **more})
+        patch.setattr(agent.AnsibleModule, "check_mode", check)
+        with pytest.raises(agent.Done) as done:
+            cluster_note.main()
+    return done.value.result
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "psfleet/cluster.json"
+
+
+def test_the_first_cluster_that_comes_is_noted_and_stays(file: Path) -> None:
+    assert keep(file, "one", check=True)["changed"] is True
+    assert not file.exists()
+    assert keep(file, "one")["changed"] is True
+    first = noted_cluster(file)
+    assert (first["name"], first["who"]) == ("one", "ben@lab")
+    assert first["since"] == pytest.approx(time.time(), abs=60)
+    assert keep(file, "one", who="cleo@desk") == {"changed": False, "warnings": []}
+    assert noted_cluster(file) == first
+    assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o755, 0o644)
+
+
+def test_another_cluster_takes_a_host_only_where_it_names_the_one_that_has_it(file: Path) -> None:
+    keep(file, "one")
+    for takes_over in ("", "three"):
+        refused = keep(file, "two", takes_over=takes_over)
+        assert refused["failed"]
+        assert "it belongs to the cluster one; expected two" in refused["msg"]
+    assert noted_cluster(file)["name"] == "one"
+    assert keep(file, "two", takes_over="one")["changed"] is True
+    assert noted_cluster(file)["name"] == "two"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_damaged_note_is_written_anew(file: Path, text: str) -> None:
+    file.parent.mkdir()
+    file.write_text(text)
+    assert noted_cluster(file) == {}
+    assert keep(file, "one")["changed"] is True
+    assert noted_cluster(file)["name"] == "one"
+
+
+def test_site_yml_leaves_such_a_host_out_before_it_is_changed() -> None:
+    """The refusal is rendered as the role has it, from what the module would register."""
+    refusal = yaml.safe_load((ROOT / "roles/host_check/tasks/main.yml").read_text())[-1]
+    assert refusal["ansible.builtin.assert"]["that"] == "__host_check_problems | length == 0"
+    text = refusal["vars"]["__host_check_problems"]
+    for takes_over, found in (("", 2), ("198.51.100.7", 1)):
+        seen = {"cluster": THEIRS, "problems": ["its clock"]}
+        known = {"inventory_hostname": "c", "host_check_cluster": "192.0.2.10", "host_check_takes_over": takes_over}
+        assert len(render(text, {"__host_check_seen": seen, **known})) == found
+
+
+def test_reset_yml_refuses_such_a_host_before_it_stops_anything() -> None:
+    plays = yaml.safe_load((ROOT / "ansible/reset.yml").read_text())
+    refusing = next(n for n, play in enumerate(plays) if "host_check" in json.dumps(play))
+    stopping = next(n for n, play in enumerate(plays) if "systemctl stop" in json.dumps(play))
+    assert refusing < stopping
+    reached = {group for play in plays[refusing + 1 :] for group in play.get("hosts", "").split(":")}
+    asked = set(plays[refusing]["hosts"].split(":"))
+    assert {group for group in reached if not group.startswith("!")} - asked <= {"localhost", ""}
+    refusal = yaml.safe_load((ROOT / "roles/host_check/tasks/belongs.yml").read_text())[-1]
+    known = {"inventory_hostname": "c", "host_check_cluster": "192.0.2.10", "host_check_takes_over": ""}
+    text = refusal["vars"]["__host_check_foreign"]
+    assert len(render(text, {"__host_check_seen": {"cluster": THEIRS}, **known})) == 1
+    assert render(text, {"__host_check_seen": {"cluster": {}}, **known}) == []
+
+
+def render(text: str, known: dict[str, Any]) -> Any:
+    from jinja2.nativetypes import NativeEnvironment
+
+    environment = NativeEnvironment()
+    environment.filters |= FILTERS
+    return environment.from_string(text).render(known)
+
+
+class Foreign(second_day.Hosts):
+    """Hosts, some of which say that they belong to another cluster."""
+
+    def _look(self, host: str, script: str) -> Answer:
+        assert NOTE in script
+        note = json.dumps(THEIRS) if host in self.theirs else ""
+        return Answer("\n".join([super()._look(host, script).stdout, "@cluster", note]))
+
+    theirs: frozenset[str] = frozenset()
+
+
+@pytest.fixture
+def hosts() -> Foreign:
+    known = second_day.make_hosts()
+    return Foreign(**{name: getattr(known, name) for name in known.__dataclass_fields__})
+
+
+@pytest.fixture
+def desk(hosts: Foreign) -> verbs.Desk:
+    clock = fleet.Clock(hosts=hosts)
+    return verbs.Desk(io.StringIO(), clock, clock.sleep)
+
+
+VERBS: dict[str, Callable[[Cluster, verbs.Desk], object]] = {
+    "drain": lambda cluster, desk: drain(cluster, desk, "w-b"),
+    "undrain": lambda cluster, desk: undrain(cluster, desk, "w-b"),
+    "remove-host": lambda cluster, desk: remove_host(cluster, desk, "w-b"),
+    "replace-host": lambda cluster, desk: replace_host(cluster, desk, "w-b", "gpu-9", "192.0.2.99"),
+    "rollback": lambda cluster, desk: rollback(cluster, desk),
+    "start-cluster": lambda cluster, desk: start_cluster(cluster, desk, StartRequest()),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_fab_refuses_a_host_of_another_cluster(
+    hosts: Foreign, desk: verbs.Desk, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.verbs.start._check", lambda *_: None)
+    monkeypatch.setattr("fleet.short.ShortWay.questions", lambda *_, **__: {})
+    monkeypatch.setattr(verbs.Desk, "build", lambda *_: "abc", raising=False)
+    hosts.theirs = frozenset({"w-b"})
+    with pytest.raises(OperatorMistake, match=r"host 'w-b': it belongs to the cluster 198\.51\.100\.7 since"):
+        VERBS[verb](Cluster(hosts.inventory, hosts), desk)
+    assert [line for line in hosts.lines if json.loads(line)["outcome"] == "begun"] == []
+
+
+def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, desk: verbs.Desk) -> None:
+    hosts.theirs = frozenset({hosts.inventory.chief.host})
+    with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
+        stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert hosts.units[hosts.inventory.chief.name].active == "active"
+
+
+def test_a_host_that_was_removed_is_free_for_another_cluster() -> None:
+    assert f"rm -rf /opt/trainer {NOTE}" in CLEAN.splitlines()
+
+
+def test_doctor_names_a_host_of_another_cluster(hosts: Foreign) -> None:
+    hosts.theirs = frozenset({"w-b"})
+    seen = Cluster(hosts.inventory, hosts).observe(new_is_enough=True)
+    (found,) = judge_hosts(hosts.inventory, seen, {})
+    assert (found.level, found.where, found.part) == ("error", "w-b", "cluster")
+    assert "198.51.100.7" in found.what
