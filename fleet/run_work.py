@@ -23,6 +23,7 @@ def have_done(
     plan: bool,
     expected: int | None = None,
     noted: bool = False,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """Have a host do a verb of the trainer's; returns its answer. `expected` are the bytes of all of it.
 
@@ -40,7 +41,7 @@ def have_done(
                 return cluster.upkeep(verb, [*words, "--plan"], hear)
             if noted:
                 return cluster.upkeep(verb, words, hear)
-            with Trail(cluster, desk, verb) as trail:
+            with Trail(cluster, desk, verb, reason) as trail:
                 trail.begin(words=" ".join(words))
                 return cluster.upkeep(verb, words, hear)
         except KeyboardInterrupt:
@@ -48,7 +49,7 @@ def have_done(
 
 
 def have_copied(
-    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool
+    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool, reason: str | None = None
 ) -> tuple[dict[str, Any], str]:
     """Have a host make a copy, unless it is there already; returns its answer, and the copy's size in words.
 
@@ -56,7 +57,7 @@ def have_copied(
     """
     answer = have_done(cluster, desk, verb, words, plan=True)
     if not plan and answer["outcome"] != "there already":
-        answer = have_done(cluster, desk, verb, words, plan=False, expected=answer["bytes"])
+        answer = have_done(cluster, desk, verb, words, plan=False, expected=answer["bytes"], reason=reason)
     if desk.answers is not None:
         desk.answer(verb, answer)
     return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"

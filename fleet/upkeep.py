@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fleet.command_line import MEANWHILE, PLAN, RUN, Call, leaving, verb, whole
+from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, Call, leaving, verb, whole
 
 _YES = {"yes": "agree beforehand, instead of being asked"}
 
 
-@verb({"run": "which run; --run may be left out", **_YES, **PLAN}, MEANWHILE, positional=["run"])
-def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> None:
+@verb({"run": "which run; --run may be left out", **_YES, **REASON, **PLAN}, MEANWHILE, positional=["run"])
+def delete_run(call: Call, run: str, yes: bool = False, reason: str | None = None, plan: bool = False) -> None:
     """Remove a run that nobody trains and that is not selected."""
     from fleet.verbs.delete_run import delete_run as delete
 
     with call.cluster() as cluster, leaving():
-        delete(cluster, call.desk, run, yes, plan)
+        delete(cluster, call.desk, run, yes, plan, reason)
 
 
 @verb(
@@ -21,65 +21,75 @@ def delete_run(call: Call, run: str, yes: bool = False, plan: bool = False) -> N
         "keep": "how many of the newest runs and releases stay, whatever else is in use",
         "only": "runs, releases or wheels (default: all of them); may be repeated",
         **_YES,
+        **REASON,
         **PLAN,
     },
     MEANWHILE,
     iterable=["only"],
 )
-def prune(call: Call, keep: str, only: list[str] | None = None, yes: bool = False, plan: bool = False) -> None:
+def prune(
+    call: Call,
+    keep: str,
+    only: list[str] | None = None,
+    yes: bool = False,
+    reason: str | None = None,
+    plan: bool = False,
+) -> None:
     """Remove old runs, releases and wheels; with --plan, say how much that frees."""
     from fleet.verbs.prune import prune as remove_old
 
     number = whole("keep", keep)
     with call.cluster() as cluster, leaving():
-        remove_old(cluster, call.desk, number, only or (), yes, plan)
+        remove_old(cluster, call.desk, number, only or (), yes, plan, reason)
 
 
 @verb(
     {
         "run": "which run; --run may be left out",
         "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
+        **REASON,
         **PLAN,
     },
     MEANWHILE,
     positional=["run"],
 )
-def backup(call: Call, run: str, to: str, plan: bool = False) -> None:
+def backup(call: Call, run: str, to: str, reason: str | None = None, plan: bool = False) -> None:
     """Copy a run, also one that trains, with a manifest of its files."""
     from fleet.verbs.backup import back_up
 
     with call.cluster() as cluster, leaving():
-        back_up(cluster, call.desk, run, to, plan)
+        back_up(cluster, call.desk, run, to, plan, reason)
 
 
 @verb(
     {
         "copy": "the copy's folder on the chief's host; --copy may be left out",
         "run": "the run's name (default: the copy's)",
+        **REASON,
         **PLAN,
     },
     MEANWHILE,
     positional=["copy"],
 )
-def restore_run(call: Call, copy: str, run: str | None = None, plan: bool = False) -> None:
+def restore_run(call: Call, copy: str, run: str | None = None, reason: str | None = None, plan: bool = False) -> None:
     """Make a run of a copy, proven by its manifest."""
     from fleet.verbs.restore_run import restore_run as restore
 
     with call.cluster() as cluster, leaving():
-        restore(cluster, call.desk, copy, run, plan)
+        restore(cluster, call.desk, copy, run, plan, reason)
 
 
 @verb(
-    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **PLAN},
+    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **REASON, **PLAN},
     MEANWHILE,
     positional=["run", "new"],
 )
-def clone_run(call: Call, run: str, new: str, plan: bool = False) -> None:
+def clone_run(call: Call, run: str, new: str, reason: str | None = None, plan: bool = False) -> None:
     """Make a second run that goes on where a first one is now."""
     from fleet.verbs.clone_run import clone_run as clone
 
     with call.cluster() as cluster, leaving():
-        clone(cluster, call.desk, run, new, plan)
+        clone(cluster, call.desk, run, new, plan, reason)
 
 
 @verb(json="print all findings as JSON")

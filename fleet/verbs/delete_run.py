@@ -7,7 +7,9 @@ from fleet.run_work import have_done, refuse_name, refuse_unless_agreed, render_
 from fleet.verbs import Desk
 
 
-def delete_run(cluster: Cluster, desk: Desk, run: str, yes: bool = False, plan: bool = False) -> None:
+def delete_run(
+    cluster: Cluster, desk: Desk, run: str, yes: bool = False, plan: bool = False, reason: str | None = None
+) -> None:
     """Say what would go, ask, and remove it; a run that is gone already is no mistake."""
     refuse_name(run)
     if not plan:
@@ -21,7 +23,7 @@ def delete_run(cluster: Cluster, desk: Desk, run: str, yes: bool = False, plan: 
         desk.say(f"would remove run {run}: {size}\ndo it: fab delete-run {run}")
     else:
         refuse_unless_agreed(desk, yes, f"Remove run {run} for ever ({size})?")
-    answer = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False)
+    answer = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False, reason=reason)
     if desk.answers is not None:
         desk.answer("delete-run", answer)
     if answer["outcome"] == "done":

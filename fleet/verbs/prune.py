@@ -26,7 +26,13 @@ _USED = "du --summarize --block-size=1 --total {paths} 2>/dev/null | tail -n 1 |
 
 
 def prune(
-    cluster: Cluster, desk: Desk, keep: int, only: Sequence[str] = (), yes: bool = False, plan: bool = False
+    cluster: Cluster,
+    desk: Desk,
+    keep: int,
+    only: Sequence[str] = (),
+    yes: bool = False,
+    plan: bool = False,
+    reason: str | None = None,
 ) -> None:
     """Say what would go and how much that frees, ask, and remove it.
 
@@ -49,7 +55,7 @@ def prune(
         looks, outcome = planned, "planned" if plan else "done"
     else:
         refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
-        with Trail(cluster, desk, "prune") as trail:
+        with Trail(cluster, desk, "prune", reason) as trail:
             going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
             trail.begin(words=command.partition("prune ")[2], **going)
             looks = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}

@@ -9,13 +9,15 @@ from fleet.run_work import have_copied, refuse_name, refuse_path
 from fleet.verbs import Desk
 
 
-def restore_run(cluster: Cluster, desk: Desk, copy: str, name: str | None = None, plan: bool = False) -> None:
+def restore_run(
+    cluster: Cluster, desk: Desk, copy: str, name: str | None = None, plan: bool = False, reason: str | None = None
+) -> None:
     """Prove a copy and make a run of it, under its own name or another one."""
     refuse_path("the copy", copy)
     if name is not None:
         refuse_name(name)
     words = [copy, *(["--as", name] if name else [])]
-    answer, size = have_copied(cluster, desk, "restore-run", words, plan)
+    answer, size = have_copied(cluster, desk, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":
         command = shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])])
         desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")

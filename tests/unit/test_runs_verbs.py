@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from invoke import Context
 
+from fleet import upkeep
 from fleet.cluster import Cluster
+from fleet.command_line import Call
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.run_work import render_bytes
 from fleet.ssh import Answer
@@ -263,6 +266,31 @@ def test_prune_says_the_whole_command_and_leaves_a_line_for_each_kind(
     prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], yes=True)
     assert [line["outcome"] for line in lines] == ["begun", "done"]
     assert lines[0]["releases"] == ["head:releases/old"]
+
+
+def test_the_reason_of_each_verb_that_keeps_runs_is_in_the_history(
+    config: Config, hosts: Hosts, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Mapping[str, Any]] = []
+    monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
+    monkeypatch.setattr(Call, "cluster", lambda self: contextlib.nullcontext(Cluster(hosts.inventory, hosts)))
+    monkeypatch.setattr(Call, "desk", desk)
+    make(config, "digits")
+    hosts.spare = {"head": ["/opt/trainer/releases/old"]}
+    copy = f"{tmp_path}/backups/digits@20"
+    for verb, words in {
+        upkeep.backup: {"run": "digits", "to": f"{tmp_path}/backups"},
+        upkeep.restore_run: {"copy": copy, "run": "digits-2"},
+        upkeep.clone_run: {"run": "digits", "new": "digits-3"},
+        upkeep.delete_run: {"run": "digits-3", "yes": True},
+        upkeep.prune: {"keep": "2", "only": ["releases"], "yes": True},
+    }.items():
+        verb.body(Context(), **words, reason=f"why {verb.name}")
+    assert [(line["verb"], line["outcome"], line.get("reason")) for line in lines] == [
+        (verb, outcome, f"why {verb.replace('-', '_')}")
+        for verb in ("backup", "restore-run", "clone-run", "delete-run", "prune")
+        for outcome in ("begun", "done")
+    ]
 
 
 def test_an_environment_names_its_set_of_wheels() -> None:
