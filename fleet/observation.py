@@ -111,11 +111,18 @@ def question(
 def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Observation, new_is_enough: bool) -> None:
     """Take into the observation what a host said."""
     parts = split_sections(answer.stdout)
+    _read_host(inventory, host, parts, answer, observation)
+    if _read_tasks(inventory, host, parts, answer, observation) and host == inventory.chief.host:
+        _read_run(inventory, host, parts, answer, observation)
+        if "run" not in parts and (run := read_files(parts, inventory.shared_dir)):
+            observation.run = run if run.state != "new" or new_is_enough else None
+
+
+def _read_host(
+    inventory: Inventory, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation
+) -> None:
     observation.clocks[host] = float(parts.get("now") or 0)
     observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
-    units = parse_units(parts.get("units", ""))
-    ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
-    environments = parts.get("environments", "").split()
     if parts.get("first-code", "0") != "0":
         observation.failed[host] = last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
     if isinstance(look := load_json(parts.get("look", "")), dict):
@@ -134,11 +141,20 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
     for name, drain in readings.parse(parts.get("drains", "")).items():
         if name in inventory.hosts:
             observation.drains.setdefault(name, drain)
+
+
+def _read_tasks(
+    inventory: Inventory, host: str, parts: Mapping[str, str], answer: Answer, observation: Observation
+) -> bool:
+    """Take in what the host says of its tasks; returns whether systemd knows all of them, else it can't be asked."""
+    units = parse_units(parts.get("units", ""))
+    ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
+    environments = parts.get("environments", "").split()
     directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
     for task in inventory.tasks_on(host):
         if task.unit not in units:
             observation.unreachable[host] = f"systemd says nothing about {task.unit}: {last_line(answer)}"
-            return
+            return False
         observation.units[task.name] = units[task.unit]
         observation.configured[task.name] = f"{task.name}.env" in environments
         if task.port is not None:
@@ -146,10 +162,7 @@ def read_answer(inventory: Inventory, host: str, answer: Answer, observation: Ob
         release = _RELEASE.search(directories.get(str(units[task.unit].pid), ""))
         if release:
             observation.running[task.name] = release[1]
-    if host == inventory.chief.host:
-        _read_run(inventory, host, parts, answer, observation)
-        if "run" not in parts and (run := read_files(parts, inventory.shared_dir)):
-            observation.run = run if run.state != "new" or new_is_enough else None
+    return True
 
 
 def read_status(inventory: Inventory, host: str, answer: Answer, observation: Observation) -> None:
