@@ -261,9 +261,11 @@ def test_the_limit_of_a_sweep_is_that_of_its_points_together(config: Config) -> 
     assert present(config) == "next"
 
 
+@pytest.mark.parametrize(("code", "state"), [(STOPPED, "stopped"), (FINISHED, "finished")])
 def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
-    config: Config, monkeypatch: pytest.MonkeyPatch
+    config: Config, monkeypatch: pytest.MonkeyPatch, code: int, state: str
 ) -> None:
+    """Also where it is at its last step by then."""
     ask(config, "a", seconds=60)
     ask(config, "b")
 
@@ -273,13 +275,13 @@ def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
         deadline = time.monotonic() + 10
         while not more["stopping"]() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return STOPPED
+        return code
 
     monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     end_of_a = queue(config).ends()["a"]
-    assert (end_of_a["state"], end_of_a["message"]) == ("stopped", "its limit of 1 min is used up")
+    assert (end_of_a["state"], end_of_a["message"]) == (state, "its limit of 1 min is used up" if code else "")
     assert present(config) == "b"
 
 

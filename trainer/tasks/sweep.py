@@ -96,10 +96,10 @@ def train_point(
     except Stopped:
         code = STOPPED
     sweep = sweep_or_none(config) or sweep
-    is_cut_short = code == STOPPED and limit.reached is not None
-    if sweep is None or not (is_cut_short or code in (FINISHED, USER_ERROR)):
+    if sweep is None or not (code in (FINISHED, USER_ERROR) or (code == STOPPED and limit.reached is not None)):
         return code
-    return leave_point(sweep, config, cluster, notifier, code, lambda: stopping() and not is_cut_short, limit.reached)
+    asked = stopping if limit.reached is None else lambda: False  # else the limit asked, perhaps at the last step
+    return leave_point(sweep, config, cluster, notifier, code, asked, limit.reached)
 
 
 def leave_point(
