@@ -42,8 +42,9 @@ venv-tf: .venv/.tensorflow  ## TensorFlow as well, for the training tests
 	.venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r $<
 	@touch $@
 
-.venv/.tensorflow: .venv/.control $(CPU_LOCK)
+.venv/.tensorflow: .venv/.control $(CPU_LOCK) locks/optuna.txt
 	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r $(CPU_LOCK)
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --no-deps --require-hashes -r locks/optuna.txt
 	@touch $@
 
 packages:  # Debian packages of the lab machine, where they are missing
@@ -179,6 +180,7 @@ lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's
 	$(COMPILE) --python-version 3.11 --universal locks/browser.in -c locks/control.txt -o locks/browser.txt
 	$(COMPILE) --python-version 3.11 --universal locks/docs.in -c locks/control.txt -o locks/docs.txt
 	$(COMPILE) --python-version 3.11 --universal locks/managers.in -c locks/control.txt -o locks/managers.txt
+	$(COMPILE) --python-version 3.11 --universal --no-emit-package numpy locks/optuna.in -c locks/control.txt -c locks/cpu-3.11.txt -o locks/optuna.txt
 
 # The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
 .cache/%/.made: locks/%.txt .venv/.control

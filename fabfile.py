@@ -78,7 +78,7 @@ def start_cluster(call: Call, **flags: Any) -> None:
 
 @verb(
     {
-        "file": "YAML: a grid or a list of the program's parameters (docs/sweeps.md); --file may be left out",
+        "file": "YAML: a grid, list or search of the program's parameters (docs/sweeps.md); --file may be left out",
         "status": "show how far it is, and start nothing",
         "name": "with --status: which sweep, instead of the selected one",
         **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing", "reason")},
@@ -165,11 +165,11 @@ def queue_add(
     with leaving("left. Look: fab queue"), call.cluster(check=True) as cluster:
         name, given, points = run or "", read_parameters(set), None
         if sweep:
-            from fleet.site.sweep_file import read_sweep_file
+            from fleet.site.sweep_file import read_sweep_to_wait
 
             if program or given:
                 raise Exit("a sweep's file has its program and parameters: leave --program and --set out", 2)
-            selection = read_sweep_file(Path(sweep))
+            selection = read_sweep_to_wait(Path(sweep))
             name, points = selection["sweep"]["name"], selection["sweep"]["points"]
             program, given = selection.get("program"), selection.get("program_args", {})
         asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason)

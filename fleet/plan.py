@@ -11,6 +11,7 @@ from fleet.decision import Choice, pick_restarts
 from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.site.inventory import Inventory
+from fleet.site.sweep_file import size_of
 from fleet.site.topology import Task
 from fleet.units import Health
 from trainer.core.config import Config
@@ -121,7 +122,7 @@ def render_plan(plan: Plan) -> str:
             chosen += f"{', ' if chosen else ''}with {describe_values(values)}"
         lines.append(f"  select  {chosen}")
         if sweep := plan.choice.selection.get("sweep"):
-            lines[-1] += f"{', ' if chosen else ''}sweep {sweep['name']} of {len(sweep['points'])} points"
+            lines[-1] += f"{', ' if chosen else ''}sweep {sweep['name']} of {size_of(sweep)} points"
         if "queue" in plan.choice.selection:
             lines[-1] += "the queue"
     elif (run := plan.choice.selection.get("run")) not in (None, plan.inventory.run_name):

@@ -12,6 +12,7 @@ from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.run import Run
 from fleet.site.inventory import Inventory
+from fleet.site.sweep_file import size_of
 from fleet.site.topology import Task
 from fleet.tables import render_duration, render_metrics, render_number, render_table
 from fleet.terminal import one_line, set_off
@@ -157,7 +158,7 @@ def render_run(run: Run | None) -> str:
 def render_selection(selection: Mapping[str, Any]) -> list[str]:
     """Say of which sweep the run is a point, and whether the queue has it trained."""
     sweep = selection.get("sweep")
-    lines = [f"a point of sweep {sweep['name']}, which has {len(sweep['points'])}: fab sweep --status"] if sweep else []
+    lines = [f"a point of sweep {sweep['name']}, which has {size_of(sweep)}: fab sweep --status"] if sweep else []
     return [*lines, "of the queue: fab queue"] if "queue" in selection else lines
 
 

@@ -132,6 +132,7 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
     sweep = sweep_of(selection, config.shared_dir)
     if sweep is None:
         return [apply_selection(config, selection)]
+    sweep.refuse(config)
     return [
         apply_selection(config.replace(**of_the_run(point.settings)), point.selection) for point in sweep.to_prove()
     ]

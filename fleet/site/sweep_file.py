@@ -17,13 +17,15 @@ from fleet.site.schema.problems import show
 from fleet.site.schema.reading import plain
 from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
 from trainer.core.parameters import values_problem
+from trainer.core.search_space import KEYS as SEARCH_KEYS
+from trainer.core.search_space import SearchSpace, search_problem
 
-KEYS = ("name", "program", "program_args", "grid", "points")
+KEYS = ("name", "program", "program_args", "grid", "points", "search")
 MOST_POINTS = 1000
 # It travels on command lines, the longest of which Linux takes has 131,071 bytes.
 LONGEST = 50_000
 MOST_CHARACTERS = 1_000_000  # of the file, with its comments
-EXPECTED = "expected a mapping of `grid` (each name with a list of values) or `points` (a list of mappings), and more"
+EXPECTED = "expected a mapping of `grid` (each name with a list of values), `points` (a list of mappings) or `search`"
 
 
 class Loader(yaml.SafeLoader):
@@ -67,7 +69,7 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
             raise OperatorMistake(f"{path}: the point {json.dumps(point)} is there twice; each is trained once")
         seen.add(text)
     selection = {key: content[key] for key in ("program", "program_args") if key in content}
-    selection["sweep"] = {"name": str(content.get("name", path.stem)), "points": points}
+    selection["sweep"] = {"name": str(content.get("name", path.stem)), "points": points, **search_in(content)}
     length = len(json.dumps(selection))
     if length > LONGEST:
         raise OperatorMistake(
@@ -77,13 +79,23 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
     return selection
 
 
+def read_sweep_to_wait(path: Path) -> dict[str, Any]:
+    """Return the selection of a sweep that is to wait in the queue; raises OperatorMistake, also for a search."""
+    selection = read_sweep_file(path)
+    if "search" in selection["sweep"]:
+        raise OperatorMistake(f"{path}: a search can't wait in the queue: start it with fab sweep, once that is empty")
+    return selection
+
+
 def file_problem(content: Any, stem: str) -> str | None:
     """Say what is wrong with a sweep's file; None where nothing is."""
     if not isinstance(content, dict):
         return EXPECTED
     for key in content:
-        if key not in KEYS:
-            return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}"
+        if key in SEARCH_KEYS and "search" not in content:
+            return f"{key} is of a search: add search: optuna"
+        if key not in (*KEYS, *SEARCH_KEYS):
+            return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}, and of a search {', '.join(SEARCH_KEYS)}"
     name, grid, points = content.get("name", stem), content.get("grid", {}), content.get("points", [])
     if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
         return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
@@ -96,12 +108,46 @@ def file_problem(content: Any, stem: str) -> str | None:
         return f"grid is {show(grid)}: expected a list of values for each name, such as learning_rate: [0.1, 0.01]"
     if not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
         return f"points is {show(points)}: expected a list of mappings, such as - {{learning_rate: 0.1}}"
-    if not grid and not points:
+    if not grid and not points and "search" not in content:
         return EXPECTED
     common = content.get("program_args", {})
     if not isinstance(common, dict):
         return f"program_args is {show(common)}: expected a mapping of names to values"
-    return None
+    return choosing_problem(content, common) if "search" in content else None
+
+
+def choosing_problem(content: Mapping[str, Any], common: Mapping[str, Any]) -> str | None:
+    """Say what is wrong with a search in a sweep's file; None where nothing is."""
+    if content["search"] != "optuna":
+        return f"search is {show(content['search'])}: expected optuna"
+    if listed := [key for key in ("grid", "points") if key in content]:
+        return f"it has a search and {listed[0]}: make two files of it, since a search chooses its points itself"
+    search = search_of(content)
+    if problem := search_problem(search):
+        return problem
+    if problem := values_problem(SearchSpace.of(search).first()):
+        return problem
+    for name, asked in search["parameters"].items():
+        for choice in asked.get("choices", []):
+            if problem := values_problem({name: choice}):
+                return problem
+    doubled = [name for name in search["parameters"] if name in common]
+    return f"{doubled[0]} is in program_args and in parameters: leave one of them out" if doubled else None
+
+
+def search_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a sweep's file has of a search, empty of a file without one."""
+    return {key: content[key] for key in SEARCH_KEYS if key in content}
+
+
+def search_in(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search adds to a selection's sweep."""
+    return {"search": search_of(content)} if "search" in content else {}
+
+
+def size_of(sweep: Mapping[str, Any]) -> int:
+    """Return how many points a selection's sweep has, with those that are still to be chosen."""
+    return int(sweep["search"]["trials"]) if "search" in sweep else len(sweep["points"])
 
 
 def list_points(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

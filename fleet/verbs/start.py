@@ -181,8 +181,9 @@ def check_program(inventory: Inventory, desk: Desk, asked: Mapping[str, Any]) ->
     decision.refuse_templates(asked)
     decision.choose(asked.get("run"), asked.get("program"), {}, None)
     if named := asked.get("program"):
-        points = asked.get("sweep", {}).get("points", [])
-        arguments = [name for given in (asked.get("program_args", {}), *points) for name in given]
+        sweep = asked.get("sweep", {})
+        given = (asked.get("program_args", {}), *sweep.get("points", []), sweep.get("search", {}).get("parameters", {}))
+        arguments = [name for each in given for name in each]
         desk.find(inventory, named, list(dict.fromkeys(arguments)))
 
 

@@ -15,6 +15,8 @@ from fleet.verbs import Desk
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
 from trainer.telemetry.sweep import describe_sweep
 
+ENDS = ("finished", "pruned", "failed")
+
 
 def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None) -> None:
     """Show how far a sweep is: the one of this name, the selected one, or the last."""
@@ -31,10 +33,12 @@ def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]
     """Choose a sweep by what is selected, what runs, and how far the one of its name is."""
     chief = before.units.get(cluster.inventory.chief.name)
     known = cluster.read_sweep(asked["sweep"]["name"]) if before.run else None
-    done = known and all(point["state"] == "finished" for point in known["points"])
-    same = known and [point["program_args"] for point in known["points"]] == [
-        {**asked.get("program_args", {}), **point} for point in asked["sweep"]["points"]
-    ]
+    done = known and known["over"] and all(point["state"] in ("finished", "pruned") for point in known["points"])
+    same = known and (
+        "search" in asked["sweep"]
+        or [point["program_args"] for point in known["points"]]
+        == [{**asked.get("program_args", {}), **point} for point in asked["sweep"]["points"]]
+    )
     if done and same and is_same(asked, before.selection):
         return decision.Choice(before.selection, write=False, new=False)
     runs = chief is not None and chief.up
@@ -62,7 +66,9 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
                     raise HostsUnreachable(seen.unreachable, "the sweep may go on unseen: fab sweep --status")
                 continue
             heard = desk.clock()
-            ended = {point["run"]: point for point in sweep["points"] if point["state"] in ("finished", "failed")}
+            ended = {
+                point["run"]: point for point in sweep["points"] if point["state"] in ("finished", "pruned", "failed")
+            }
             for run in [] if seen_ends is None else [run for run in ended if run not in seen_ends]:
                 progress.keep(f"{run}: {ended[run]['state']}")
             seen_ends = set(ended)
@@ -73,7 +79,8 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
             else:
                 _refuse_stopped(cluster, seen, name, desk.clock() - begun)
             trained = report.render_progress(seen.run) if seen.run else "waiting"
-            progress.show(f"{len(ended)} of {len(sweep['points'])} points have ended; {sweep['present']}: {trained}")
+            size = sweep.get("size", len(sweep["points"]))  # an older release says none
+            progress.show(f"{len(ended)} of {size} points have ended; {sweep['present']}: {trained}")
     desk.say(describe_sweep(sweep))
     if evaluator is not None and not sweep["evaluated"]:
         desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")

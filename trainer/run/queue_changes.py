@@ -18,7 +18,7 @@ from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.queue import OF_A_SWEEP, Entry, Queue, queue_file
 from trainer.run.records import read_record, write_record
-from trainer.run.selection import of_the_run, read_selection, selection_path
+from trainer.run.selection import is_search, of_the_run, read_selection, selection_path, sweep_of
 
 DONE, PLANNED, THERE, GONE = "done", "planned", "there already", "not there"
 # Entries that have ended are shown, so many of the last.
@@ -131,6 +131,9 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     selection = read_selection(config)
     if "queue" in selection:
         return []
+    if is_search(selection.get("sweep")):
+        refuse_beside_search(config, selection)
+        return []
     entry: dict[str, Any] = {key: selection[key] for key in OF_A_SWEEP if key in selection}
     entry["settings"] = {"program": config.program, "program_args": dict(config.program_args)}
     if "sweep" in selection:
@@ -148,6 +151,16 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
         return []
     entries[:] = [each for each in entries if each["name"] != entry["name"]]
     return [{**entry, **about, "attempt": _attempt(config, entry["name"]) + 1}]
+
+
+def refuse_beside_search(config: Config, selection: Mapping[str, Any]) -> None:
+    """Raise UserError while a search has points left: its next ones are not known, so the queue can't have them."""
+    search = sweep_of(selection, config.shared_dir)
+    if search is not None and not search.is_over():
+        raise UserError(
+            f"sweep {search.name} is a search, which can't be part of the queue: wait for its end (fab sweep "
+            "--status), or select another run first (fab start-cluster --run NAME)"
+        )
 
 
 def follow_queue(config: Config) -> None:

@@ -12,6 +12,7 @@ from trainer.core.setting import unknown_key
 from trainer.run.directory import RunDirectory
 from trainer.run.queue import Queue
 from trainer.run.records import read_record
+from trainer.run.search import Search
 from trainer.run.sweep import Sweep
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,15 @@ def sweep_of(selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep | No
     """Return the sweep of a selection, or the queue; None where it names one run. Raises ConfigError."""
     if "queue" in selection:
         return Queue.read(shared_dir)
-    return Sweep.of(selection, shared_dir) if "sweep" in selection else None
+    if "sweep" not in selection:
+        return None
+    kind = Search if is_search(selection["sweep"]) else Sweep
+    return kind.of(selection, shared_dir)
+
+
+def is_search(sweep: object) -> bool:
+    """Whether a selection's sweep has its points chosen one by one."""
+    return isinstance(sweep, dict) and "search" in sweep
 
 
 def selected_sweep(config: Config) -> Sweep | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import ConfigError
+from trainer.core.config import Config, ConfigError
 from trainer.core.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
@@ -21,6 +21,8 @@ from trainer.run.records import read_record, write_record
 
 # The ends after which nothing was left to evaluate, and so nothing ever will be: their records need no other look.
 SETTLED: set[tuple[Path, str, Any]] = set()
+PRUNED = "pruned"
+"""A search has stopped a point early: that is an end, as a finish is."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Sweep:
     def record(self) -> Path:
         return self.shared_dir / "sweeps" / f"{self.name}.json"
 
+    @property
+    def size(self) -> int:
+        """How many points it has, with those that are still to be chosen."""
+        return len(self.points)
+
     def ends(self) -> dict[str, dict[str, Any]]:
         """Return by run what became of the points that have ended; a failure of an earlier attempt is none.
 
@@ -82,6 +89,21 @@ class Sweep:
         """Return the point to train now, or None when all have ended."""
         ends = self.ends()
         return next((point for point in self.points if point.run not in ends), None)
+
+    def is_over(self) -> bool:
+        """Whether nothing is left to train, nor to be chosen."""
+        return self.present() is None
+
+    def choose(self) -> Point | None:
+        """Choose another point once all have ended: a search does. Only the coordinator may."""
+        return None
+
+    def refuse(self, config: Config) -> None:
+        """Raise ConfigError where this environment or these settings can't train it."""
+
+    def awaits(self, run: str) -> bool:
+        """Whether the point's end is written only once its last checkpoint is evaluated, which it is not yet."""
+        return False
 
     def unevaluated(self) -> Point | None:
         """Return the first point of which something may be left to evaluate, or None when the sweep is over."""
@@ -111,9 +133,12 @@ class Sweep:
     def end_point(self, run: str, state: RunState, message: str = "") -> None:
         """Write down what became of a point: only its coordinator may, or a member that failed."""
         end = {"state": state, "message": message, "attempt": self.attempt, "time": time.time()}
-        points = [{"run": point.run, "program_args": dict(point.program_args)} for point in self.points]
-        ends = {**self._read().get("ends", {}), run: end}
-        write_record(self.record, {"name": self.name, "attempt": self.attempt, "points": points, "ends": ends})
+        self._write({**self._read().get("ends", {}), run: end}, self.points)
+
+    def _write(self, ends: Mapping[str, Any], points: Sequence[Point]) -> None:
+        """Replace the record in one step."""
+        written = [{"run": point.run, "program_args": dict(point.program_args)} for point in points]
+        write_record(self.record, {"name": self.name, "attempt": self.attempt, "points": written, "ends": dict(ends)})
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -122,7 +147,7 @@ class Sweep:
             raise ConfigError(f"{error}; remove the file: the runs that are finished are found again") from error
 
     def _counts(self, run: str, end: Mapping[str, Any]) -> bool:
-        return end.get("state") == RunState.FINISHED or int(end.get("attempt", 0)) >= self.attempt
+        return end.get("state") in (RunState.FINISHED, PRUNED) or int(end.get("attempt", 0)) >= self.attempt
 
     def _owes(self, point: Point) -> bool:
         directory = RunDirectory(self.shared_dir, point.run)

@@ -35,8 +35,7 @@ from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
 from trainer.run.queue_changes import read_or_none
 from trainer.run.records import read_record, sync, write_record
-from trainer.run.selection import read_selection
-from trainer.run.sweep import Sweep
+from trainer.run.selection import read_selection, sweep_of
 
 # A lease that was not renewed for so many times its length is nobody's, by the storage's own clock.
 LEASES = 2
@@ -76,8 +75,8 @@ def chosen_runs(config: Config) -> set[str]:
             return waiting
     else:
         waiting = set()
-    if "sweep" in selection:
-        return waiting | {point.run for point in Sweep.of(selection, config.shared_dir).points}
+    if "sweep" in selection and (sweep := sweep_of(selection, config.shared_dir)):
+        return waiting | {point.run for point in sweep.points}
     return waiting | {selection.get("run", config.run)}
 
 

@@ -179,7 +179,7 @@ def ending(
         # TensorFlow says of each function that the export traces that it can't tell a server which is gone.
         exporting = finished is not None and config.export and directory.is_export_left()
         sweep = selected_sweep(config)
-        over = f"{sweep.title} is over" if sweep is not None and sweep.present() is None else ""
+        over = f"{sweep.title} is over" if sweep is not None and sweep.is_over() else ""
     except StaysOut as error:
         return TRY_AGAIN, str(error)
     except OSError as error:

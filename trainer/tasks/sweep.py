@@ -112,6 +112,9 @@ def leave_point(
     why: str | None,
 ) -> int:
     """Write down that the point has ended with this code, and go on; returns the exit code."""
+    if cluster.job == "chief" and code == FINISHED and not await_evaluation(sweep, config, notifier, stopping):
+        log.info("%s is stopped while it waits for the evaluation of %s", sweep.title, config.run)
+        return STOPPED
     try:
         end_point(sweep, config, cluster, code, why)
     except OSError as error:
@@ -125,11 +128,40 @@ def leave_point(
     return go_on(sweep, config, cluster, notifier)
 
 
+def await_evaluation(sweep: Sweep, config: Config, notifier: Notifier, stopping: Callable[[], bool]) -> bool:
+    """Wait until the last checkpoint is evaluated, where a search chooses by that; returns False when stopped.
+
+    After `evaluating_timeout_seconds` the newest evaluation counts that there is.
+    """
+    deadline = time.monotonic() + config.evaluating_timeout_seconds
+    if config.evaluation != "sidecar":
+        return True
+    if sweep.awaits(config.run):
+        notifier.watch(lambda: True)
+        notifier.status(f"{sweep.title} waits for the evaluation of {config.run}")
+    while sweep.awaits(config.run) and time.monotonic() < deadline:
+        if stopping():
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
 def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier) -> int:
     """Ask for the process of the next point, or say that there is none; returns the exit code."""
     sweep = sweep_or_none(config) or sweep  # others may have asked for more
-    if (point := sweep.present()) is not None:
+    point = sweep.present()
+    if point is None and cluster.job == "chief":
+        try:
+            point = sweep.choose()
+        except OSError as error:
+            log.error("cannot write down the next point of %s, trying again: %s", sweep.title, error)
+            time.sleep(PATIENCE_SECONDS)
+            return TRY_AGAIN
+    if point is not None:
         log.info("%s goes on with %s", sweep.title, point.run)
+        return TRY_AGAIN
+    if not sweep.is_over():  # a member waits for the chief's choice
+        time.sleep(POLL_SECONDS)
         return TRY_AGAIN
     log.info("%s is over", sweep.title)
     notifier.ready(f"{sweep.title} is over")

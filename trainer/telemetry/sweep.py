@@ -11,8 +11,8 @@ from trainer.core.parameters import describe_values
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.run.selection import read_selection
-from trainer.run.sweep import Point, Sweep
+from trainer.run.selection import read_selection, sweep_of
+from trainer.run.sweep import PRUNED, Point, Sweep
 from trainer.telemetry.status import lay_out, numbers, read_status
 
 
@@ -27,9 +27,10 @@ def read_sweep(config: Config, name: str | None = None) -> dict[str, Any]:
     return {
         "name": sweep.name,
         "attempt": sweep.attempt,
-        "over": present is None,
+        "over": sweep.is_over(),
         "present": present.run if present else None,
         "evaluated": sweep.unevaluated() is None,
+        "size": sweep.size,
         "points": [read_point(sweep, point, ends.get(point.run)) for point in sweep.points],
     }
 
@@ -37,8 +38,8 @@ def read_sweep(config: Config, name: str | None = None) -> dict[str, Any]:
 def find_sweep(config: Config, name: str | None) -> Sweep:
     selection = read_selection(config)
     if "sweep" in selection:
-        selected = Sweep.of(selection, config.shared_dir)
-        if name in (None, selected.name):
+        selected = sweep_of(selection, config.shared_dir)
+        if selected is not None and name in (None, selected.name):
             return selected
     directory = Path(config.shared_dir) / "sweeps"
     files = sorted(directory.glob("*.json"), key=lambda path: path.stat().st_mtime)
@@ -79,9 +80,10 @@ def describe_sweep(summary: Mapping[str, Any]) -> str:
         evaluation = numbers(point["evaluation"]) or "-"
         parameters = describe_values(point["program_args"]) or "-"
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
-    ended = [point for point in summary["points"] if point["state"] in (RunState.FINISHED, RunState.FAILED)]
+    ended = [point for point in summary["points"] if point["state"] in (RunState.FINISHED, PRUNED, RunState.FAILED)]
     failed = [point for point in summary["points"] if point["state"] == RunState.FAILED]
-    state = "over" if summary["over"] else f"{len(ended)} of {len(summary['points'])} points have ended"
+    size = summary.get("size", len(summary["points"]))  # an older release says none
+    state = "over" if summary["over"] else f"{len(ended)} of {size} points have ended"
     lines = [f"sweep {summary['name']}: {state}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
     for point in ended:
         if point["message"]:

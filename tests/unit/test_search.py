@@ -1,0 +1,282 @@
+"""A search beside its choosing, which needs Optuna (tests/training/test_search.py): its file, its records, its end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import decision
+from fleet.errors import OperatorMistake
+from fleet.plan import size_of
+from fleet.site.sweep_file import read_sweep_file, read_sweep_to_wait
+from tests.unit.test_evaluator import write_checkpoint
+from trainer.check import read_settings
+from trainer.cluster.spec import Cluster
+from trainer.core.config import Config, ConfigError
+from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, UserError
+from trainer.core.search_space import SearchSpace
+from trainer.core.signals import StopRequest
+from trainer.core.states import RunState
+from trainer.run import queue_changes, search
+from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record, write_record
+from trainer.run.search import Search
+from trainer.run.selection import apply_selection, selected_sweep
+from trainer.tasks import server, sweep
+from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.sweep import describe_sweep, read_sweep
+
+FILE = """
+program: a:B
+program_args: {dropout: 0.4}
+search: optuna
+trials: 3
+metric: loss
+parameters:
+  rate: {low: 1e-4, high: 1, log: true}
+  units: {low: 8, high: 64, step: 8}
+  layers: {choices: [[64], [64, 64]]}
+"""
+CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
+FIRST = {"dropout": 0.4, "rate": 0.01, "units": 32, "layers": [64]}
+
+
+def selection(path: Path, attempt: int = 1) -> dict[str, Any]:
+    file = path / "s.yml"
+    file.write_text(FILE)
+    asked = read_sweep_file(file)
+    asked["sweep"]["attempt"] = attempt
+    return asked
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A search of three points whose chooser is the number of those before."""
+    write_record(tmp_path / "selection.json", selection(tmp_path))
+    monkeypatch.setattr(search, "choose", lambda space, trials: {**space.first(), "rate": len(trials) / 10})
+    return Config(program="a:B", shared_dir=str(tmp_path), steps=10)
+
+
+def selected(config: Config) -> Search:
+    found = selected_sweep(apply_selection(config))
+    assert isinstance(found, Search)
+    return found
+
+
+def evaluate(config: Config, run: str, **metrics: float) -> None:
+    write_record(RunDirectory(config.shared_dir, run).evaluation, {"step": 10, "metrics": metrics})
+
+
+def end(config: Config, run: str) -> None:
+    write_checkpoint(RunDirectory(config.shared_dir, run), 10)
+    evaluate(config, run, loss=0.5)
+    selected(config).end_point(run, RunState.FINISHED)
+
+
+def test_a_file_asks_for_a_search(tmp_path: Path) -> None:
+    asked = selection(tmp_path)
+    assert (asked["program"], asked["sweep"]["name"], size_of(asked["sweep"])) == ("a:B", "s", 3)
+    again = decision.choose_sweep(asked, asked, True, {"attempt": 1}, {})
+    assert (again.selection, again.write) == (asked, False)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "message"),
+    [
+        ("search: optuna", "search: hyperopt", "search is 'hyperopt': expected optuna"),
+        ("search: optuna", "grid: {a: [1]}", "trials is of a search: add search: optuna"),
+        ("search: optuna", "search: optuna\ngrid: {a: [1]}", "it has a search and grid: make two files of it"),
+        ("search: optuna", "search: optuna\npoints: []", "it has a search and points: make two files of it"),
+        ("search: optuna", "search: optuna\ntrails: 3", "unknown key 'trails'; the keys are name, program, "),
+        ("trials: 3", "", "a search needs trials: how many points it trains"),
+        ("trials: 3", "trials: 0", "trials is 0: expected a whole number of at least 1"),
+        ("trials: 3", "trials: true", "trials is True: expected a whole number"),
+        ("trials: 3", "trials: 2000", "trials is 2,000, and 1,000 is the most"),
+        ("metric: loss", "", "a search needs metric: a metric of the evaluation"),
+        ("metric: loss", "metric: 1", "metric is 1: expected the name of a metric"),
+        ("metric: loss", "metric: loss\ndirection: down", "direction is 'down': expected minimize or maximize"),
+        ("metric: loss", "metric: loss\npruner: hyperband", "pruner is 'hyperband': expected median or none"),
+        ("metric: loss", "metric: loss\nseed: -1", "seed is -1: expected a whole number of at least 0"),
+        ("low: 1e-4", "low: small", "low of rate is 'small': expected a number"),
+        ("high: 1, log", "high: .inf, log", "high of rate is inf: expected a number"),
+        ("low: 1e-4, high: 1,", "low: 1,", "high of rate is None: expected a number"),
+        ("low: 1e-4", "low: 1", "rate goes from low 1 to high 1: expected a low that is smaller than high"),
+        ("low: 1e-4", "low: 0", "low of rate is 0: with log: true expected more than 0"),
+        ("log: true", "log: 2", "log of rate is 2: expected true or false"),
+        ("log: true", "log: true, step: 0.1", "rate has log: true and a step: expected one of them"),
+        ("log: true", "base: 2", "parameter rate has the unknown key 'base'; the keys are low, high, log, step"),
+        ("step: 8", "step: 60", "step of units is 60: expected more than 0, and at most 56"),
+        ("choices: [[64], [64, 64]]", "choices: []", "choices of layers is []: expected a list of values"),
+        ("choices: [[64], [64, 64]]", "choices: [1, 1]", "choices of layers has 1 twice: name each value once"),
+        ("choices: [[64], [64, 64]]", "choices: [1], low: 1", "parameter layers is"),
+        ("choices: [[64], [64, 64]]", "choices: [2026-01-01]", "layers has the date 2026-01-01"),
+        ("  rate: {", "  a-b: {", "'a-b' can't name a parameter"),
+        ("dropout: 0.4", "rate: 0.4", "rate is in program_args and in parameters: leave one of them out"),
+    ],
+)
+def test_a_wrong_search_is_refused(tmp_path: Path, was: str, becomes: str, message: str) -> None:
+    (tmp_path / "s.yml").write_text(FILE.replace(was, becomes))
+    with pytest.raises(OperatorMistake) as caught:
+        read_sweep_file(tmp_path / "s.yml")
+    assert message in str(caught.value)
+
+
+def test_a_search_without_parameters_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yml").write_text(FILE[: FILE.index("parameters")])
+    with pytest.raises(OperatorMistake, match=r"parameters is None: expected \{low: 1e-4"):
+        read_sweep_file(tmp_path / "s.yml")
+
+
+def test_the_first_point_is_the_middle_and_the_next_are_written_as_they_are_chosen(config: Config) -> None:
+    assert apply_selection(config).program_args == FIRST
+    selected(config).begin("s-1")
+    for number in (1, 2, 3):
+        run = f"s-{number}"
+        assert apply_selection(config).run == run
+        assert [point.run for point in selected(config).to_prove()] == [run]
+        end(config, run)
+        # Until the next one is chosen, none ends its work: no server, and no evaluator.
+        assert selected(config).is_over() == (number == 3)
+        assert (selected(config).unevaluated() is None) == (number == 3)
+        assert server.ending("ps-0", "localhost:1", lambda: apply_selection(config))[0] == (0 if number == 3 else None)
+        chosen = selected(config).choose()
+        assert (chosen and chosen.program_args) == ({**FIRST, "rate": number / 10} if number < 3 else None)
+    record = read_record(selected(config).record)
+    assert record is not None
+    assert record["ends"]["s-2"]["value"] == 0.5
+    write_record(RunDirectory(config.shared_dir, "s-2").status, {"run": "s-2", "run_dir": "", "state": "finished"})
+    lines = describe_sweep(read_sweep(config)).splitlines()
+    assert lines[0] == "sweep s: over"
+    assert lines[3].split("finished")[0].strip() == "dropout=0.4, rate=0.1, units=32, layers=[64]"
+
+
+def test_the_table_counts_points_that_are_still_to_be_chosen(config: Config) -> None:
+    end(config, "s-1")
+    summary = read_sweep(config)
+    assert (summary["over"], summary["evaluated"], summary["size"]) == (False, False, 3)
+    assert describe_sweep(summary).startswith("sweep s: 1 of 3 points have ended")
+
+
+def test_a_point_that_has_begun_stays_when_the_ranges_grow(config: Config, tmp_path: Path) -> None:
+    asked = selection(tmp_path)
+    asked["sweep"]["search"]["parameters"]["rate"]["low"] = 1e-6
+    selected(config).begin("s-1")
+    write_record(tmp_path / "selection.json", asked)
+    assert apply_selection(config).program_args == FIRST
+    end(config, "s-1")
+    chosen = selected(config).choose()
+    assert chosen is not None
+    assert chosen.program_args == {**FIRST, "rate": 0.1}
+
+
+def test_points_of_another_search_of_that_name_are_refused(config: Config, tmp_path: Path) -> None:
+    end(config, "s-1")
+    asked = selection(tmp_path)
+    asked["sweep"]["search"]["parameters"]["rate"]["low"] = 0.1
+    write_record(tmp_path / "selection.json", asked)
+    with pytest.raises(ConfigError, match=r"s-1 of .*s\.json has other parameters .*: give the sweep another name"):
+        apply_selection(config)
+
+
+@pytest.mark.parametrize("lacks", ["optuna", "evaluation"])
+def test_what_can_not_search_is_refused_as_the_release_is_proven(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lacks: str
+) -> None:
+    class Options:
+        part, selection, settings = "run", None, str(tmp_path / "settings.json")
+
+    own = {
+        "program": "a:B",
+        "shared_dir": config.shared_dir,
+        "evaluation": "none" if lacks == "evaluation" else "inline",
+    }
+    write_record(tmp_path / "settings.json", own)
+    if lacks == "optuna":
+        monkeypatch.setitem(sys.modules, "optuna", None)
+    message = "needs the Python package optuna" if lacks == "optuna" else "goes by loss, and evaluation is none"
+    with pytest.raises(ConfigError, match=message):
+        read_settings(Options(), {})  # type: ignore[arg-type]
+
+
+def test_a_search_that_lost_optuna_is_over_and_says_why(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    end(config, "s-1")
+    assert selected(config).choose() is None
+    assert selected(config).is_over()
+    assert "s-1: search: optuna needs the Python package optuna" in describe_sweep(read_sweep(config))
+    write_record(Path(config.shared_dir) / "selection.json", selection(Path(config.shared_dir), attempt=2))
+    assert not selected(config).is_over()
+
+
+def test_a_failed_evaluation_is_a_failed_point_and_none_at_all_ends_the_search(config: Config) -> None:
+    write_record(RunDirectory(config.shared_dir, "s-1").evaluation, {"step": 10, "metrics": {}, "failed": "why"})
+    selected(config).end_point("s-1", RunState.FINISHED)
+    assert selected(config).ends()["s-1"]["message"] == "its evaluation failed: why"
+    assert selected(config).choose() is not None
+    selected(config).end_point("s-2", RunState.FINISHED)
+    assert selected(config).ends()["s-2"]["state"] == "failed"
+    assert selected(config).is_over()
+
+
+@pytest.mark.parametrize("evaluated", ["in time", "too late", "stopped"])
+def test_a_points_end_waits_for_its_evaluation(config: Config, monkeypatch: pytest.MonkeyPatch, evaluated: str) -> None:
+    asked = apply_selection(config).replace(evaluating_timeout_seconds=0.05 if evaluated == "too late" else 60.0)
+    slept: list[float] = []
+
+    def run(*_: object, stopping: StopRequest, **__: object) -> int:
+        write_checkpoint(RunDirectory(config.shared_dir, "s-1"), 10)
+        write_record(RunDirectory(config.shared_dir, "s-1").evaluation, {"step": 5, "metrics": {"loss": 0.9}})
+        stopping.received = evaluated == "stopped"
+        return FINISHED
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if evaluated == "in time":
+            evaluate(config, "s-1", loss=0.25)
+
+    monkeypatch.setattr(sweep, "run_coordinator", run)
+    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", sleep)
+    code = sweep.train_point(asked, CHIEF, Notifier())
+    ends = selected(config).ends()
+    if evaluated == "stopped":
+        assert (code, ends) == (STOPPED, {})
+        return
+    assert code == TRY_AGAIN
+    assert slept[0] == sweep.POLL_SECONDS
+    assert (ends["s-1"]["step"], ends["s-1"]["value"]) == ((10, 0.25) if evaluated == "in time" else (5, 0.9))
+    assert apply_selection(config).run == "s-2"
+
+
+def test_a_coordinator_that_finds_no_choice_written_makes_it_and_a_member_waits(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end(config, "s-1")
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0)
+    member = Cluster(CHIEF.jobs, "worker", 0)
+    assert sweep.train_point(apply_selection(config), member, Notifier()) == TRY_AGAIN
+    assert selected(config).present() is None
+    assert sweep.train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert apply_selection(config).run == "s-2"
+
+
+def test_a_search_is_no_part_of_the_queue(config: Config, tmp_path: Path) -> None:
+    with pytest.raises(OperatorMistake, match=r"s\.yml: a search can't wait in the queue: start it with fab sweep"):
+        read_sweep_to_wait(tmp_path / "s.yml")
+    (tmp_path / "grid.yml").write_text("grid: {rate: [1]}")
+    assert read_sweep_to_wait(tmp_path / "grid.yml") == read_sweep_file(tmp_path / "grid.yml")
+    write_checkpoint(RunDirectory(config.shared_dir, "s-1"), 5)
+    with pytest.raises(UserError, match="sweep s is a search, which can't be part of the queue"):
+        queue_changes.add(config, {"name": "other"}, plan=False)
+    assert "queue" not in (read_record(Path(config.shared_dir) / "selection.json") or {})
+
+
+def test_ranges_of_whole_numbers_have_whole_middles() -> None:
+    parameters = {"a": {"low": 1, "high": 4}, "b": {"low": 1.0, "high": 4}, "c": {"low": 1, "high": 1000, "log": True}}
+    space = SearchSpace.of({"trials": 1, "metric": "loss", "parameters": parameters})
+    assert space.first() == {"a": 2, "b": 2.5, "c": 31}
+    assert not space.holds({"a": 2.5, "b": 2.5, "c": 31})
+    assert not space.holds({"a": 2, "b": 2.5})
