@@ -41,7 +41,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
 
 PROBE = "Look at the path as the tasks' user, and write through it where it is shared"
 # Settings that were written again are in the history, as each other change of them.
-NOTE = "Note release and settings in the cluster's history"
+NOTE = "Note the change in the cluster's history"
 # What a hand changes on a host, and the task that mends it.
 CHANGED = [
     ("head", "chmod 0600 /etc/systemd/journald.conf.d/60-psfleet.conf", "Keep the journal small"),
