@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from fleet.errors import OperatorMistake
 from fleet.observation import Observation
-from fleet.site.cluster_note import cluster_name, cluster_problems
+from fleet.site.cluster_note import cluster_name, cluster_problems, former_names
 from fleet.site.inventory import Inventory
 
 
 def foreign_hosts(inventory: Inventory, seen: Observation) -> dict[str, str]:
     """Return by host that belongs to another cluster whose it is, and how to take it over."""
     name = cluster_name(inventory.groups, inventory.variables)
-    found = {host: cluster_problems(note, host, name) for host, note in seen.clusters.items()}
+    former = former_names(inventory.groups, inventory.variables)
+    found = {host: cluster_problems(note, host, name, former) for host, note in seen.clusters.items()}
     return {host: problems[0] for host, problems in found.items() if problems}
 
 

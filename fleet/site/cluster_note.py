@@ -26,16 +26,27 @@ def cluster_name(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
     return ""
 
 
-def cluster_problems(note: Any, host: str, name: str, takes_over: str = "") -> list[str]:
+def former_names(
+    groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], given: str = ""
+) -> list[str]:
+    """Return by which names the hosts may know this cluster too: the one `given`, and the chief's addresses.
+
+    An inventory may get a `cluster_name` or a `cluster_address` later.
+    """
+    chief = next((hostvars[host] for host in groups.get("chief", ())), {})
+    return [str(each) for each in (given, chief.get("cluster_address"), chief.get("ansible_host")) if each]
+
+
+def cluster_problems(note: Any, host: str, name: str, takes_over: Sequence[str] = ()) -> list[str]:
     """Say that a host belongs to another cluster, with how to take it over; nothing where it belongs to this or none.
 
     Args:
         note: what the host has in NOTE, parsed; whatever is no note counts as none.
         name: this inventory's cluster.
-        takes_over: the cluster whose hosts the operator takes over.
+        takes_over: the clusters whose hosts may be taken over.
     """
     noted = note.get("name") if isinstance(note, Mapping) else None
-    if not noted or noted in (name, takes_over):
+    if not noted or noted in (name, *takes_over):
         return []
     return [
         f"host '{host}': it belongs to the cluster {noted}{_since(note)}, and this inventory is the cluster {name}; "

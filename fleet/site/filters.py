@@ -45,6 +45,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "uids_of": firewall.uids_of,
     "cluster_name": cluster_note.cluster_name,
     "cluster_problems": cluster_note.cluster_problems,
+    "former_names": cluster_note.former_names,
     "member_addresses": host_check.member_addresses,
     "sudo_mend": host_check.sudo_mend,
     "listen_address": monitoring.listen_address,

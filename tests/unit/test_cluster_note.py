@@ -18,7 +18,7 @@ from fleet import agent, verbs
 from fleet.cluster import Cluster
 from fleet.doctor.hosts import judge_hosts
 from fleet.errors import OperatorMistake
-from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems
+from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
 from fleet.ssh import Answer
 from fleet.verbs.drain import drain, undrain
@@ -50,14 +50,22 @@ def test_hosts_that_are_renamed_or_added_stay_of_their_cluster() -> None:
     assert cluster_problems({"name": name}, "gpu-1", after) == []
 
 
+@pytest.mark.parametrize("more", [{"cluster_name": "recommender"}, {"cluster_address": "10.0.0.1"}])
+def test_a_cluster_that_gets_a_name_or_an_inner_address_later_keeps_its_hosts(more: dict[str, str]) -> None:
+    later = {host: {**each, **more} for host, each in HOSTVARS.items()}
+    name, former = cluster_name(GROUPS, later), former_names(GROUPS, later)
+    assert cluster_problems({"name": "192.0.2.10"}, "c", name, former) == []
+    assert len(cluster_problems(THEIRS, "c", name, former)) == 1
+
+
 def test_a_host_of_another_cluster_is_refused_with_whose_it_is_and_the_way_to_have_it() -> None:
     (problem,) = cluster_problems(THEIRS, "c", "192.0.2.10")
     since = time.strftime("%Y-%m-%d", time.localtime(THEIRS["since"]))
     assert f"host 'c': it belongs to the cluster 198.51.100.7 since {since}" in problem
     assert "(site.yml of ana@desk), and this inventory is the cluster 192.0.2.10" in problem
     assert "-e cluster_takes_over=198.51.100.7" in problem
-    assert cluster_problems(THEIRS, "c", "192.0.2.10", takes_over="198.51.100.7") == []
-    assert len(cluster_problems(THEIRS, "c", "192.0.2.10", takes_over="203.0.113.1")) == 1
+    assert cluster_problems(THEIRS, "c", "192.0.2.10", takes_over=["198.51.100.7"]) == []
+    assert len(cluster_problems(THEIRS, "c", "192.0.2.10", takes_over=["203.0.113.1"])) == 1
 
 
 @pytest.mark.parametrize("note", [None, {}, [], "x", {"name": ""}, {"since": 1}])
@@ -65,7 +73,7 @@ def test_a_host_without_a_note_is_free(note: Any) -> None:
     assert cluster_problems(note, "c", "192.0.2.10") == []
 
 
-def keep(file: Path, name: str, check: bool = False, **more: str) -> dict[str, Any]:
+def keep(file: Path, name: str, check: bool = False, **more: Any) -> dict[str, Any]:
     """Run the module, as fleet/agent.py does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster_note, "AnsibleModule", agent.AnsibleModule)
@@ -95,12 +103,12 @@ def test_the_first_cluster_that_comes_is_noted_and_stays(file: Path) -> None:
 
 def test_another_cluster_takes_a_host_only_where_it_names_the_one_that_has_it(file: Path) -> None:
     keep(file, "one")
-    for takes_over in ("", "three"):
+    for takes_over in ([], ["three"]):
         refused = keep(file, "two", takes_over=takes_over)
         assert refused["failed"]
         assert "it belongs to the cluster one; expected two" in refused["msg"]
     assert noted_cluster(file)["name"] == "one"
-    assert keep(file, "two", takes_over="one")["changed"] is True
+    assert keep(file, "two", takes_over=["one"])["changed"] is True
     assert noted_cluster(file)["name"] == "two"
 
 
@@ -118,7 +126,7 @@ def test_site_yml_leaves_such_a_host_out_before_it_is_changed() -> None:
     refusal = yaml.safe_load((ROOT / "roles/host_check/tasks/main.yml").read_text())[-1]
     assert refusal["ansible.builtin.assert"]["that"] == "__host_check_problems | length == 0"
     text = refusal["vars"]["__host_check_problems"]
-    for takes_over, found in (("", 2), ("198.51.100.7", 1)):
+    for takes_over, found in (([], 2), (["198.51.100.7"], 1)):
         seen = {"cluster": THEIRS, "problems": ["its clock"]}
         known = {"inventory_hostname": "c", "host_check_cluster": "192.0.2.10", "host_check_takes_over": takes_over}
         assert len(render(text, {"__host_check_seen": seen, **known})) == found
@@ -133,7 +141,7 @@ def test_reset_yml_refuses_such_a_host_before_it_stops_anything() -> None:
     asked = set(plays[refusing]["hosts"].split(":"))
     assert {group for group in reached if not group.startswith("!")} - asked <= {"localhost", ""}
     refusal = yaml.safe_load((ROOT / "roles/host_check/tasks/belongs.yml").read_text())[-1]
-    known = {"inventory_hostname": "c", "host_check_cluster": "192.0.2.10", "host_check_takes_over": ""}
+    known = {"inventory_hostname": "c", "host_check_cluster": "192.0.2.10", "host_check_takes_over": []}
     text = refusal["vars"]["__host_check_foreign"]
     assert len(render(text, {"__host_check_seen": {"cluster": THEIRS}, **known})) == 1
     assert render(text, {"__host_check_seen": {"cluster": {}}, **known}) == []

@@ -298,7 +298,7 @@ def test_the_first_state_is_noted_also_where_the_image_has_the_first_packages(ha
     facts = {"os_family": "Debian", "virtualization_role": "host", "virtualization_type": "kvm"}
     place = ROOT / "roles/common"
     known = {**load(place / "defaults/main.yml"), **load(place / "vars/main.yml")}
-    known |= {"common_cluster": "10.0.3.10", "common_takes_over": ""}
+    known |= {"common_cluster": "10.0.3.10", "common_takes_over": []}
     known |= {"common_uid": 6006, "ansible_facts": facts, "ansible_check_mode": False, "ansible_managed": "x"}
 
     def render(value: Any, more: Mapping[str, Any], **options: Any) -> Any:

@@ -16,16 +16,17 @@ module: cluster_note
 short_description: Note which cluster a machine belongs to
 description:
   - Writes name, time and operator where nothing is noted yet. A note of the same name stays as it is.
-  - Fails on a machine of another cluster, unless that one is taken over.
+  - Fails on a machine of another cluster, unless its cluster is taken over.
 options:
   name:
     description: The cluster's name.
     type: str
     required: true
   takes_over:
-    description: The cluster whose machines are taken over; empty for none.
-    type: str
-    default: ""
+    description: The clusters whose machines are taken over.
+    type: list
+    elements: str
+    default: []
   who:
     description: By whom and from where, as user@machine.
     type: str
@@ -69,7 +70,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "takes_over": {"type": "str", "default": ""},
+            "takes_over": {"type": "list", "elements": "str", "default": []},
             "who": {"type": "str", "required": True},
             "file": {"type": "path", "default": "/var/lib/psfleet/cluster.json"},
         },
@@ -77,7 +78,7 @@ def main() -> None:
     )
     name, file = module.params["name"], Path(module.params["file"])
     noted = read(file).get("name")
-    if noted and noted not in (name, module.params["takes_over"]):
+    if noted and noted not in (name, *module.params["takes_over"]):
         module.fail_json(
             msg=f"it belongs to the cluster {noted}; expected {name}. Run site.yml without --tags: it says whose "
             "cluster that is, and how to take the host over"
