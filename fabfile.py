@@ -453,6 +453,7 @@ from fleet.second_day import (  # noqa: E402, F401
     replace_host,
     rollback,
     undrain,
+    update_hosts,
 )
 from fleet.upkeep import (  # noqa: E402, F401
     backup,

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from fleet.command_line import PLAN, REASON, Call, above_zero, leaving, verb, whole
+import sys
+
+from fleet.command_line import MEANWHILE, PLAN, REASON, Call, above_zero, leaving, verb, whole
+
+_BARE = ("--plan", "--json", "--ask-vault-pass", "--help")
+
+
+def names_follow(verb: str) -> bool:
+    """Whether a word of the command line, behind this verb, is neither a flag nor a flag's value."""
+    words = sys.argv[sys.argv.index(verb) :] if verb in sys.argv else []
+    takes = [word.startswith("--") and "=" not in word and word not in _BARE for word in words]
+    return any(not word.startswith("-") and not before for word, before in zip(words[1:], takes, strict=False))
+
 
 _HOST = {"host": "which host of the inventory; --host may be left out"}
 
@@ -58,6 +70,35 @@ def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False
 
     with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
         undrain(cluster, call.desk, host, reason, plan)
+
+
+@verb(
+    {
+        "hosts": "which hosts, with commas between them (default: all); --hosts may be left out",
+        "reboot": "when-needed, always or never (default: when-needed)",
+        "timeout": "seconds until a rebooted host must answer (default: 900)",
+        **REASON,
+        **PLAN,
+    },
+    MEANWHILE,
+    # Fabric knows no argument without a flag that may be left out.
+    positional=["hosts"] if names_follow("update-hosts") else [],
+)
+def update_hosts(
+    call: Call,
+    hosts: str | None = None,
+    reboot: str = "when-needed",
+    timeout: str = "900",
+    reason: str | None = None,
+    plan: bool = False,
+) -> None:
+    """Install the distribution's updates, and reboot where that is needed, host by host while the others train."""
+    from fleet.verbs.update_hosts import Request, update_hosts
+
+    chosen = [each for each in (hosts or "").split(",") if each]
+    request = Request(chosen, reboot, above_zero("timeout", timeout), reason, plan)
+    with call.cluster() as cluster, leaving("left. Type it again to go on; fab hosts shows what is drained"):
+        update_hosts(cluster, call.desk, request)
 
 
 @verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])

@@ -30,11 +30,13 @@ LET_GO_SECONDS = 900.0
 JOIN_SECONDS = 120.0
 
 
-def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
+def drain(
+    cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False, verb: str = "drain"
+) -> None:
     """Have a host's tasks leave the training, and keep them down until `undrain`.
 
     A ps is let go after a save, and the model is laid out over the others. Typed again, it goes on where it was broken
-    off. Raises OperatorMistake where the training would not go on.
+    off. `verb` is which one drains, for the record. Raises OperatorMistake where the training would not go on.
     """
     host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
@@ -56,14 +58,14 @@ def drain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, pl
         raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     with Trail(cluster, desk, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
-        after = _leave(cluster, desk, seen, host, reason)
+        after = _leave(cluster, desk, seen, host, reason, verb)
         trail.end(step=after.run.step if after.run else None)
     names = _names(cluster.inventory.tasks_on(host))
     desk.say(f"{host} is drained: nothing starts {names} until fab undrain {host}")
     _answer(desk, "drain", "done", host, cost)
 
 
-def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: str | None) -> Observation:
+def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: str | None, verb: str) -> Observation:
     """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
     earlier = seen.drains.get(host, {})  # a drain that was broken off
     record = {
@@ -71,6 +73,7 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
         "since": earlier.get("since", time.time()),
         **history.origin(cluster.inventory),
         "reason": reason or earlier.get("reason"),
+        "verb": verb,
     }
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
@@ -98,8 +101,18 @@ def _refuse_beside_another(cluster: Cluster, seen: Observation, host: str) -> No
         raise OperatorMistake(f"{host} stays, since another host is drained now: " + "\n".join(shortages))
 
 
-def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
-    """Have a drained host back: its tasks start where the cluster is started, and join the training."""
+def undrain(
+    cluster: Cluster,
+    desk: Desk,
+    host: str,
+    reason: str | None = None,
+    plan_only: bool = False,
+    patience: float = JOIN_SECONDS,
+) -> bool:
+    """Have a drained host back: its tasks start where the cluster is started, and join the training.
+
+    Returns whether they were seen to join within `patience` seconds; True where nothing is to join.
+    """
     host = find_host(cluster.inventory, host)
     seen = cluster.observe(new_is_enough=True)
     chief = cluster.inventory.chief
@@ -113,7 +126,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     if host not in seen.drains:
         desk.say(f"{host} is not drained. Look: fab hosts")
         _answer(desk, "undrain", "nothing to do", host, cost)
-        return
+        return True
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
     _refuse_other_release(cluster, seen, host)
@@ -122,7 +135,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
         desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
         desk.say(f"nothing was done. Do it: fab undrain {host}")
         _answer(desk, "undrain", "planned", host, cost)
-        return
+        return True
     with Trail(cluster, desk, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)
@@ -130,7 +143,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
         if starts:
             cluster.start(starts)
         drains.forget(cluster, host)
-        joined = not starts or _wait_until_joined(cluster, desk, tasks)
+        joined = not starts or _wait_until_joined(cluster, desk, tasks, patience)
         if not joined:
             _refuse_down(cluster, host, tasks)
         trail.end(joined=joined)
@@ -141,6 +154,7 @@ def undrain(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, 
     else:
         desk.say(f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status")
     _answer(desk, "undrain", "done", host, cost)
+    return joined
 
 
 def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
@@ -173,7 +187,7 @@ def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: S
         )
 
 
-def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> bool:
+def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task], patience: float) -> bool:
     """Wait until a training has these tasks again; False where it does not in time."""
     names = [task.name for task in tasks if task.server]
 
@@ -184,7 +198,7 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task]) -> b
         here = all(task.name not in units or units[task.name].up for task in tasks)
         return here and run.state == "training" and not any(name in run.without for name in names)
 
-    return wait(cluster, desk, f"{', '.join(names)} joins", is_back, JOIN_SECONDS)
+    return wait(cluster, desk, f"{', '.join(names)} joins", is_back, patience)
 
 
 def _refuse_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:

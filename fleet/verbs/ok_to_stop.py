@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
@@ -46,14 +47,19 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
 
 def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
     """Ask the hosts, and work out what it costs to take some of them away."""
+    seen, checkpoints = look_around(cluster)
+    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
+
+
+def look_around(cluster: Cluster) -> tuple[Observation, list[dict[str, Any]]]:
+    """Ask the hosts, and the coordinator's for the checkpoints of what trains; raises HostsUnreachable without it."""
     seen = cluster.observe(with_facts=True)
     chief = cluster.inventory.chief.host
     if chief in seen.unreachable:
         raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
-    checkpoints = []
     if seen.run and seen.run.state in ("training", "waiting"):
         try:
-            checkpoints = cluster.list_checkpoints()
+            return seen, cluster.list_checkpoints()
         except FleetError:
-            checkpoints = []  # the run has not saved yet, or its host does not answer: the cost says so
-    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
+            return seen, []  # the run has not saved yet, or its host does not answer: the cost says so
+    return seen, []

@@ -48,9 +48,10 @@ from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.sweep import show_sweep
 from fleet.verbs.tensorboard import open_tensorboard
+from fleet.verbs.update_hosts import Request, update_hosts
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
-from tests.unit import test_canary
+from tests.unit import test_canary, test_update_hosts
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from tests.unit.test_advise import make_hosts as make_advised
@@ -360,6 +361,20 @@ def test_who_takes_part() -> None:
     assert answer_to(replace_host, "w-b", "w-c", plan_only=True)["hosts"] == ["w-b", "w-c"]
     assert answer_to(undrain, "w-b")["next"] == "fab hosts"
     assert [act["verb"] for act in answer_to(show_history)["history"]] == ["drain", "undrain"]
+
+
+@pytest.mark.parametrize(("plan", "outcome"), [(True, "planned"), (False, "done")])
+def test_an_update_of_hosts(plan: bool, outcome: str) -> None:
+    hosts = test_update_hosts.make_hosts()
+    hosts.updates = {"w-b": ["openssl"]}
+    clock = fleet.Clock(hosts=hosts)
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+    update_hosts(cluster_of(hosts), desk, Request(["ps-a", "w-b"], "always", plan_only=plan))
+    found = answer_of(desk)
+    assert (found["outcome"], len(found["hosts"])) == (outcome, 2)
+    desk.answers = io.StringIO()
+    show_history(cluster_of(hosts), desk)
+    answer_of(desk)
 
 
 @pytest.mark.parametrize(("plan", "outcome"), [(True, "planned"), (False, "passed")])

@@ -26,6 +26,7 @@ from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
+from fleet.verbs.update_hosts import Request, update_hosts
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as second_day
 
@@ -185,6 +186,7 @@ VERBS: dict[str, Callable[[Cluster, verbs.Desk], object]] = {
     "replace-host": lambda cluster, desk: replace_host(cluster, desk, "w-b", "gpu-9", "192.0.2.99"),
     "rollback": lambda cluster, desk: rollback(cluster, desk),
     "start-cluster": lambda cluster, desk: start_cluster(cluster, desk, StartRequest()),
+    "update-hosts": lambda cluster, desk: update_hosts(cluster, desk, Request()),
 }
 
 

@@ -1,0 +1,330 @@
+"""`fab update-hosts`: Debian's updates, and reboots where they are needed, a host at a time while the others train."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet import history
+from fleet.cluster import Cluster
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.foreign import refuse_foreign
+from fleet.history import Trail
+from fleet.observation import last_line
+from fleet.site.schema.problems import show
+from fleet.tables import render_duration
+from fleet.verbs import Desk
+from fleet.verbs.cost import Cost, cost_of
+from fleet.verbs.drain import drain, is_drained, undrain
+from fleet.verbs.names import find_hosts
+from fleet.verbs.ok_to_stop import look_around
+
+VERB = "update-hosts"
+REBOOTS = ("when-needed", "always", "never")
+LOOK_SECONDS = 300.0
+INSTALL_SECONDS = 3600.0
+BOOT_SECONDS = 5.0  # between two looks at a host that boots
+MOST_NAMES = 8  # of packages, on a line
+
+# A mirror may fail once, and apt may be at work by itself.
+REFRESH = """
+refresh() { apt-get -qq --option APT::Update::Error-Mode=any update; }
+refresh 2>/dev/null || { sleep 10; refresh; } || exit
+"""
+# A container has its machine's boot id, and a machine starts PID 1 at nearly the same tick of each boot.
+BOOT = r"""
+ticks=$(cut -d' ' -f22 /proc/1/stat)
+began=$(sed -n 's/^btime //p' /proc/stat)
+echo "boot=$(cat /proc/sys/kernel/random/boot_id):$ticks"
+echo "began=$((began + ticks / $(getconf CLK_TCK)))"
+"""
+# Debian itself leaves no /run/reboot-required for a kernel.
+LOOK = f"""{BOOT}
+[ ! -e /run/reboot-required ] || echo "reboot=$(sort -u /run/reboot-required.pkgs 2>/dev/null | tr '\\n' ' ')"
+[ -z "$(find /boot -maxdepth 1 -name 'vmlinuz-*' -newerct "@$began" 2>/dev/null)" ] || echo "reboot=a new kernel"
+apt-get --quiet --simulate --with-new-pkgs upgrade
+"""
+# In a unit of its own, which goes on where the connection is lost; a later call waits for it. Files that were
+# changed by hand stay as they are.
+INSTALL = """
+while systemctl is-active --quiet psfleet-update; do sleep 2; done
+began=$(date +%s)
+systemd-run --quiet --wait --collect --unit=psfleet-update --setenv=DEBIAN_FRONTEND=noninteractive sh -c '
+    dpkg --configure -a && apt-get --quiet --yes --with-new-pkgs --option DPkg::Lock::Timeout=600 \
+    --option Dpkg::Options::=--force-confdef --option Dpkg::Options::=--force-confold upgrade' && exit
+journalctl --unit=psfleet-update --since="@$began" --lines=30 --output=cat |
+    grep -E -A 1 '^(E:|dpkg: error)' | head -n 2 | tr -s '\n ' ' ' >&2
+exit 1
+"""
+REBOOT = "systemd-run --quiet --collect --on-active=1 systemctl reboot"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an operator asks for."""
+
+    hosts: Sequence[str] = ()
+    """All of the inventory's where none is named."""
+    reboot: str = "when-needed"
+    timeout: float = 900.0
+    """Seconds until a rebooted host must answer."""
+    reason: str | None = None
+    plan_only: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """What a host says of its packages and its boot."""
+
+    boot: str
+    """Another one after each boot."""
+    began: float
+    """When that was, in seconds since 1970."""
+    updates: Sequence[str]
+    """Packages with the version that they have and the one that they get."""
+    reboot: str
+    """What asks for a reboot; empty where nothing does."""
+
+    def describe(self) -> str:
+        """Say how many updates there are, and which packages, or the first of them."""
+        names = [update.partition(" ")[0] for update in self.updates]
+        which = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        return f"{len(names)} update{'s' * (len(names) != 1)} ({which})" if names else ""
+
+
+@dataclass
+class Row:
+    """What became of a host, or would."""
+
+    host: str
+    outcome: str = "up to date"
+    updates: Sequence[str] = ()
+    rebooted: bool = False
+    seconds: float | None = None
+    why: str | None = None
+    cost: Cost | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "cost": self.cost.as_json() if self.cost else None}
+
+
+@dataclass
+class Rounds:
+    """The way from host to host."""
+
+    cluster: Cluster
+    desk: Desk
+    request: Request
+    trains: bool
+    """Whether the cluster is started, so that a host must leave before it is touched."""
+    since: float
+    """With `always`, hosts that have booted after it are done."""
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def quiet(self) -> Desk:
+        """For verbs within this one, which have no answer of their own."""
+        return replace(self.desk, answers=None)
+
+    def has_work(self, state: State) -> bool:
+        return bool(state.updates) or self.reboots(state)
+
+    def reboots(self, state: State) -> bool:
+        asked = {"always": state.began < self.since, "when-needed": bool(state.reboot)}
+        return asked.get(self.request.reboot, False)
+
+    def stays(self, host: str) -> str | None:
+        """Say why a host can't be taken out of a training at all."""
+        inventory = self.cluster.inventory
+        if self.trains and host == inventory.chief.host:
+            return "it has the coordinator"
+        return "it serves the shared path" if self.trains and host in inventory.groups.get("nfs_server", ()) else None
+
+    def go_on(self, host: str, state: State) -> Row:
+        """Update a host, and have it back in the training; raises what stops the verb there."""
+        seen = self.cluster.observe(new_is_enough=True)
+        drained = host in seen.drains
+        ours = seen.drains.get(host, {}).get("verb") == VERB
+        if not self.has_work(state) and not ours:
+            return Row(host)
+        if why := self.stays(host):
+            return Row(host, "left", state.updates, why=why)
+        if self.trains and drained and not ours and not is_drained(self.cluster, seen, host):
+            return Row(host, "left", state.updates, why=f"its drain is not complete: fab drain {host}")
+        begun = self.desk.clock()
+        if self.trains and (ours or not drained):
+            try:
+                drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB)
+            except OperatorMistake as error:
+                return Row(host, "left", state.updates, why=str(error).removeprefix(f"{host} stays: "))
+            ours = True
+        rebooted = self.touch(host, state)
+        if ours:
+            self.bring_back(host)
+        row = Row(host, "updated", state.updates, rebooted, self.desk.clock() - begun)
+        what = ", ".join(filter(None, (state.describe(), "rebooted" * rebooted)))
+        self.desk.say(f"{host}: {what or 'had its updates'}, and back after {row.seconds:.0f} s")
+        return row
+
+    def touch(self, host: str, state: State) -> bool:
+        """Install what a host lacks, and reboot it where that is asked for; returns whether it was."""
+        if state.updates:
+            self.desk.say(f"{host}: installing {state.describe()}")
+            as_root(self.cluster, [host], INSTALL, INSTALL_SECONDS, f"Mend it there, then {self.again}")
+            state = look_at(self.cluster, [host])[host]
+        if not self.reboots(state):
+            return False
+        self.desk.say(f"{host}: rebooting" + (f" ({state.reboot})" if state.reboot else ""))
+        as_root(self.cluster, [host], REBOOT, LOOK_SECONDS, f"then {self.again}")
+        end, why = self.desk.clock() + self.request.timeout, "it does not go down"
+        while self.desk.clock() < end:
+            self.desk.sleep(BOOT_SECONDS)
+            answer = self.cluster.hosts.run({host: BOOT}, BOOT_SECONDS)[host]
+            if answer.unreachable:
+                why = answer.unreachable
+            elif (boot := values_of(answer.stdout).get("boot")) and boot != state.boot:
+                return True
+        rest = f"It was rebooted {render_duration(self.request.timeout)} ago, and the hosts after it were not touched"
+        raise HostsUnreachable({host: why}, f"{rest}. When it is back: {self.again}")
+
+    def bring_back(self, host: str) -> None:
+        """Undrain a host, and wait until its tasks train."""
+        patience = float(self.cluster.inventory.variables[host].get("trainer_return_seconds", 900))
+        if not undrain(self.cluster, self.quiet, host, self.request.reason or VERB, patience=patience):
+            raise ClusterTrouble(
+                f"{host} is updated, and its tasks don't train after {render_duration(patience)}. Look: fab status. "
+                f"Then {self.again}"
+            )
+
+    @property
+    def again(self) -> str:
+        """The command that goes on."""
+        return self.command(self.request.hosts)
+
+    def command(self, hosts: Sequence[str]) -> str:
+        """Return this command for these hosts, for all where none is named."""
+        reboot = f"--reboot {self.request.reboot}" if self.request.reboot != "when-needed" else ""
+        return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot)))
+
+
+def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
+    """Bring hosts up to date one after the other, each out of the training meanwhile.
+
+    Typed again it goes on. Raises HostsUnreachable for a host that is not back, ClusterTrouble where hosts were left.
+    """
+    if request.reboot not in REBOOTS:
+        raise OperatorMistake(
+            f"--reboot is {show(request.reboot)}: expected {', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
+        )
+    chosen = find_hosts(cluster.inventory, request.hosts) if request.hosts else list(cluster.inventory.hosts)
+    if not request.plan_only:
+        cluster.keep_starts_away(VERB)
+    seen, checkpoints = look_around(cluster)
+    chief = cluster.inventory.chief
+    refuse_foreign(cluster.inventory, seen, {chief.host, *chosen})
+    rounds = Rounds(cluster, desk, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
+    if request.reboot == "always":
+        rounds.since = _begin(cluster, chosen, rounds.since)
+    ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
+    chosen.sort(key=lambda host: (rounds.stays(host) is not None, host not in ours))
+    if lost := {host: seen.unreachable[host] for host in ours if host in seen.unreachable}:
+        raise HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {rounds.again}")
+    states = look_at(cluster, [host for host in chosen if host not in seen.unreachable], REFRESH)
+    away = {host: seen.unreachable[host] for host in chosen if host in seen.unreachable}
+    rounds.rows = [Row(host, "away", why=why) for host, why in away.items()]
+    work = [host for host, state in states.items() if rounds.has_work(state) or host in ours]
+    if request.plan_only:
+        costs = {host: cost_of(cluster.inventory, seen, [host], checkpoints) for host in work}
+        _say_plan(rounds, states, costs)
+        return
+    if work:
+        with Trail(cluster, desk, VERB, request.reason) as trail:
+            trail.begin(hosts=work, **({"since": rounds.since} if request.reboot == "always" else {}))
+            for host in work:
+                rounds.rows.append(rounds.go_on(host, states[host]))
+            if left := [row.host for row in rounds.rows if row.outcome == "left"]:
+                trail.end(left=left)
+    _say_end(rounds, states, away)
+
+
+def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str, State]:
+    """Ask hosts for their updates and their boot, all at once."""
+    if not hosts:
+        return {}
+    answers = as_root(cluster, hosts, first + LOOK, LOOK_SECONDS, "Look there: apt-get update")
+    found = {}
+    for host, text in answers.items():
+        values = values_of(text)
+        updates = [
+            f"{name} {before + ' -> ' if before else ''}{after}"
+            for name, before, after in re.findall(r"^Inst (\S+)(?: \[(\S+)\])? \((\S+)", text, re.MULTILINE)
+        ]
+        reboot = values["reboot"].strip() or "its packages ask for it" if "reboot" in values else ""
+        found[host] = State(values.get("boot", ""), float(values.get("began", 0)), updates, reboot)
+    return found
+
+
+def values_of(text: str) -> dict[str, str]:
+    """Read the lines `name=value` that a host prints."""
+    return dict(re.findall(r"^(boot|began|reboot)=(.*)$", text, re.MULTILINE))
+
+
+def as_root(cluster: Cluster, hosts: Sequence[str], script: str, seconds: float, mend: str) -> Mapping[str, str]:
+    """Run a script on hosts as root; returns what each printed."""
+    answers = cluster.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(script)}"), seconds)
+    if away := {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}:
+        raise HostsUnreachable(away, mend)
+    if failed := [f"{host}: {last_line(answer)}. {mend}" for host, answer in answers.items() if answer.code]:
+        raise ClusterTrouble("\n".join(failed))
+    return {host: answer.stdout for host, answer in answers.items()}
+
+
+def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:
+    """Return when this round of reboots began: with an earlier call of the hosts, where that came to no end."""
+    known = history.read(cluster)[0]
+    acts = [act for act in known if act.get("verb") == VERB and "since" in act and {*hosts} & {*act.get("hosts", ())}]
+    return float(acts[-1]["since"]) if acts and acts[-1]["outcome"] != history.DONE else now
+
+
+def _say_plan(rounds: Rounds, states: Mapping[str, State], costs: Mapping[str, Cost]) -> None:
+    for host, cost in costs.items():
+        state, why = states[host], rounds.stays(host)
+        rounds.rows.append(Row(host, "planned", state.updates, rounds.reboots(state), why=why, cost=cost))
+    lines = [VERB]
+    for row in rounds.rows:
+        if row.cost is None:
+            lines.append(f"{row.host} does not answer: {row.why}")
+            continue
+        state = states[row.host]
+        may = rounds.request.reboot == "when-needed" and not row.rebooted and row.updates
+        reboot = "a reboot" if row.rebooted else "a reboot where they ask for one" if may else ""
+        what = ", then ".join(filter(None, (state.describe(), reboot)))
+        lines += [f"{row.host}: {what or 'comes back'}", row.cost.render()]
+        lines += [f"  refused {row.host}: {row.why}"] if row.why and not row.cost.refusals else []
+    same = len(states) - sum(row.outcome == "planned" for row in rounds.rows)
+    lines.append(f"{same} of {len(states)} hosts are up to date. Nothing was done. Do it: {rounds.again}")
+    rounds.desk.say("\n".join(lines))
+    _answer(rounds, "planned" if len(lines) > 2 else "nothing to do", rounds.again)
+
+
+def _say_end(rounds: Rounds, states: Mapping[str, State], away: Mapping[str, str]) -> None:
+    left = [row for row in rounds.rows if row.outcome == "left"]
+    done = [row for row in rounds.rows if row.outcome == "updated"]
+    rounds.desk.say(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date")
+    stopped = f"fab stop-cluster, {rounds.command([row.host for row in left])}, then fab start-cluster"
+    incomplete = stopped if left else rounds.again if away else ""
+    _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
+    if away:
+        raise HostsUnreachable(away, f"When they are back: {rounds.again}")
+    if left:
+        why = "\n".join(f"{row.host} was left: {row.why}" for row in left)
+        raise ClusterTrouble(f"{why}\nThe run is saved and goes on: {stopped}")
+
+
+def _answer(rounds: Rounds, outcome: str, following: str) -> None:
+    if rounds.desk.answers is not None:
+        rows = [row.as_json() for row in rounds.rows]
+        rounds.desk.answer(VERB, {"outcome": outcome, "hosts": rows, "next": following})

@@ -1,0 +1,236 @@
+"""`fab update-hosts` on hosts that are only pretended: who is updated, in which order, and what stops it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+
+from fleet import verbs
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.second_day import names_follow
+from fleet.ssh import Answer
+from fleet.verbs.drain import drain
+from fleet.verbs.stop import stop_cluster
+from fleet.verbs.update_hosts import Request, update_hosts
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as day
+from tests.unit.test_second_day import ALL, cluster, up
+
+SLOW = 7.0  # seconds from the order to reboot until the host is new
+INST = "Inst {} [1.0-1] (1.0-2 Debian-Security:12/stable-security [amd64])"
+
+
+@dataclass
+class Hosts(day.Hosts):
+    """Hosts with packages of Debian, that reboot."""
+
+    updates: dict[str, list[str]] = field(default_factory=dict)
+    reboots: dict[str, str] = field(default_factory=dict)
+    """What asks for a reboot once the updates are in."""
+    boots: dict[str, float] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+    dies: set[str] = field(default_factory=set)
+    """These don't come back from a reboot."""
+    work: list[str] = field(default_factory=list)
+    """What was done, and which tasks ran then."""
+
+    def _answer(self, host: str, script: str) -> Answer:
+        if "--unit=psfleet-update" in script:
+            self.work.append(f"update {host} of {','.join(sorted(ALL - up(self)))}")
+            if host in self.broken:
+                return Answer("", self.broken[host], 1)
+            self.updates[host] = []
+        elif "systemctl reboot" in script:
+            self.work.append(f"reboot {host} of {','.join(sorted(ALL - up(self)))}")
+            self.boots[host], self.reboots[host] = self.now + SLOW, ""
+            if host in self.dies:
+                self.unreachable[host] = "no route"
+        elif "/proc/1/stat" in script:
+            booted = self.boots.get(host, 0.0) if self.boots.get(host, 0.0) <= self.now else 0.0  # it goes down yet
+            lines = [f"boot=x:{booted}", f"began={booted:.0f}"]
+            if booted and self.work[-1].startswith(f"reboot {host}") and "back" not in self.work[-1]:
+                self.work[-1] += ", and back"
+            if "--simulate" in script:
+                lines += [INST.format(name) for name in self.updates.get(host, ())]
+                if (why := self.reboots.get(host)) and not self.updates.get(host):
+                    lines.append(f"reboot={why}")
+            return Answer("\n".join(lines))
+        else:
+            return super()._answer(host, script)
+        return Answer()
+
+
+@pytest.fixture
+def hosts() -> Hosts:
+    return make_hosts()
+
+
+def make_hosts() -> Hosts:
+    """The hosts of test_second_day.py, up to date."""
+    made = day.make_hosts()
+    return Hosts(**{each.name: getattr(made, each.name) for each in fields(made) if each.init})
+
+
+@pytest.fixture
+def desk(hosts: Hosts) -> verbs.Desk:
+    clock = fleet.Clock(hosts=hosts)
+    return verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+
+
+def answer(desk: verbs.Desk) -> dict[str, Any]:
+    assert isinstance(desk.answers, io.StringIO)
+    return json.loads(desk.answers.getvalue())  # type: ignore[no-any-return]
+
+
+def test_hosts_are_updated_one_after_the_other_and_only_where_there_is_something(
+    hosts: Hosts, desk: verbs.Desk
+) -> None:
+    hosts.updates = {"ps-a": ["openssl", "libssl3"], "w-b": ["openssl"]}
+    hosts.reboots = {"ps-a": "a new kernel"}
+    update_hosts(cluster(hosts), desk, Request(reason="monthly"))
+    assert hosts.work == ["update ps-a of ps-0", "reboot ps-a of ps-0, and back", "update w-b of worker-1"]
+    assert (up(hosts), hosts.marks, hosts.recorded, hosts.leavers) == (ALL, {}, {}, set())
+    assert answer(desk)["outcome"] == "done"
+    assert [(row["host"], row["outcome"], row["rebooted"]) for row in answer(desk)["hosts"]] == [
+        ("ps-a", "updated", True),
+        ("w-b", "updated", False),
+    ]
+    assert answer(desk)["hosts"][1]["updates"] == ["openssl 1.0-1 -> 1.0-2"]
+    acts = [(json.loads(line)["verb"], json.loads(line)["outcome"]) for line in hosts.lines]
+    assert (acts[0], acts[-1]) == (("update-hosts", "begun"), ("update-hosts", "done"))
+    assert {json.loads(line)["reason"] for line in hosts.lines} == {"monthly"}
+
+
+def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, desk: verbs.Desk) -> None:
+    update_hosts(cluster(hosts), desk, Request())
+    assert (answer(desk)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
+
+
+def test_the_coordinators_host_is_left_while_it_trains_and_updated_once_it_is_stopped(
+    hosts: Hosts, desk: verbs.Desk
+) -> None:
+    hosts.updates = {"head": ["openssl"], "w-a": ["openssl"]}
+    stop = (
+        "head was left: it has the coordinator\nThe run is saved and goes on: fab stop-cluster, fab update-hosts head"
+    )
+    with pytest.raises(ClusterTrouble, match=re.escape(stop)):
+        update_hosts(cluster(hosts), desk, Request())
+    assert hosts.work == ["update w-a of worker-0"]
+    assert answer(desk)["outcome"] == "incomplete"
+    stop_cluster(cluster(hosts), replace(desk, answers=None))
+    update_hosts(cluster(hosts), replace(desk, answers=None), Request(["head"]))
+    assert hosts.work[1].startswith("update head of chief-0")
+    assert hosts.marks == {}
+
+
+def test_too_few_members_are_never_left(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates = {"ps-a": ["openssl"], "w-a": ["openssl"]}
+    drain(cluster(hosts), replace(desk, answers=None), "ps-b")
+    with pytest.raises(ClusterTrouble, match="ps-a was left: 0 of 2 ps would be left"):
+        update_hosts(cluster(hosts), desk, Request())
+    assert hosts.work == ["update w-a of ps-1,worker-0"]
+
+
+def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates = {"w-b": ["openssl"]}
+    drain(cluster(hosts), replace(desk, answers=None), "w-b", "a new disk")
+    update_hosts(cluster(hosts), desk, Request())
+    assert hosts.work == ["update w-b of worker-1"]
+    assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
+
+
+def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates, hosts.dies = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b"}
+    hosts.reboots = {"ps-b": "a new kernel"}
+    with pytest.raises(HostsUnreachable, match=r"ps-b is unreachable: no route\n.*When it is back: fab update-hosts"):
+        update_hosts(cluster(hosts), desk, Request(timeout=60))
+    assert hosts.work[-1].startswith("reboot ps-b")
+    assert hosts.marks.keys() == {"ps-b"}
+    # Typed again too early, and then in time: it is up to date, comes back, and the next one's turn is there.
+    with pytest.raises(HostsUnreachable, match="An earlier update has drained it"):
+        update_hosts(cluster(hosts), desk, Request())
+    hosts.unreachable.clear()
+    update_hosts(cluster(hosts), desk, Request())
+    assert hosts.work[2:] == ["update w-a of worker-0"]
+    assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
+
+
+def test_updates_that_fail_leave_the_host_out(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates, hosts.broken = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
+    with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Mend it there, then fab update-hosts"):
+        update_hosts(cluster(hosts), desk, Request())
+    assert (hosts.marks.keys(), hosts.work) == ({"w-a"}, ["update w-a of worker-0"])
+    hosts.broken.clear()
+    update_hosts(cluster(hosts), desk, Request())
+    assert (up(hosts), hosts.marks) == (ALL, {})
+
+
+def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, desk: verbs.Desk) -> None:
+    asked = Request(["ps-a", "ps-b", "w-a"], reboot="always")
+    leave, begun = desk.sleep, list[str]()
+
+    def sleep(seconds: float) -> None:
+        if len(hosts.work) == 2 and not begun:
+            begun.append("left")
+            raise KeyboardInterrupt
+        leave(seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        update_hosts(cluster(hosts), replace(desk, sleep=sleep), asked)
+    assert hosts.work == ["reboot ps-a of ps-0, and back", "reboot ps-b of ps-1"]
+    hosts.now += SLOW
+    update_hosts(cluster(hosts), replace(desk, answers=None), Request(["w-b"], reboot="always"))  # another round
+    update_hosts(cluster(hosts), desk, asked)
+    assert hosts.work[2:] == ["reboot w-b of ps-1,worker-1, and back", "reboot w-a of worker-0, and back"]
+    assert (up(hosts), hosts.marks) == (ALL, {})
+    update_hosts(cluster(hosts), replace(desk, answers=None), asked)
+    assert len(hosts.work) == 7
+
+
+def test_a_reboot_may_be_forbidden(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates, hosts.reboots = {"w-a": ["linux-image-amd64"]}, {"w-a": "a new kernel", "w-b": "a new kernel"}
+    update_hosts(cluster(hosts), desk, Request(reboot="never"))
+    assert hosts.work == ["update w-a of worker-0"]
+    with pytest.raises(OperatorMistake, match="--reboot is 'often': expected when-needed, always or never"):
+        update_hosts(cluster(hosts), desk, Request(reboot="often"))
+
+
+def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates, hosts.reboots = {"ps-a": ["openssl", "libssl3"]}, {"w-b": "a new kernel"}
+    update_hosts(cluster(hosts), desk, Request(plan_only=True))
+    assert (hosts.work, hosts.done, hosts.lines) == ([], [], [])
+    printed = fleet.printed(desk)
+    assert "ps-a: 2 updates (openssl, libssl3), then a reboot where they ask for one\n  stops   ps-0" in printed
+    assert "w-b: a reboot\n  stops   worker-1\n  pause   none" in printed
+    assert "3 of 5 hosts are up to date. Nothing was done. Do it: fab update-hosts" in printed
+    assert [row["rebooted"] for row in answer(desk)["hosts"]] == [False, True]
+
+
+def test_a_host_that_is_away_is_named_at_the_end(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.updates = {"w-a": ["openssl"]}
+    hosts.unreachable["ps-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route\nWhen they are back: fab update-hosts"):
+        update_hosts(cluster(hosts), desk, Request())
+    assert hosts.work == ["update w-a of worker-0"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("update-hosts", False),
+        ("update-hosts ps-a,w-a", True),
+        ("update-hosts --reboot always", False),
+        ("update-hosts --plan --reboot=always ps-a", True),
+        ("update-hosts --reason monthly --json --hosts ps-a", False),
+        ("drain ps-a", False),
+    ],
+)
+def test_hosts_may_be_left_out(monkeypatch: pytest.MonkeyPatch, words: str, named: bool) -> None:
+    """Fabric would take a word for a verb, or ask for one that is missing."""
+    monkeypatch.setattr("sys.argv", ["fab", *words.split()])
+    assert names_follow("update-hosts") is named
