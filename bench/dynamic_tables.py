@@ -2,6 +2,8 @@
 
 Figures are steps per second, and processor time for a step, of trainings that have warmed up. The sides stay beside
 each other and work in turns, each on local servers of its own. Only ratios say something.
+
+With --fill a table alone is filled with new keys, and saved (bench/filling.py).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import sys
 from typing import Any
 
+from bench.filling import SLOTS, fill
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
 from bench.throughput import Bench, Effort
@@ -54,7 +57,16 @@ def main(arguments: list[str]) -> None:
     add_names(parser, "kind", KINDS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"that ids are drawn from (default: {ROWS:,})")
     add_turns(parser, 8)
+    filled = parser.add_argument_group("fill")
+    filled.add_argument("--fill", type=int, metavar="ROWS", help="fill a table with so many rows instead")
+    filled.add_argument("--capacity", type=int, help="rows that it has room for (default: as many)")
+    filled.add_argument("--batch", type=int, default=20_000, help="new keys a step (default: 20,000)")
+    filled.add_argument("--optimizer", choices=SLOTS, default="Adagrad", help="of whose slots a row has room for")
     options = parser.parse_args(arguments)
+    if options.fill:
+        with scratch_directory() as directory:
+            fill(directory, options.fill, options.batch, options.optimizer, options.capacity or options.fill)
+        return
     os.environ["BENCH_ROWS"] = str(options.rows)
     print(f"Adagrad, {options.rows:,} keys of 16 numbers, 2 workers, 2 ps, batches of 1,024 examples of 10 ids\n")
     print_row("ids", "fixed, steps/s", "dynamic, steps/s", "ratio", "asked", *times("fixed", "dynamic"), head=True)

@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,23 @@ from trainer.training.dynamic.hashing import constant
 from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import FIRST, Shard
 from trainer.training.dynamic.table import Table
+from trainer.training.dynamic.tables import run_once
 from trainer.training.row_saves import RowSnapshot
 
 WIDTH, SHARDS, CPU = 16, 2, "/device:CPU:0"
 BATCH = 10_240  # ids a step: 1,024 examples of 10
 
 
-def make_table(rows: int) -> Table:
-    """Return a table with room for these rows and a slot, as of Adagrad."""
-    first = constant(WIDTH, 0.5)
-    shards = [Shard(f"table/{number}", "", WIDTH, rows, first) for number in range(SHARDS)]
-    for shard in shards:
-        shard.add_slots({"accumulator": 0.1})
-        tf.function(shard.reserve, autograph=False)()
-    return Table("table", WIDTH, shards, [CPU] * SHARDS)
+def make_table(rows: int, devices: Sequence[str], slots: Mapping[str, float]) -> Table:
+    """Return a table whose shards have room for these rows each, with slots that begin with these values."""
+    shards = []
+    for number, device in enumerate(devices):
+        with tf.device(device):
+            shard = Shard(f"table/{number}", f"table/{number}", WIDTH, rows, constant(WIDTH, 0.5))
+            shard.add_slots(slots)
+            run_once(shard.reserve)
+            shards.append(shard)
+    return Table("table", WIDTH, shards, devices)
 
 
 def trains(shard: Shard) -> Any:
@@ -45,9 +48,8 @@ def trains(shard: Shard) -> Any:
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
     def step(keys: Any) -> None:
-        with tf.control_dependencies(
-            shard.give(tf.boolean_mask(keys, shard.index.find(keys) < 0), tf.size(keys, tf.int64))
-        ):
+        _, given = shard.give(tf.boolean_mask(keys, shard.index.find(keys) < 0), tf.size(keys, tf.int64))
+        with tf.control_dependencies(given):
             found = shard.index.find(keys)
         with shard.changing(found, keys) as rows:
             shard.values.set(rows, shard.values.rows(rows) + 0.1)
@@ -93,7 +95,7 @@ class Fixed:
 
 def make_dynamic(rows: int, saves: int) -> tuple[Callable[[np.ndarray], None], Callable[[str], None]]:
     """Return what trains keys of a full dynamic table, and what saves it."""
-    table = make_table(rows)
+    table = make_table(rows, [CPU] * SHARDS, {"accumulator": 0.1})
     steps = [trains(shard) for shard in table.shards]
 
     def train(keys: np.ndarray) -> None:

@@ -111,6 +111,10 @@ class LocalCluster:
             for task in reversed(self.tasks):
                 task.end()
 
+    def spec(self, job: str) -> dict[str, list[str]]:
+        """Return the addresses of a job's tasks, as a client of theirs takes them."""
+        return {job: list(self._jobs[job])}
+
     def _size(self, job: str) -> int:
         return len(self._jobs.get(job, []))
 

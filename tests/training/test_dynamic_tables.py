@@ -137,8 +137,11 @@ def test_keys_get_rows_in_training_alone() -> None:
     assert made.numbers(ROWS) == 4
 
 
-def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_update() -> None:
+def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """SGD on a constant gradient: a key's value tells how often it was trained."""
+    monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", 1500)  # several hash tables
     made = Made("at-once", servers=2)
     workers, calls = 8, 30
 
@@ -172,6 +175,31 @@ def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_u
         np.testing.assert_allclose(row["values"], 0.5 - 0.1 * times[key], rtol=1e-3)
         assert row["told"][0] == steps[key]
     assert {int(shard.clock.read()[0]) for shard in made.table.shards} == {workers * calls}
+
+
+def test_an_index_of_several_hash_tables_says_what_one_does_and_no_two_are_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = np.random.default_rng(1).integers(-(2**62), 2**62, size=3000)
+    gone, left, new = np.split(np.stack([np.arange(3000), drawn], 1).reshape(-1), 3)
+    found, name = [], "several"
+    for part_keys in (10_000, 1000):
+        monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", part_keys)
+        made = Made(f"{name}-{part_keys}", servers=1, first=uniform(WIDTH, 1, -1.0, 1.0))
+        made.table.name = name
+        for ids in (gone, left, left):
+            made.step(tf.constant(ids))
+        assert Eviction(made.table, [""], TableSettings(5000, evict_after_steps=1)).make() == len(gone)
+        made.step(tf.constant(new))
+        found.append(made.rows())
+        if part_keys == 10_000:
+            Pieces(made.table, [""]).save(str(tmp_path / "ckpt-1"))
+    for rows in (found[1], restored(str(tmp_path / "ckpt-1"), name, 2, optimizer=two.SGD(0.1))):
+        assert_same(rows, found[0])
+    assert set(found[0]) == {*map(int, left), *map(int, new)}
+    sizes = [int(tf.raw_ops.LookupTableSizeV2(table_handle=one)) for one in made.table.shards[0].index.handles]
+    shares = 2.0 ** (np.arange(5) / 5)
+    np.testing.assert_allclose(sizes, 4000 * shares / shares.sum(), rtol=0.15)
 
 
 class Fixed(Trained):
@@ -396,9 +424,11 @@ def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
     np.testing.assert_array_equal(saved.values(ids), made.values(ids))
 
 
-def restored(prefix: str, name: str, servers: int, capacity: int = 5000) -> dict[int, dict[str, np.ndarray]]:
+def restored(
+    prefix: str, name: str, servers: int, capacity: int = 5000, optimizer: Any = None
+) -> dict[int, dict[str, np.ndarray]]:
     again = f"{name}-again-{Path(prefix).name}-{servers}"
-    made = Made(again, two.Adagrad(0.1), servers=servers, capacity=capacity)
+    made = Made(again, optimizer or two.Adagrad(0.1), servers=servers, capacity=capacity)
     made.table.name = name
     Pieces(made.table, [""] * servers).restore(prefix)
     return made.rows()
@@ -736,6 +766,15 @@ def test_many_tables_are_made_without_a_warning_of_repeated_traces(caplog: pytes
     assert "retracing" not in caplog.text
 
 
+def test_a_table_with_another_number_of_hash_tables_is_not_taken_over() -> None:
+    """Keys that lie in a hash table that nobody asks would get a second row."""
+    settings = {"items": TableSettings(capacity=10_000_000)}
+    left = DynamicTables(settings, [CPU] * 2, lazy=False).record
+    assert DynamicTables(settings, [CPU] * 2, lazy=False, left=left).are_left
+    left["look"] = {"items": [10_000_000, 2]}  # as a version with one hash table wrote it
+    assert not DynamicTables(settings, [CPU] * 2, lazy=False, left=left).are_left
+
+
 def test_a_capacity_that_no_ps_can_have_is_refused() -> None:
     tables = DynamicTables({"items": TableSettings(capacity=2**33)}, [CPU] * 2, lazy=False)
     layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
@@ -877,10 +916,15 @@ def test_all_rows_are_read_without_a_second_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: two.Adam(amsgrad=True), lambda: two.RMSprop(momentum=0.5, centered=True)])
-def test_all_that_a_table_has_is_freed(make: Callable[[], Any]) -> None:
+def test_all_that_a_table_has_is_freed(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", 1000)
     made = Made("freed/items", make(), servers=1, sightings=2)
     shard = made.table.shards[0]
     assert shard.sketch is not None
     arrays = [*shard.kept.values(), shard.free, shard.numbers, shard.clock, shard.sketch.counts]
-    destroy({"id": "freed", "look": {"items": [5000, 1]}}, [CPU])
+    made.step(tf.range(100, dtype=tf.int64))
+    made.step(tf.range(100, dtype=tf.int64))
+    assert int(shard.index.size()) == 100
+    destroy({"id": "freed", "look": {"items": [5000, 1, len(shard.index.handles)]}}, [CPU])
     assert not [one.name for one in arrays if tf.raw_ops.VarIsInitializedOp(resource=one.handle)]
+    assert int(shard.apart().index.size()) == 0

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Operation, Tensor
 from trainer.training.atomic_updates import give_back, locks_of
-from trainer.training.dynamic.arrays import Array, Index
+from trainer.training.dynamic.arrays import Array, Index, parts_of
 from trainer.training.dynamic.hashing import FirstValues
 from trainer.training.dynamic.sketch import Sketch
 from trainer.training.lookups import GIVEN
@@ -61,7 +61,7 @@ class Shard:
         self.free = Array(f"{name}/free", [length], tf.int64)
         self.numbers = Array(f"{name}/numbers", [len(BEGIN)], tf.int64)
         self.clock = Array(f"{name}/clock", [1], tf.int64)  # the steps that have trained the table
-        self.index = Index(f"{name}/index")
+        self.index = Index(f"{name}/index", parts_of(capacity))
 
     def add_slots(self, begins: Mapping[str, float]) -> None:
         """Have slots of an optimizer, by the names of its lists, that begin with these values."""
@@ -127,19 +127,24 @@ class Shard:
             asked = tf.gather_nd(keys, lacking)
             locks = locks_of([self.mutex], after=asked)
             with tf.control_dependencies([locks[-1]]):
-                # Another worker may have been first.
-                new = tf.gather_nd(asked, tf.where((own.index.find(asked) < 0) & (asked != NO_KEY)))
+                now = own.index.find(asked)  # another worker may have been first
+                places = tf.where((now < 0) & (asked != NO_KEY))
+                new = tf.gather_nd(asked, places)
                 seen = tf.size(new, tf.int64)
-                done = own.give(new if own.sketch is None else own.sketch.seen_enough(new), seen)
+                if own.sketch is not None:
+                    enough = own.sketch.seen_enough(new)
+                    places, new = tf.boolean_mask(places, enough), tf.boolean_mask(new, enough)
+                given, done = own.give(new, seen)
             with tf.control_dependencies(done):
-                now = own.index.find(asked)
+                now = tf.tensor_scatter_nd_update(now, places[: tf.size(given)], given)
             give_back(locks, [*done, now])
             rows = tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
         return tf.identity(tf.ensure_shape(rows, [None]), name=GIVEN)
 
-    def give(self, keys: Tensor, seen: Tensor) -> list[Operation]:
+    def give(self, keys: Tensor, seen: Tensor) -> tuple[Tensor, list[Operation]]:
         """Give keys rows, as long as there is room, with the mutex held; `seen` is how many were new.
 
+        Returns the rows of the first keys, for which there was room, and what must have run.
         In this order, a step that is cancelled in between may lose rows, but never gives one twice.
         """
         numbers, wanted = self.numbers.read(), tf.size(keys, tf.int64)
@@ -159,7 +164,7 @@ class Shard:
             begun.append(self.usage.set(rows, tf.broadcast_to(tf.concat([[0], last], 0), [count, 2])))
             begun.append(self.keys.set(rows, keys))
         with tf.control_dependencies(begun):
-            return [counted, *begun, self.index.insert(keys, rows)]
+            return rows, [counted, *begun, self.index.insert(keys, rows)]
 
     def take(self, restored: Mapping[str, Any], own: Tensor) -> Tensor:
         """Give the `own` ones among restored rows a row each, with all that is `kept` of them; clocks go on.

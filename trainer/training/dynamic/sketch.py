@@ -35,14 +35,14 @@ class Sketch:
         return self.counts.assign(tf.zeros(self.counts.shape, tf.int32))
 
     def seen_enough(self, keys: Tensor) -> Tensor:
-        """Count these keys, each named once, and return those that were seen often enough."""
+        """Count these keys, each named once, and return which were seen often enough."""
         rows = [mixed(keys, salt) % self.cells + number * self.cells for number, salt in enumerate(SALTS)]
         times = tf.minimum(*(self.counts.rows(row) for row in rows)) + 1
         raised = tf.raw_ops.ResourceScatterMax(
             resource=self.counts.handle, indices=tf.stack(rows, 1), updates=tf.stack([times] * len(SALTS), 1)
         )
         with tf.control_dependencies([raised]):
-            return tf.gather_nd(keys, tf.where(times >= self.sightings))
+            return tf.identity(times >= self.sightings)
 
     def halve(self) -> Operation:
         """Count half of what was counted."""

@@ -17,7 +17,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import Layer, Optimizer, Strategy
 from trainer.core.dynamic_tables import TableSettings, tables_of
 from trainer.core.failures import UserError, first_line
-from trainer.training.dynamic.arrays import CONTAINER
+from trainer.training.dynamic.arrays import CONTAINER, Index, parts_of
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
 from trainer.training.dynamic.optimizers import Slots, clips, leave_out, refused, row_slots, train_rows
@@ -52,7 +52,10 @@ class DynamicTables:
     ) -> None:
         """`devices` are those of the ps, and `left` is the record of what an earlier coordinator left there."""
         self._settings, self._devices, self._lazy = settings, list(devices), lazy
-        self._look = {name: [each.capacity, len(devices)] for name, each in settings.items()}
+        self._look = {
+            name: [each.capacity, len(devices), parts_of(share_of(each.capacity, len(devices)))]
+            for name, each in settings.items()
+        }
         self._left = left if left is not None and left.get("look") == self._look else None
         self.id: str = self._left["id"] if self._left else uuid.uuid4().hex
         """By which the resources on the ps are found."""
@@ -288,18 +291,17 @@ def share_of(rows: int, servers: int) -> int:
 
 def destroy(record: Mapping[str, Any], devices: Sequence[str]) -> None:
     """Free the resources on the ps that a record names."""
-    shards = [f"{record['id']}/{name}/{n}" for name, (_, count) in record["look"].items() for n in range(count)]
+    shards = [
+        (f"{record['id']}/{name}/{n}", parts[0] if parts else 1)  # a version before this had one hash table
+        for name, (_, count, *parts) in record["look"].items()
+        for n in range(count)
+    ]
     for device in devices:
         with contextlib.suppress(tf.errors.OpError), tf.device(device):
-            for prefix in shards:
-                handles = [
-                    tf.raw_ops.VarHandleOp(dtype=tf.int8, shape=[], container=CONTAINER, shared_name=f"{prefix}/{part}")
-                    for part in PARTS
-                ]
-                handles.append(
-                    tf.raw_ops.MutableHashTableV2(
-                        key_dtype=tf.int64, value_dtype=tf.int64, container=CONTAINER, shared_name=f"{prefix}/index"
+            for prefix, parts in shards:
+                for part in PARTS:
+                    handle = tf.raw_ops.VarHandleOp(
+                        dtype=tf.int8, shape=[], container=CONTAINER, shared_name=f"{prefix}/{part}"
                     )
-                )
-                for handle in handles:
                     tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+                Index(f"{prefix}/index", parts).destroy()
