@@ -79,7 +79,9 @@ class Model(tf.Module):
     @tf.function
     def train(self, *looked_up: Any) -> Any:
         with tf.GradientTape() as tape:
-            rows = tf.concat([tf.reshape(tf.nn.embedding_lookup(self.table, ids), [-1]) for ids in looked_up], 0)
+            found = [tf.nn.embedding_lookup(self.table, ids) for ids in looked_up]
+            flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in found]
+            rows = tf.concat([tf.reshape(one, [-1]) for one in flat], 0)
             loss = tf.reduce_sum((rows - 1) ** 2)
         self.optimizer.minimize(loss, self.variables_of_it, tape)
         return loss
@@ -106,15 +108,16 @@ def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> N
 
 @pytest.mark.parametrize(
     ("batches", "sent_again"),
-    [([[[3, 3, 9], [0, 3, 0]]], 0), ([[3, 3, 9], [9, 0]], 3)],
-    ids=["looked-up-once", "looked-up-twice"],
+    [([[[3, 3, 9], [0, 3, 0]]], 0), ([tf.ragged.constant([[3, 3, 9], [], [0]])], 0), ([[3, 3, 9], [9, 0]], 3)],
+    ids=["looked-up-once", "ragged", "looked-up-twice"],
 )
 def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batches: list[Any], sent_again: int) -> None:
     """The update takes what the lookup has sent; tf_keras's own would send what it found by `Unique`, for each part."""
     model = Model(keras.Adagrad(0.1), split())
     update_by_rows(model)
     with asking_once(True):
-        graph = model.train.get_concrete_function(*map(tf.constant, batches)).graph
+        given = [ids if isinstance(ids, tf.RaggedTensor) else tf.constant(ids) for ids in batches]
+        graph = model.train.get_concrete_function(*given).graph
     updates = [one for one in graph.get_operations() if one.type == "ResourceScatterUpdate"]
     taken = [one.inputs[1] for one in updates][::2]  # of each part the accumulator's, and the same for its rows
     assert [one.inputs[1] is mine for one, mine in zip(updates[1::2], taken, strict=True)] == [True] * 3

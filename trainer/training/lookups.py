@@ -55,7 +55,9 @@ def note(table: str, ids: Tensor, rows: Tensor) -> None:
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
 def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
-    if not _asking_once[-1] or isinstance(ids, tf.RaggedTensor):
+    if _asking_once[-1] and isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(look_up(params, ids.flat_values, max_norm, name))
+    if not _asking_once[-1]:
         rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
         flat = tf.convert_to_tensor(ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids)
         note(name_of(params.variables[0]), flat, flat)
