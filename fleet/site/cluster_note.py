@@ -29,12 +29,13 @@ def cluster_name(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Map
 def former_names(
     groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], given: str = ""
 ) -> list[str]:
-    """Return by which names the hosts may know this cluster too: the one `given`, and the chief's addresses.
+    """Return by which names the hosts may know this cluster too: the one `given`, the chief's addresses and its name.
 
     An inventory may get a `cluster_name` or a `cluster_address` later.
     """
-    chief = next((hostvars[host] for host in groups.get("chief", ())), {})
-    return [str(each) for each in (given, chief.get("cluster_address"), chief.get("ansible_host")) if each]
+    name = next(iter(groups.get("chief", ())), "")
+    chief = hostvars[name] if name else {}
+    return [str(each) for each in (given, chief.get("cluster_address"), chief.get("ansible_host"), name) if each]
 
 
 def cluster_problems(note: Any, host: str, name: str, takes_over: Sequence[str] = ()) -> list[str]:

@@ -262,7 +262,7 @@ def _sweep_was_finished(cluster: Cluster, desk: Desk, request: StartRequest) -> 
     desk.say(
         "Try what failed again: fab sweep FILE"
         if failed
-        else "For more, add points to the end of its file, then: fab sweep FILE"
+        else "For more, add points to the end of its file, or raise trials of a search, then: fab sweep FILE"
     )
     return True
 

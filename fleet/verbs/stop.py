@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fleet import report
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.foreign import refuse_foreign
+from fleet.foreign import foreign_hosts, refuse_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.site.topology import Task
@@ -25,11 +25,7 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> Non
     """
     before = cluster.observe(new_is_enough=True)
     refuse_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
-    installed = [
-        task
-        for task in cluster.inventory.tasks
-        if task.name in before.units and before.units[task.name].health is not Health.ABSENT
-    ]
+    installed = _own_tasks(cluster, desk, before)
     with Trail(cluster, desk, "stop-cluster", reason) as trail:
         trail.begin(run=before.run.run if before.run else None)
         errors: list[FleetError] = []
@@ -93,11 +89,21 @@ def stop_tasks(
         raise errors[0]
 
 
+def _own_tasks(cluster: Cluster, desk: Desk, before: Observation) -> list[Task]:
+    """Return the installed tasks, but for those on hosts of another cluster."""
+    foreign = foreign_hosts(cluster.inventory, before)
+    for what in foreign.values():
+        desk.say(f"left alone: {what}")
+    there = [task for task in cluster.inventory.tasks if task.host not in foreign and task.name in before.units]
+    return [task for task in there if before.units[task.name].health is not Health.ABSENT]
+
+
 def _refuse_running(cluster: Cluster, after: Observation) -> None:
+    foreign = foreign_hosts(cluster.inventory, after)
     found: dict[Task, str] = {}
     for task in cluster.inventory.tasks:
         unit = after.units.get(task.name)  # none on a drained host that is off
-        if unit and unit.health not in (Health.STOPPED, Health.ABSENT):
+        if unit and task.host not in foreign and unit.health not in (Health.STOPPED, Health.ABSENT):
             found[task] = unit.describe_failure() if unit.health is Health.FAILED else f"is still {unit.active}"
     if found:
         raise ClusterTrouble("", cluster.trouble(found))

@@ -13,6 +13,7 @@ from fleet.site.sweep_file import is_same
 from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
+from trainer.core.config import Config
 from trainer.telemetry.sweep import describe_sweep
 
 ENDS = ("finished", "pruned", "failed")
@@ -30,7 +31,16 @@ def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None) -> None:
 
 
 def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.Choice:
-    """Choose a sweep by what is selected, what runs, and how far the one of its name is."""
+    """Choose a sweep by what is selected, what runs, and how far the one of its name is.
+
+    Raises OperatorMistake for a search that nobody would evaluate.
+    """
+    evaluation = cluster.inventory.run_settings.get("evaluation", Config.evaluation)
+    if "search" in asked["sweep"] and evaluation == "sidecar" and cluster.inventory.evaluator is None:
+        raise OperatorMistake(
+            "a search goes by the evaluation, and evaluation is sidecar without an evaluator: expected a host in the "
+            "group evaluator, or evaluation: inline or distributed in trainer_run"
+        )
     chief = before.units.get(cluster.inventory.chief.name)
     known = cluster.read_sweep(asked["sweep"]["name"]) if before.run else None
     done = known and known["over"] and all(point["state"] in ("finished", "pruned") for point in known["points"])

@@ -114,7 +114,7 @@ def test_another_cluster_takes_a_host_only_where_it_names_the_one_that_has_it(fi
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_damaged_note_is_written_anew(file: Path, text: str) -> None:
+def test_a_damaged_note_is_written_again(file: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
     assert noted_cluster(file) == {}
@@ -146,6 +146,13 @@ def test_reset_yml_refuses_such_a_host_before_it_stops_anything() -> None:
     text = refusal["vars"]["__host_check_foreign"]
     assert len(render(text, {"__host_check_seen": {"cluster": THEIRS}, **known})) == 1
     assert render(text, {"__host_check_seen": {"cluster": {}}, **known}) == []
+
+
+def test_a_cluster_that_was_known_by_its_chiefs_name_keeps_its_hosts() -> None:
+    before = cluster_name({"chief": ["head"]}, {"head": {}})
+    later = {"head": {"ansible_host": "192.0.2.10"}}
+    former = former_names({"chief": ["head"]}, later)
+    assert cluster_problems({"name": before}, "head", cluster_name({"chief": ["head"]}, later), former) == []
 
 
 def render(text: str, known: dict[str, Any]) -> Any:
@@ -208,6 +215,13 @@ def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, desk: verbs
     with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
         stop_cluster(Cluster(hosts.inventory, hosts), desk)
     assert hosts.units[hosts.inventory.chief.name].active == "active"
+
+
+def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, desk: verbs.Desk) -> None:
+    hosts.theirs = frozenset({"w-b"})
+    stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    assert (hosts.units["worker-1"].active, hosts.units["worker-0"].active) == ("active", "inactive")
+    assert "left alone: host 'w-b': it belongs to the cluster 198.51.100.7" in fleet.printed(desk)
 
 
 def test_a_host_that_was_removed_is_free_for_another_cluster() -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet import decision
+from fleet.cluster import Cluster as FleetCluster
 from fleet.errors import OperatorMistake
 from fleet.plan import size_of
 from fleet.site.sweep_file import read_sweep_file, read_sweep_to_wait
+from fleet.verbs.sweep import choose_sweep
+from tests.unit import test_second_day as second_day
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.check import read_settings
 from trainer.cluster.spec import Cluster
@@ -210,6 +214,38 @@ def test_a_search_that_lost_optuna_is_over_and_says_why(config: Config, monkeypa
     assert "s-1: search: optuna needs the Python package optuna" in describe_sweep(read_sweep(config))
     write_record(Path(config.shared_dir) / "selection.json", selection(Path(config.shared_dir), attempt=2))
     assert not selected(config).is_over()
+    assert selected(config).choose() is None  # of the new attempt, too
+    assert selected(config).is_over()
+
+
+def test_an_end_that_a_member_writes_keeps_the_points_that_were_chosen_meanwhile(config: Config) -> None:
+    end(config, "s-1")
+    late = selected(config)
+    assert selected(config).choose() is not None
+    late.end_point("s-1", RunState.FAILED, "of a member")
+    assert [point.run for point in selected(config).points] == ["s-1", "s-2"]
+
+
+def test_a_point_is_judged_only_once_the_evaluation_is_in_its_history(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[int] = []
+    monkeypatch.setattr(search, "is_behind", lambda space, trials, present: judged.append(1) or True)
+    evaluate(config, "s-1", loss=0.5)
+    assert selected(config).why_to_end("s-1") is None
+    assert judged == []
+    directory = RunDirectory(config.shared_dir, "s-1")
+    directory.evaluations.write_text('{"step": 10, "values": {"loss": 0.5}}\n')
+    assert "stopped early: loss 0.5 at step 10" in str(selected(config).why_to_end("s-1"))
+
+
+def test_a_search_that_nobody_would_evaluate_is_refused(tmp_path: Path) -> None:
+    hosts = second_day.make_hosts()
+    inventory = hosts.inventory
+    tasks = [task for task in inventory.tasks if task.job != "evaluator"]
+    cluster = FleetCluster(replace(inventory, tasks=tasks), hosts)
+    with pytest.raises(OperatorMistake, match="evaluation is sidecar without an evaluator"):
+        choose_sweep(cluster, cluster.observe(new_is_enough=True), selection(tmp_path))
 
 
 def test_a_failed_evaluation_is_a_failed_point_and_none_at_all_ends_the_search(config: Config) -> None:

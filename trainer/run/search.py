@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from trainer.core.search_space import SearchSpace
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.run.study import MISSING, Trial, choose, is_behind
+from trainer.run.study import Trial, choose, is_behind, optuna
 from trainer.run.sweep import PRUNED, Point, Sweep, list_points
 
 # What was decided of a run at an evaluation: it is looked at each second, and evaluated now and then.
@@ -88,8 +87,7 @@ class Search(Sweep):
                 f"sweep: the search goes by {self.space.metric}, and evaluation is none: set it to sidecar, inline or "
                 "distributed"
             )
-        if find_spec("optuna") is None:
-            raise ConfigError(MISSING)
+        optuna()
 
     def begin(self, run: str) -> None:
         """Write the first point down; each other one was when it was chosen."""
@@ -106,7 +104,11 @@ class Search(Sweep):
             return None
         key = (self.record, run, int(record["step"]))
         if key not in DECIDED:
-            DECIDED[key] = self._lack(record) or self._why_behind(run)
+            own = self._evaluations(run)
+            why = self._lack(record) or self._why_behind(run, own)
+            if not why and max(own, default=-1) < record["step"]:  # its line is written after the record
+                return None
+            DECIDED[key] = why
         return DECIDED[key]
 
     def end_point(self, run: str, state: RunState, message: str = "") -> None:
@@ -123,7 +125,8 @@ class Search(Sweep):
                 end |= {"state": RunState.FAILED, "message": why, "is_last": True}
             else:
                 end |= {"step": record["step"], "value": float(record["metrics"][self.space.metric])}
-        self._write({**self._read().get("ends", {}), run: self._stamped(end)}, self.points)
+        # A member that failed may know fewer points than the coordinator has chosen meanwhile.
+        self._write({**self._read().get("ends", {}), run: self._stamped(end)}, self._with_written().points)
 
     def choose(self) -> Point | None:
         """Choose the next point once all have ended, and write it down; None where there is none to choose."""
@@ -134,7 +137,10 @@ class Search(Sweep):
             chosen = choose(self.space, self._trials(self.ends()))
         except ConfigError as error:
             last = self.points[-1].run
-            self._write({**ends, last: {**ends[last], "message": str(error), "is_last": True}}, self.points)
+            self._write(
+                {**ends, last: {**ends[last], "message": str(error), "is_last": True, "attempt": self.attempt}},
+                self.points,
+            )
             return None
         first = self.points[0]
         run = f"{self.name}-{len(self.points) + 1}"
@@ -158,8 +164,7 @@ class Search(Sweep):
             found.append(Trial(point.program_args, value, step, end["state"] == PRUNED, evaluations))
         return found
 
-    def _why_behind(self, run: str) -> str | None:
-        own = self._evaluations(run)
+    def _why_behind(self, run: str, own: Mapping[int, float]) -> str | None:
         point = next(point for point in self.points if point.run == run)
         if self.space.pruner == "none" or not own:
             return None

@@ -61,7 +61,7 @@ def choose(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def is_behind(space: SearchSpace, trials: Sequence[Trial], present: Trial) -> bool:
-    """Whether Optuna's median pruner stops the present trial at its last evaluation.
+    """Whether Optuna's median pruner stops the present trial at its last evaluation; raises ConfigError.
 
     Evaluations are not at the same steps in all points: each earlier one counts with its newest up to that step.
     """
@@ -69,7 +69,10 @@ def is_behind(space: SearchSpace, trials: Sequence[Trial], present: Trial) -> bo
     step = max(present.evaluations)
     pruner = library.pruners.MedianPruner(space.n_startup_trials, space.n_warmup_steps)
     study = library.create_study(direction=space.direction, pruner=pruner)
-    study.add_trials([frozen(library, space, trial, step) for trial in trials])
+    try:
+        study.add_trials([frozen(library, space, trial, step) for trial in trials])
+    except ValueError as error:
+        raise ConfigError(f"Optuna can't judge the point: {error}") from error
     running = library.trial.create_trial(
         state=library.trial.TrialState.RUNNING,
         params=encoded(space, present),

@@ -155,7 +155,7 @@ class WatchedRun:
         sweep = sweep_or_none(config)
         if newest is None and sweep is None:  # a sweep's next point may be smaller
             check_room(HELD * directory.read_state().get("model_bytes", 0), "evaluation: sidecar", ROOM)
-        if self.skipped and sweep is not None and config.run in sweep.ends():
+        if self.skipped and sweep is not None and (finished is not None or config.run in sweep.ends()):
             give_up(directory, self.last, f"the last checkpoint, of step {self.last}, can't be read")
             self.skipped = False
         if sweep is not None and sweep.unevaluated() is None:
