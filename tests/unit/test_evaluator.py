@@ -16,7 +16,7 @@ from trainer.core.failures import UserError
 from trainer.core.states import RunState
 from trainer.process.supervisor import NEEDED
 from trainer.run.directory import RunDirectory
-from trainer.run.records import write_record
+from trainer.run.records import read_record, write_record
 from trainer.run.retention import Retention
 from trainer.tasks import evaluator
 from trainer.tasks.evaluator import last_evaluated, run_evaluator
@@ -255,6 +255,26 @@ def test_a_checkpoint_that_cannot_be_read_is_tried_again_but_not_for_ever(
     monkeypatch.setattr(fake, "unreadable", (10,))
     assert run_evaluator(config, Heard(), lambda: config) == 0
     assert fake.asked == [10] * 3
+
+
+def test_a_search_that_waits_for_its_points_evaluation_hears_that_the_last_checkpoint_cannot_be_read(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameters = {"rate": {"low": 0.0, "high": 1.0}}
+    search = {"trials": 2, "metric": "loss", "parameters": parameters}
+    sweep = {"name": "a", "attempt": 1, "points": [], "search": search}
+    write_record(tmp_path / "selection.json", {"sweep": sweep})
+    directory = RunDirectory(tmp_path, "a-1")
+    write_checkpoint(directory, 10)
+    directory.set_state(RunState.FINISHED, 10)
+    monkeypatch.setattr(fake, "unreadable", (10,))
+    looks = iter(range(20))
+
+    def selected() -> Config:
+        return config.replace(run="a-1" if next(looks) < 10 else "b")
+
+    assert run_evaluator(config.replace(run="a-1"), Heard(), selected) == 75
+    assert "can't be read" in str(read_record(directory.evaluation))
 
 
 def test_one_that_is_behind_takes_the_newest_and_leaves_out_those_between(
