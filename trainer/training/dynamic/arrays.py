@@ -20,7 +20,7 @@ from trainer.training.tf_internals.variables import handle_of
 CONTAINER = "psfleet.tables"
 ABSENT = -1  # what the index says of a key without a row
 # How many keys a hash table of an index has on average, when the table of rows is full, and how many of them there are.
-PART_KEYS, MOST_PARTS = 1 << 20, 16
+PART_KEYS, MOST_PARTS = 1 << 21, 16
 SPREAD = GOLDEN - 2**64  # a key's hash table follows from their product
 
 
