@@ -38,6 +38,11 @@ def former_names(
     return [str(each) for each in (given, chief.get("cluster_address"), chief.get("ansible_host"), name) if each]
 
 
+def takes_over_option(before: str, after: str) -> str:
+    """Return what the next site.yml needs, behind a space, where the cluster's name changes; empty where it stays."""
+    return "" if before == after else f" -e cluster_takes_over={before}"
+
+
 def cluster_problems(note: Any, host: str, name: str, takes_over: Sequence[str] = ()) -> list[str]:
     """Say that a host belongs to another cluster, with how to take it over; nothing where it belongs to this or none.
 

@@ -10,7 +10,7 @@ from fleet.drains import tasks_of
 from fleet.observation import Observation
 from fleet.quorum import JOBS, minimum
 from fleet.run import Run
-from fleet.site.cluster_note import cluster_name
+from fleet.site.cluster_note import cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.tables import render_duration
@@ -107,7 +107,7 @@ def find_chief(inventory: Inventory, hosts: Collection[str], trains: bool) -> li
         return []
     stop = "`fab stop-cluster` saves and stops; the run goes on at the next start"
     name = cluster_name(inventory.groups, inventory.variables)
-    takes = "" if inventory.variables[chief.host].get("cluster_name") else f" -e cluster_takes_over={name}"
+    takes = takes_over_option(name, inventory.variables[chief.host].get("cluster_name", ""))
     move = f"or name another chief in the inventory, then `ansible-playbook site.yml{takes}` and `fab start-cluster`"
     which = "the training stands still without it" if trains else "no training can be started without it"
     return [f"{chief.host} has the coordinator, and {which}: {stop}; {move}"]

@@ -15,7 +15,7 @@ from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.foreign import refuse_foreign
 from fleet.history import Trail
-from fleet.site.cluster_note import NOTE, cluster_name
+from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
 from fleet.site.members import address_of
 from fleet.site.preflight import inventory_problems
@@ -144,11 +144,8 @@ def _takes_over(inventory: Inventory, old: str, new: str, variables: Mapping[str
     """Return what site.yml needs where the cluster is known by the address of a coordinator's host that goes."""
     if old != inventory.chief.host:
         return ""
-    before, after = (
-        cluster_name(inventory.groups, inventory.variables),
-        cluster_name({"chief": [new]}, {new: variables}),
-    )
-    return "" if before == after else f" -e cluster_takes_over={before}"
+    before = cluster_name(inventory.groups, inventory.variables)
+    return takes_over_option(before, cluster_name({"chief": [new]}, {new: variables}))
 
 
 def address_variables(inventory: Inventory, host: str, address: str | None) -> list[str]:

@@ -14,9 +14,7 @@ from fleet.units import Health
 from fleet.verbs import Desk
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
 from trainer.core.config import Config
-from trainer.telemetry.sweep import describe_sweep
-
-ENDS = ("finished", "pruned", "failed")
+from trainer.telemetry.sweep import ENDS, describe_sweep
 
 
 def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None) -> None:
@@ -76,9 +74,7 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
                     raise HostsUnreachable(seen.unreachable, "the sweep may go on unseen: fab sweep --status")
                 continue
             heard = desk.clock()
-            ended = {
-                point["run"]: point for point in sweep["points"] if point["state"] in ("finished", "pruned", "failed")
-            }
+            ended = {point["run"]: point for point in sweep["points"] if point["state"] in ENDS}
             for run in [] if seen_ends is None else [run for run in ended if run not in seen_ends]:
                 progress.keep(f"{run}: {ended[run]['state']}")
             seen_ends = set(ended)

@@ -1,4 +1,4 @@
-"""Optuna's part of a search: it is told what became of the points so far, and asked for the next one.
+"""Optuna's part of a search: it gets the outcomes of the points so far, and chooses the next one.
 
 Nothing is kept between two calls, so the same records give the same answer, whichever process asks.
 """

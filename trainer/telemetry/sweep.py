@@ -15,6 +15,9 @@ from trainer.run.selection import read_selection, sweep_of
 from trainer.run.sweep import PRUNED, Point, Sweep
 from trainer.telemetry.status import lay_out, numbers, read_status
 
+ENDS = (RunState.FINISHED, PRUNED, RunState.FAILED)
+"""The states of a point that has ended."""
+
 
 def read_sweep(config: Config, name: str | None = None) -> dict[str, Any]:
     """Return a sweep and its points for `python -m trainer sweep --json`: the one that is named, selected or the last.
@@ -80,7 +83,7 @@ def describe_sweep(summary: Mapping[str, Any]) -> str:
         evaluation = numbers(point["evaluation"]) or "-"
         parameters = describe_values(point["program_args"]) or "-"
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
-    ended = [point for point in summary["points"] if point["state"] in (RunState.FINISHED, PRUNED, RunState.FAILED)]
+    ended = [point for point in summary["points"] if point["state"] in ENDS]
     failed = [point for point in summary["points"] if point["state"] == RunState.FAILED]
     size = summary.get("size", len(summary["points"]))  # an older release says none
     state = "over" if summary["over"] else f"{len(ended)} of {size} points have ended"
