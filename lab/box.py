@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from pathlib import Path
 
 NAME = "psfleet-lab"
+PAUSE_SECONDS = 15
 TEMPLATE = Path(__file__).with_name("lxc-template")
 PACKAGES = (
     "ca-certificates",
@@ -74,27 +76,36 @@ def rootfs_path(cache: Path, packages: tuple[str, ...] | None = None, customize:
 
 
 def build_rootfs(target: Path, packages: tuple[str, ...] = PACKAGES, customize: str = CUSTOMIZE) -> None:
+    """Write the system's archive, in namespaces of its own: its mounts and processes end with mmdebstrap."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / "rootfs.tar.gz"
-        subprocess.run(
-            [
-                "mmdebstrap",
-                "--quiet",
-                "--variant=minbase",
-                f"--include={','.join(packages)}",
-                "--dpkgopt=path-exclude=/usr/share/man/*",
-                "--dpkgopt=path-exclude=/usr/share/doc/*",
-                "--dpkgopt=path-include=/usr/share/doc/*/copyright",
-                "--dpkgopt=path-exclude=/usr/share/locale/*",
-                f'--customize-hook=chroot "$1" sh -c {shlex.quote(customize)}',
-                suite(),
-                str(made),
-                *sources(),
-            ],
-            check=True,
-            env={"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TMPDIR": scratch},
-        )
+        command = [
+            *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+            f"--include={','.join(packages)}",
+            "--dpkgopt=path-exclude=/usr/share/man/*",
+            "--dpkgopt=path-exclude=/usr/share/doc/*",
+            "--dpkgopt=path-include=/usr/share/doc/*/copyright",
+            "--dpkgopt=path-exclude=/usr/share/locale/*",
+            f'--customize-hook=chroot "$1" sh -c {shlex.quote(customize)}',
+            suite(),
+            str(made),
+            *sources(),
+        ]
+        persist(command, {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TMPDIR": scratch})
         made.rename(target)
+
+
+def persist(command: list[str], env: dict[str, str], attempts: int = 3) -> None:
+    """Run what asks Debian's mirror for hundreds of files, of which one may fail, again after a pause."""
+    for left in reversed(range(attempts)):
+        ended = subprocess.run(command, env=env, check=not left)
+        if not ended.returncode:
+            return
+        print(f"lab: {command[0]} ended with {ended.returncode}: trying again in {PAUSE_SECONDS} s", file=sys.stderr)
+        time.sleep(PAUSE_SECONDS)
 
 
 def box_id(rootfs: Path, public_key: str) -> str:

@@ -1,5 +1,6 @@
 """The lab machine's side of the lab, without a lab: whose it is, what is refused, what a box is named by."""
 
+import os
 from ipaddress import IPv4Interface
 from pathlib import Path
 
@@ -115,6 +116,37 @@ def test_cached_system_is_named_by_what_goes_into_it(tmp_path: Path, monkeypatch
     assert box.rootfs_path(tmp_path) != before
     monkeypatch.setenv("PSFLEET_SUITE", "trixie")
     assert box.rootfs_path(tmp_path).name.startswith("trixie-")
+
+
+MIRROR_FAILS_ONCE = r"""#!/bin/sh
+# In place of mmdebstrap: the first call leaves a mount that is in use, as one that is cut off does.
+for made; do case $made in */rootfs.tar.gz) break ;; esac; done
+if [ ! -e "$LAB_TRIED" ]; then
+  mkdir "$TMPDIR/proc" && mount -t proc -o ro proc "$TMPDIR/proc" && touch "$LAB_TRIED"
+  cd "$TMPDIR/proc" && exec sh -c "sleep 600 & exit 25"
+fi
+echo system >"$made"
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_a_box_whose_build_fails_is_built_again_and_leaves_no_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tried = tmp_path / "tried"
+    stand_in = tmp_path / "bin" / "mmdebstrap"
+    stand_in.parent.mkdir()
+    stand_in.write_text(MIRROR_FAILS_ONCE.replace("$LAB_TRIED", str(tried)))
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(box, "PAUSE_SECONDS", 0)
+    (tmp_path / "cache").mkdir()
+    box.build_rootfs(tmp_path / "cache" / "system.tar.gz")
+    assert (tmp_path / "cache" / "system.tar.gz").read_text() == "system\n"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["system.tar.gz"]
+    assert tried.exists()
+    assert "ended with 25: trying again" in capfd.readouterr().err
+    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
 def test_box_differs_by_key(tmp_path: Path) -> None:
