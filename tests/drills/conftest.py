@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.drills.catalogue import CATALOGUE
+from fleet.drills.drill import Drill
+
 ROOT = Path(__file__).resolve().parents[2]
 VERDICT = re.compile(r"^(pass|FAIL|skip)  ([a-z0-9-]+): ")
 
@@ -21,10 +24,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def verdicts(request: pytest.FixtureRequest) -> dict[str, str]:
     """What `fab drill` said about each drill: its line, and what belongs to it."""
     names = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
+    names = [each.name for each in sorted(CATALOGUE, key=start_of) if each.name in names]
     # Generous: five hosts share this machine's processors. The tight figures are those of bench/recovery.
     command = ["fab", "drill", ",".join(names), "--bounds-factor=2"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     return read_verdicts(done.stdout) | {"": f"fab drill ended with {done.returncode}\n{done.stdout}\n{done.stderr}"}
+
+
+def start_of(drill: Drill) -> str:
+    """What the drill's run is started with: drills of the same settings, one after another, share a run."""
+    return f"{drill.program} {sorted(drill.settings.items())}"
 
 
 def read_verdicts(text: str) -> dict[str, str]:
