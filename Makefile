@@ -76,7 +76,7 @@ hosts unit training infra dozen: SHELL := /bin/bash
 
 hosts: infra  # and the dozen on the same hosts, as infra left them; what these have over IPv4 alone, over IPv6
 	$(TWICE) dozen tests/drills -m dozen --timeout 1800
-	python -m pytest tests/security -m quick -k IPv6 --timeout 600
+	$(TWICE) ipv6 tests/security -m quick -k IPv6 --timeout 600
 
 # Beside another target: each line says whose it is.
 %-beside: SHELL := /bin/bash
