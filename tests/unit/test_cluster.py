@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from trainer.cluster import spec
 from trainer.cluster.spec import Cluster
 from trainer.core.config import ConfigError
 from trainer.core.strategies import STRATEGIES
@@ -111,3 +113,20 @@ def test_strategy_refuses_another_cluster(strategy: str, jobs: dict[str, list[st
 def test_workers_train_where_no_ps_is(job: str, without: str, trains: bool) -> None:
     jobs = {name: members for name, members in JOBS.items() if name != without}
     assert Cluster(jobs, job, 0).trains is trains
+
+
+def test_free_ports_are_none_that_an_outgoing_connection_may_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spec, "OUTGOING_PORTS", tmp_path / "range")
+    (tmp_path / "range").write_text("12040\t60999\n")
+    ports = [int(address.rpartition(":")[2]) for address in spec.free_addresses(8)]
+    assert len(set(ports)) == 8
+    assert all(12000 <= port < 12040 for port in ports)
+
+
+@pytest.mark.parametrize("text", ["1024 65535", ""])
+def test_ports_are_free_also_where_all_may_go_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(spec, "OUTGOING_PORTS", tmp_path / "range")
+    (tmp_path / "range").write_text(text)
+    assert len(set(spec.free_addresses(3))) == 3

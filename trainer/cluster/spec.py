@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
+import random
 import re
 import socket
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +20,9 @@ from trainer.core.task_id import TaskId
 JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher", "data")
 # Of the data service, of which TensorFlow's strategies know nothing.
 SERVICE_JOBS = ("dispatcher", "data")
+OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LEAST_PORT = 12000  # below are most ports that services are known by
+TRIES = 100
 ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
 
@@ -185,9 +190,30 @@ def renamed_job(job: str) -> str:
 
 
 def free_addresses(number: int) -> list[str]:
-    """Return so many different addresses where nobody listens now."""
+    """Return so many different addresses where nobody listens now, below the ports of outgoing connections.
+
+    A connection could take any other before the task that is to listen there has begun.
+    """
+    limit = first_outgoing_port()
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets]
+        bound = [bind_below(limit, stack) for _ in range(number)]
+        return [f"127.0.0.1:{one.getsockname()[1]}" for one in bound]
+
+
+def first_outgoing_port() -> int:
+    """Return the least port that the kernel gives to outgoing connections; 0 where it does not say."""
+    try:
+        return int(OUTGOING_PORTS.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def bind_below(limit: int, stack: contextlib.ExitStack) -> socket.socket:
+    """Bind a socket to a free port from LEAST_PORT to the limit, by chance; to any where none is found there."""
+    ports = range(LEAST_PORT, limit)
+    for port in [*random.SystemRandom().sample(ports, min(TRIES, len(ports))), 0]:
+        one = stack.enter_context(socket.socket())
+        with contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return one
+    raise OSError(errno.EADDRINUSE, "no port of the loopback interface is free")
