@@ -102,6 +102,31 @@ def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str
         load_program(f"{name}:Good", {})
 
 
+def test_a_program_that_ends_python_says_what_to_do(programs: Path) -> None:
+    text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', required=True)\n"
+    name = write(programs, "parses", f"{text}options = parser.parse_args()\n")
+    with pytest.raises(UserError, match=r"parses.py:4: SystemExit: 2: .* take options as arguments of the constructor"):
+        load_program(f"{name}:Good", {})
+    name = write(programs, "has_flags", "raise ValueError('Trying to access flag --rate before flags were parsed.')\n")
+    with pytest.raises(UserError, match=r"nobody parses flags: take options as arguments of the constructor"):
+        load_program(f"{name}:Good", {})
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_another_backend_of_keras_is_not_to_be_installed(
+    programs: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    fails = f"raise ModuleNotFoundError('No module named {backend}', name='{backend}')"
+    name = write(programs, f"of_{backend}", f"import os\nos.environ['KERAS_BACKEND'] = '{backend}'\n{fails}\n")
+    with pytest.raises(UserError, match="leave KERAS_BACKEND out of the program"):
+        load_program(f"{name}:Good", {})
+    name = write(programs, f"needs_{backend}", f"{fails}\n")
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    with pytest.raises(UserError, match="install it"):
+        load_program(f"{name}:Good", {})
+
+
 def test_storage_that_fails_under_an_import_is_no_mistake_of_the_program(programs: Path) -> None:
     stale = "raise OSError(errno.ESTALE, 'Stale file handle', 'words.txt')"
     name = write(programs, "reads", f"import errno\n{stale}\n")

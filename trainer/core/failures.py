@@ -53,6 +53,8 @@ MENDS = {
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "is out of scope and cannot be used here": "a metric, layer or step keeps a tensor in Python, as in a list, and "
     "another trace reads it: keep it in a variable of the model (add_weight) (docs/programs.md)",
+    "before flags were parsed": "the command line is the trainer's, and nobody parses flags: take options as arguments "
+    "of the constructor (program_args)",
     "cannot be called when determinism is enabled": "workers update in any order, so no two runs are the same: leave "
     "tf.config.experimental.enable_op_determinism out",
     "too large to convert to np.int32": "TensorFlow's own datasets fail with NumPy's types: leave the argument "
@@ -67,6 +69,10 @@ CALLED_BY_PROGRAM = (
 )
 MENDS |= dict.fromkeys(
     ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), CALLED_BY_PROGRAM
+)
+ENDS_PYTHON = (
+    "the program ended Python, as argparse does for options that it does not know. The command line is the trainer's: "
+    "take options as arguments of the constructor (program_args), and raise an error instead of sys.exit"
 )
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
@@ -175,6 +181,8 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     mends = [mend for words, mend in MENDS.items() if words in message]
     if OF_A_TABLE in message and not LOOKUP.search(str(error)):
         mends.remove(MENDS[OF_A_TABLE])
+    if isinstance(error, SystemExit):
+        mends.append(ENDS_PYTHON)
     summary = ": ".join(
         [type(error).__name__, message.rstrip("."), *mends] if mends else [type(error).__name__, message]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainer.core.layer_names import count_names_again
 from trainer.core.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
+OTHER_BACKENDS = ("jax", "openvino", "torch")  # Keras 3's, named as their libraries
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
@@ -33,6 +35,8 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
                 "The program's package must lie beside the trainer or be installed"
             ) from error
         mend = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
+        if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
+            mend = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
         raise UserError(f"program {name}: {explain(error)}: {mend}") from error
     except (Exception, SystemExit) as error:
         if not is_the_programs(error):

@@ -9,10 +9,11 @@ import sys
 from trainer.core.failures import explain
 from trainer.core.proxies import bypass_proxies
 
+log = logging.getLogger(__name__)
+# tf.keras is tf_keras. Programs that `import keras` have Keras 3 beside it (docs/keras3.md).
+OF_KERAS = {"TF_USE_LEGACY_KERAS": "1", "KERAS_BACKEND": "tensorflow"}
 ENVIRONMENT = {
-    # tf.keras is tf_keras. Programs that `import keras` have Keras 3 beside it (docs/keras3.md).
-    "TF_USE_LEGACY_KERAS": "1",
-    "KERAS_BACKEND": "tensorflow",
+    **OF_KERAS,
     # "false" makes a call to a dead member hang.
     "GRPC_FAIL_FAST": "use_caller",
     "TF_CPP_MIN_LOG_LEVEL": "1",
@@ -44,6 +45,11 @@ def task_environment(job: str) -> dict[str, str]:
 def prepare_tensorflow() -> None:
     """Set what is not set; raises ImportError when TensorFlow is there already with Keras 3."""
     bypass_proxies()
+    for name, value in OF_KERAS.items():
+        given = os.environ.get(name, value)
+        if given.lower() not in (value, "true"):  # as TensorFlow reads a switch
+            log.warning("%s=%s is set, which training can't use: it counts as %s", name, given, value)
+            os.environ[name] = value
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     logging.getLogger("tensorflow").addFilter(is_news)

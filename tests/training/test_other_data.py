@@ -1,0 +1,60 @@
+"""What a program may return that is no dataset is refused with what to return instead."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.core.failures import UserError
+from trainer.training.input import check_dataset
+
+ARRAY = np.zeros([4, 2])
+
+
+class OfKeras2(tf.keras.utils.Sequence):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return ARRAY, ARRAY
+
+
+class OfKeras3(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return ARRAY, ARRAY
+
+
+DATASET = tf.data.Dataset.from_tensors(ARRAY)
+OTHERS = {
+    "arrays": ((ARRAY, ARRAY), r"tuple, not .*from_tensor_slices\(\(features, labels\)\)"),
+    "by name": ({"x": ARRAY}, r"dict, not .*from_tensor_slices"),
+    "a tensor": (tf.constant(ARRAY), "from_tensor_slices"),
+    "a frame": (SimpleNamespace(to_numpy=lambda: ARRAY), "from_tensor_slices"),
+    "Sequence": (OfKeras2(), "Python reads its batches.*TFRecordDataset.*from_tensor_slices"),
+    "PyDataset": (OfKeras3(), "Python reads its batches.*TFRecordDataset.*from_tensor_slices"),
+    "a generator": ((one for one in [ARRAY]), "generator, .* leave yield out"),
+    "an iterator": (iter(DATASET), r"without iter\(\)"),
+    "nothing": (None, "NoneType, .*: the method lacks a return"),
+    "a method": (DATASET.batch, "method, not a tf.data.Dataset of batches$"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_dataset_is_refused_with_its_mend(name: str) -> None:
+    returned, expected = OTHERS[name]
+    with pytest.raises(UserError, match=rf"^Mine.train_dataset returned .*{expected}"):
+        check_dataset(type("Mine", (), {})(), "train_dataset", returned)
+
+
+def test_a_distributed_dataset_is_the_trainers_to_make() -> None:
+    distributed = tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(DATASET)
+    with pytest.raises(UserError, match="the trainer distributes it"):
+        check_dataset(type("Mine", (), {})(), "train_dataset", distributed)
