@@ -585,6 +585,78 @@ def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_pa
     assert_same(restored(prefix, name, 1), made.rows())
 
 
+@pytest.mark.parametrize("piece_bytes", [4096, 1 << 20])
+@pytest.mark.parametrize("kind", ["whole", "incremental"])
+def test_a_save_has_of_each_ps_the_rows_of_one_moment(
+    kind: str, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is given and trained while it is written is in it, as far as its clock counts the steps."""
+    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", piece_bytes)  # several pieces, or one
+    monkeypatch.setattr("trainer.training.dynamic.pieces.SPARSER", 1)
+    name, most, servers = f"moment-{kind}-{piece_bytes}", 40, 2
+    made = Made(name, two.Adagrad(0.1), servers=servers)
+    pieces = Pieces(made.table, [""] * servers, incremental_saves=9)
+    numbers = np.arange(3000)
+    owners = owner_of(tf.constant(numbers), servers).numpy()
+    by_owner = [numbers[owners == server] for server in range(servers)]
+    trained: list[int] = []
+
+    def train(*begins: int) -> None:
+        """Train as many keys on each ps in each step."""
+        for begin in begins:
+            made.step(tf.constant(np.concatenate([own[begin : begin + most] for own in by_owner])))
+
+    def write_later(plain: Any) -> Any:
+        def write(*given: Any) -> Any:
+            train(20 * len(trained), 380 + 20 * len(trained))  # known keys, and new ones
+            trained.append(len(trained))
+            return plain(*given)
+
+        return write
+
+    train(*range(0, 400, most))
+    if kind == "incremental":
+        pieces.save(str(tmp_path / "ckpt-1"))
+        train(0, 80, 240)
+    for each in [each for each in vars(pieces) if each.startswith("_write")]:
+        monkeypatch.setattr(pieces, each, write_later(getattr(pieces, each)))
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert (len(trained) > 3) == (piece_bytes == 4096)
+    again = Made(f"{name}-again", two.Adagrad(0.1), servers=servers)
+    again.table.name = name
+    Pieces(again.table, [""] * servers).restore(prefix)
+    rows = again.rows()
+    for server, shard in enumerate(again.table.shards):
+        own = [row["told"][0] for key, row in rows.items() if owners[key] == server]
+        assert sum(own) == most * int(shard.clock.read()[0])
+    assert_same(rows, made.rows())
+
+
+def test_an_incremental_save_that_outgrows_the_room_meanwhile_is_made_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore would have no room for what was taken away since the whole save, and comes back."""
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)
+    name = "outgrown"
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
+    pieces = Pieces(made.table, [""], incremental_saves=9)
+    made.step(tf.range(60, dtype=tf.int64))
+    pieces.save(str(tmp_path / "ckpt-1"))
+    for _ in range(3):
+        made.step(tf.range(40, dtype=tf.int64))
+    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 20
+    write = pieces._write_last
+
+    def give_and_write(*given: Any) -> Any:
+        made.step(tf.range(100, 145, dtype=tf.int64))
+        return write(*given)
+
+    monkeypatch.setattr(pieces, "_write_last", give_and_write)
+    pieces.save(prefix := str(tmp_path / "ckpt-2"))
+    assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
+    assert_same(restored(prefix, name, 1, 100), made.rows())
+
+
 def test_a_row_that_is_given_while_it_is_saved_is_saved_as_given_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@
 
 A piece holds rows with their keys. So a table is restored on any number of ps, each of which takes what is its own.
 An incremental save links the pieces of the one before, and writes those rows alone that were given or trained since,
-in pieces with greater numbers. Of a key in several pieces, the greatest number counts (docs/decisions/0239).
+in pieces with greater numbers. The last piece of each save has also what has changed since the save began: so the rows
+of a ps are of one moment. Of a key in several pieces, the greatest number counts (docs/decisions/0239).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,7 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor
 from trainer.training.dynamic.arrays import Array
 from trainer.training.dynamic.hashing import owner_of
-from trainer.training.dynamic.shard import BEGIN, EVICTED, FIRST, NEXT, REFUSED, ROWS
+from trainer.training.dynamic.shard import BEGIN, EVICTED, FIRST, NEXT, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class Saved:
 
     prefix: str
     clocks: np.ndarray
-    """Those of the shards when it began."""
+    """Those of the shards at its last piece."""
     evicted: np.ndarray
     """How many rows each shard had taken away when the whole save began."""
     pieces: int
@@ -67,8 +69,11 @@ class Pieces:
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         of_shards = tf.TensorSpec([len(table.shards)], tf.int64)
         self._ends = tf.function(self._read_ends, autograph=False).get_concrete_function()
-        self._write = tf.function(self._write_piece, autograph=False).get_concrete_function(
-            text, number, of_shards, of_shards, of_shards
+        self._write, self._write_last = (
+            tf.function(partial(self._write_piece, take), autograph=False).get_concrete_function(
+                text, number, of_shards, of_shards, of_shards
+            )
+            for take in (Shard.piece, Shard.last_piece)
         )
         texts = tf.TensorSpec([len(table.shards)], tf.string)
         self._read = tf.function(self._read_piece, autograph=False).get_concrete_function(texts)
@@ -80,23 +85,38 @@ class Pieces:
     def save(self, prefix: str) -> None:
         """Write the rows that there are now beside the checkpoint of this name, or those that have changed."""
         now = self._ends().numpy()
-        ends, clocks = now[:, NEXT], now[:, len(BEGIN)]
         before, self._before = self._before, None
+        saved = None
         if before is not None and self._has_room(now, before) and self._links(before, prefix):
-            length, since = self._length * SPARSER, before.clocks
-            saved = Saved(prefix, clocks, before.evicted, before.pieces, before.increments + 1, before.written)
-        else:
-            length, since = self._length, np.full_like(clocks, EVER)
-            saved = Saved(prefix, clocks, now[:, EVICTED], 0, 0, 0)
-        count, written = max(1, -(-(int(ends.max()) - FIRST) // length)), saved.written
-        for piece in range(count):
-            start, end = (np.minimum(FIRST + number * length, ends) for number in (piece, piece + 1))
-            written += int(
-                self._write(tf.constant(prefix), tf.constant(saved.pieces + piece, tf.int64), start, end, since)
-            )
-        written = written if saved.increments else 0
-        if saved.increments < self._incremental_saves and written <= MOST_WRITTEN * now[:, ROWS].sum():
-            self._before = dataclasses.replace(saved, pieces=saved.pieces + count, written=written)
+            before = dataclasses.replace(before, prefix=prefix, increments=before.increments + 1)
+            saved = self._write_all(before, now, self._length * SPARSER)
+            if not self._has_room(self._ends().numpy(), before):  # for what was given meanwhile
+                self._remove(prefix)
+                saved = None
+        if saved is None:
+            ever = np.full_like(now[:, len(BEGIN)], EVER)
+            whole = Saved(prefix, ever, now[:, EVICTED], pieces=0, increments=0, written=0)
+            saved = dataclasses.replace(self._write_all(whole, now, self._length), written=0)
+        if saved.increments < self._incremental_saves and saved.written <= MOST_WRITTEN * now[:, ROWS].sum():
+            self._before = saved
+
+    def _write_all(self, saved: Saved, now: np.ndarray, length: int) -> Saved:
+        """Write the rows that have changed since what is saved; returns what is saved then."""
+        ends, began = now[:, NEXT], now[:, len(BEGIN)]
+        last = max(1, -(-(int(ends.max()) - FIRST) // length)) - 1
+        starts = [np.minimum(FIRST + piece * length, ends) for piece in range(last + 1)]
+        written = saved.written
+        for piece in range(last):
+            place = tf.constant(saved.prefix), tf.constant(saved.pieces + piece, tf.int64)
+            written += int(self._write(*place, starts[piece], starts[piece + 1], saved.clocks)[0])
+        place = tf.constant(saved.prefix), tf.constant(saved.pieces + last, tf.int64)
+        rows, clocks = (each.numpy() for each in self._write_last(*place, starts[last], saved.clocks, began))
+        return dataclasses.replace(saved, clocks=clocks, pieces=saved.pieces + last + 1, written=written + int(rows))
+
+    def _remove(self, prefix: str) -> None:
+        for *_, path in pieces_of(prefix, self._table.name):
+            for suffix in SUFFIXES:
+                Path(path + suffix).unlink()
 
     def _has_room(self, now: np.ndarray, before: Saved) -> bool:
         """Return whether each shard has room for all that is written, and for what was taken away since the whole save.
@@ -164,13 +184,16 @@ class Pieces:
                     found.append(tf.concat([shard.numbers.read(), clock], 0))
         return tf.stack(found)
 
-    def _write_piece(self, prefix: Tensor, piece: Tensor, starts: Tensor, ends: Tensor, since: Tensor) -> Tensor:
-        """Write the rows in between that have changed since the clocks were so; returns how many."""
-        table, count, written, sizes = self._table, len(self._table.shards), [], []
+    def _write_piece(
+        self, take: Callable[..., dict[str, Tensor]], prefix: Tensor, piece: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Write what is taken of each shard, with its own of the numbers; returns how many rows, and the clocks."""
+        table, count, written, sizes, clocks = self._table, len(self._table.shards), [], [], []
         for number, (shard, device, mutex) in enumerate(zip(table.shards, table.devices, self._mutexes, strict=True)):
             with tf.device(device):
-                rows = shard.piece(starts[number], ends[number], since[number], mutex)
+                rows = take(shard, *(one[number] for one in given), mutex)
                 sizes.append(tf.size(rows["keys"]))
+                clocks.append(rows["clock"][0])
             name = f".table-{table.name}.{number}-of-{count}."
             with tf.device(self._io_device or device):
                 path = tf.strings.join([prefix, name, tf.strings.as_string(piece, width=6, fill="0")])
@@ -180,7 +203,7 @@ class Pieces:
                 )
                 written.append(saved)
         with tf.control_dependencies(written):
-            return tf.reduce_sum(sizes)  # which waits, as add_n of one would not
+            return tf.reduce_sum(sizes), tf.stack(clocks)  # which wait, as add_n of one would not
 
     def _read_piece(self, paths: Tensor) -> Tensor:
         table, kept, taken = self._table, self._kept, []

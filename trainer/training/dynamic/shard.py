@@ -29,6 +29,7 @@ DEFAULT, SCRATCH, FIRST = 0, 1, 2
 NEXT, FREE, REFUSED, ROWS, GIVEN_ROWS, EVICTED, SEEN = range(7)
 INDEX_BYTES = 56  # of a key at most (docs/decisions/0224)
 NO_KEY = tf.int64.min
+LOOKED_AT = 1 << 20  # rows at once, where those that have changed are looked for
 COUNTS = 1024  # steps that are told apart; the last number is of more
 BEGIN = [FIRST, 0, 0, 0, 0, 0, 0]
 
@@ -258,15 +259,46 @@ class Shard:
         """
         with tf.name_scope(APART):
             own = self.apart()
-            rows = tf.range(start, end)
-            rows = tf.boolean_mask(rows, (since < 0) | is_since(own.usage.rows(rows)[:, 1], since))
-            rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)  # before that, it has no values
+            rows = own.changed_rows(start, end, since)
             locks = locks_of([mutex] if mutex else [], after=rows)
             with tf.control_dependencies(locks):
-                found = {name: array.rows(rows) for name, array in own.kept.items()}
-                clock = own.clock.read()
-            give_back(locks, [*found.values(), clock])
-            return {**found, "clock": clock}
+                found = own.all_of(rows)
+            give_back(locks, list(found.values()))
+            return found
+
+    def last_piece(self, start: Tensor, since: Tensor, began: Tensor, mutex: str) -> dict[str, Tensor]:
+        """Return the same of all rows from a number on, and of those before it that have changed meanwhile.
+
+        That is since the clock was `began`, when the first piece was read. So all pieces are of one moment.
+        """
+        with tf.name_scope(APART):
+            own = self.apart()
+            locks = locks_of([mutex] if mutex else [], after=start)
+            with tf.control_dependencies([start, *locks]):
+                end = own.numbers.read()[NEXT]
+                first = tf.constant(FIRST, tf.int64)
+                rows = [own.changed_rows(start, end, since), own.changed_rows(first, start, began)]
+                found = own.all_of(tf.concat(rows, 0))
+            give_back(locks, list(found.values()))
+            return found
+
+    def changed_rows(self, start: Tensor, end: Tensor, since: Tensor) -> Tensor:
+        """Return the rows from one number to another that are a key's, and have changed as `piece` says it."""
+
+        def look(begin: Tensor, found: Any) -> tuple[Tensor, Any]:
+            rows = tf.range(begin, tf.minimum(begin + LOOKED_AT, end))
+            changed = (since < 0) | is_since(self.usage.rows(rows)[:, 1], since)
+            rows = tf.gather(rows, tf.where(changed)[:, 0])
+            has_key = self.index.find(self.keys.rows(rows)) == rows  # before that, it has no values
+            return begin + LOOKED_AT, found.write(found.size(), tf.gather(rows, tf.where(has_key)[:, 0]))
+
+        found = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=[None])
+        _, found = tf.while_loop(lambda begin, _: begin < end, look, (start, found), parallel_iterations=1)
+        return found.concat()
+
+    def all_of(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return what is `kept` of rows, and the clock."""
+        return {**{name: array.rows(rows) for name, array in self.kept.items()}, "clock": self.clock.read()}
 
     @contextlib.contextmanager
     def changing(self, rows: Tensor, keys: Tensor) -> Iterator[Tensor]:
