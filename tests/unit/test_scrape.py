@@ -189,6 +189,16 @@ def test_a_server_tells_only_of_itself() -> None:
     assert set(families(MetricsCollector(restarts=1))) == {"psfleet_build_info", "psfleet_task_restarts"}
 
 
+@pytest.mark.parametrize("wheel", ["tensorflow", "tensorflow_cpu"])
+def test_tensorflows_version_is_told_of_either_wheel(
+    wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"{wheel}-2.21.9.dist-info").mkdir()
+    (tmp_path / f"{wheel}-2.21.9.dist-info/METADATA").write_text(f"Name: {wheel}\nVersion: 2.21.9\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert metrics.tensorflow_version() == "2.21.9"
+
+
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
     collector = MetricsCollector()
     collector.of("a", Tally())

@@ -6,6 +6,7 @@ thread that trains is waited for. The client library is needed only where it doe
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 from collections.abc import Iterator, Mapping
@@ -227,7 +228,7 @@ def by_metric(name: str, values: Mapping[str, float]) -> Iterator[Sample]:
 
 def tensorflow_version() -> str:
     """Return TensorFlow's version without its import, which a process that waits has not made."""
-    try:
-        return importlib.metadata.version("tensorflow")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    for name in ("tensorflow", "tensorflow-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    return ""
