@@ -9,7 +9,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 LOCK ?= locks/cpu
 SOAK ?= --minutes 60
-COMPILE = uv pip compile -q --generate-hashes --no-annotate --custom-compile-command "make lock"
+# $(call compiled,NAME,OPTIONS). A lock that stays the same keeps its time: what it locks is not built again.
+compiled = cp locks/$(1).txt .venv/new.txt && uv pip compile -q --generate-hashes --no-annotate --universal --python-version 3.11 \
+  --custom-compile-command "make lock" locks/$(1).in $(2) -o .venv/new.txt && install -C -m 644 .venv/new.txt locks/$(1).txt
 CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
 
 # Tests of real processes and hosts may be late where others keep the machine busy. What fails is run once more at the
@@ -174,13 +176,13 @@ test-monitoring: venv-tf .cache/monitoring/.made  ## alerts and dashboard with p
 
 lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
 	python -m fleet.program lock $(LOCK)
-	$(COMPILE) --python-version 3.11 --universal locks/control.in -c locks/cpu-3.11.txt -o locks/control.txt
-	$(COMPILE) --python-version 3.11 --universal locks/cloud.in -c locks/control.txt -o locks/cloud.txt
-	$(COMPILE) --python-version 3.11 --universal locks/supply.in -c locks/control.txt -o locks/supply.txt
-	$(COMPILE) --python-version 3.11 --universal locks/browser.in -c locks/control.txt -o locks/browser.txt
-	$(COMPILE) --python-version 3.11 --universal locks/docs.in -c locks/control.txt -o locks/docs.txt
-	$(COMPILE) --python-version 3.11 --universal locks/managers.in -c locks/control.txt -o locks/managers.txt
-	$(COMPILE) --python-version 3.11 --universal --no-emit-package numpy locks/optuna.in -c locks/control.txt -c locks/cpu-3.11.txt -o locks/optuna.txt
+	$(call compiled,control,-c locks/cpu-3.11.txt)
+	$(call compiled,cloud,-c locks/control.txt)
+	$(call compiled,supply,-c locks/control.txt)
+	$(call compiled,browser,-c locks/control.txt)
+	$(call compiled,docs,-c locks/control.txt)
+	$(call compiled,managers,-c locks/control.txt)
+	$(call compiled,optuna,--no-emit-package numpy -c locks/control.txt -c locks/cpu-3.11.txt)
 
 # The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
 .cache/%/.made: locks/%.txt .venv/.control
