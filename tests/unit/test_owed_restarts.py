@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from fleet.places import CODE as ROOT
 from fleet.roles import Ahead, Role
 from fleet.short import ShortWay
 from fleet.site.inventory import load_inventory
+from fleet.site.owed import owed
 from fleet.wanted import Pass, load
 from tests.rendered_firewall import FACTS
 
@@ -94,17 +97,53 @@ def answer_to(step: dict[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("role", "playbook", "said"),
     [
-        ("tensorboard", "monitoring.yml", "/etc/systemd/system/tensorboard.service\n"),
-        ("node_exporter", "monitoring.yml", "/etc/systemd/system/prometheus-node-exporter.service.d/psfleet.conf\n"),
+        ("tensorboard", "monitoring.yml", "restarted\n"),
+        ("node_exporter", "monitoring.yml", "restarted\n"),
         ("prometheus", "monitoring.yml", "restarted\n"),
         ("prometheus", "monitoring.yml", "reloaded\n"),
         ("alertmanager", "monitoring.yml", "restarted\n"),
-        ("common", "base.yml", "/etc/chrony/conf.d/psfleet.conf\n"),
+        ("common", "base.yml", "restarted\n"),
     ],
 )
 def test_a_service_that_began_before_its_files_is_found(inventory: Path, role: str, playbook: str, said: str) -> None:
     assert left(inventory, role, playbook) is None
     assert "does not run as it should" in str(left(inventory, role, playbook, newermt=said))
+
+
+@pytest.mark.parametrize(
+    ("written", "states"),
+    [
+        ({}, []),
+        ({"unit.conf": 150}, ["restarted"]),
+        ({"alerts.yml": 150}, []),  # it was read again at 200
+        ({"alerts.yml": 250}, ["reloaded"]),
+        ({"unit.conf": 250, "alerts.yml": 250}, ["restarted", "reloaded"]),
+    ],
+)
+def test_a_file_is_compared_with_when_its_service_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: dict[str, int], states: list[str]
+) -> None:
+    systemctl(tmp_path, monkeypatch, "case $* in *ActiveEnter*) echo @100 ;; *) echo @200 ;; esac")
+    assert printed(tmp_path, {"unit.conf": 50, "a config.yml": 50, "alerts.yml": 50, **written}) == states
+
+
+def test_a_service_that_never_ran_starts_with_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemctl(tmp_path, monkeypatch, "echo")
+    assert "restarted" in printed(tmp_path, {"unit.conf": 50, "a config.yml": 50, "alerts.yml": 50})
+
+
+def systemctl(path: Path, monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
+    (path / "systemctl").write_text(f"#!/bin/sh\n{answers}\n")
+    (path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", str(path), prepend=os.pathsep)
+
+
+def printed(path: Path, written: dict[str, int]) -> list[str]:
+    for name, seconds in written.items():
+        (path / name).touch()
+        os.utime(path / name, (seconds, seconds))
+    command = owed("a.service", *(str(path / name) for name in written))
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_what_told_of_gpus_goes_with_them(inventory: Path) -> None:
