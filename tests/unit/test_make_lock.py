@@ -1,4 +1,4 @@
-"""`make lock` leaves a lock that stays the same as it is: whoever has what it locks builds nothing again."""
+"""`make lock` leaves a lock that stays the same as it is, so that nothing is built again."""
 
 from __future__ import annotations
 
