@@ -67,3 +67,8 @@ def role_module(role: str, name: str) -> Any:
 def has_lock(path: Path) -> bool:
     """Whether there are lock files that begin so."""
     return path.parent.is_dir() and any(each.name.startswith(f"{path.name}-3.") for each in path.parent.iterdir())
+
+
+def gpu_lock(lock: str) -> str:
+    """Return the path of the lock for hosts with GPUs that belongs to another, where the inventory names none."""
+    return "locks/cuda" if lock == "locks/cpu" else f"{lock}-cuda"

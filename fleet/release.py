@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
+from fleet.places import CODE, KIT, gpu_lock, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
 from fleet.site.schema.control import program_problem
@@ -161,9 +161,9 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
 
 
 def locks_of(variables: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the locks, as roles/release/defaults has them too; a test holds the two against each other."""
+    """Return the locks, as roles/release/defaults has them too."""
     lock = variables.get("release_lock") or "locks/cpu"
-    return lock, variables.get("release_lock_gpu") or ("locks/cuda" if lock == "locks/cpu" else f"{lock}-cuda")
+    return lock, variables.get("release_lock_gpu") or gpu_lock(lock)
 
 
 def ship(

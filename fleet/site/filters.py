@@ -65,6 +65,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "tunnel_address": lambda variables, host: wireguard.tunnel_address(host, variables),
     "tunnel_network": lambda variables: str(wireguard.tunnel_network(variables)),
     "wireguard_hosts": wireguard.wireguard_hosts,
+    "gpu_lock": places.gpu_lock,
     "control_machine": lambda _: origin(),
     # Paths of the control machine, for the roles.
     "site_path": lambda path: str(places.site_file(path)),

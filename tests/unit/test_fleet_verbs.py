@@ -41,6 +41,7 @@ from fleet.release import (
     ship,
 )
 from fleet.run import Run
+from fleet.site.filters import FILTERS
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
@@ -1734,8 +1735,10 @@ def test_a_second_ctrl_c_leaves_no_ansible_behind(heeds_ctrl_c: object) -> None:
 def test_the_planned_release_is_the_roles() -> None:
     """The locks that a release is planned with are those of the role's defaults."""
     defaults = yaml.safe_load((KIT / "roles/release/defaults/main.yml").read_text())
+    environment = jinja2.Environment()
+    environment.filters |= FILTERS
     for lock in ("locks/cpu", "locks/mine"):
-        rendered = jinja2.Environment().from_string(defaults["release_lock_gpu"]).render(release_lock=lock)
+        rendered = environment.from_string(defaults["release_lock_gpu"]).render(release_lock=lock)
         assert rendered == locks_of({"release_lock": lock})[1]
     assert locks_of({}) == (defaults["release_lock"], "locks/cuda")
 

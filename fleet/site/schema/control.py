@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.places import CODE, lock_file, role_module
+from fleet.places import CODE, gpu_lock, lock_file, role_module
 from fleet.site.schema import formats
 from fleet.site.schema.check import our_hosts, reference_host
 from fleet.site.schema.definition import definition
@@ -112,7 +112,7 @@ def _lock_of(site: Mapping[str, Any], variable: str) -> str:
     lock = site.get("release_lock", definition().variables["release_lock"].schema["default"])
     if variable == "release_lock":
         return str(lock)
-    return str(site.get(variable, "locks/cuda" if lock == "locks/cpu" else f"{lock}-cuda"))
+    return str(site.get(variable, gpu_lock(lock)))
 
 
 def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
