@@ -171,9 +171,6 @@ class Simulated(Cluster):
         answer = {"steps": {"stale": {}, "proof": {"rc": 0, "stdout": "", "stderr": ""}}}
         return dict.fromkeys(asked, answer)
 
-    def publish_release(self, release: str) -> None:
-        pass
-
 
 class Silent:
     def show(self, text: str) -> None:

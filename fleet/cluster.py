@@ -42,6 +42,8 @@ EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
 # 28,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
+# On the shared path: which release the hosts were switched to, and what the operator chose.
+RELEASE, SELECTION = "release.json", "selection.json"
 
 
 class Cluster:
@@ -61,6 +63,7 @@ class Cluster:
         new_is_enough: bool = False,
         first: Mapping[str, str] | None = None,
         with_facts: bool = False,
+        first_seconds: float = STOP_SECONDS,
     ) -> Observation:
         """Ask the hosts (all of them, or those named) for units, ports and release, the chief's host for the run.
 
@@ -68,7 +71,8 @@ class Cluster:
         of what the tasks are configured with; `looks` for what fleet/agent.py is to look at on a host.
         The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
         refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
-        `first` are scripts that hosts run before they look; `failed` has why one did not do it.
+        `first` are scripts that hosts run before they look, with `first_seconds` for both; `failed` has why one did
+        not do it.
         `with_facts` asks each host for its load, memory, disks and GPUs too.
         """
         asked = list(self.inventory.hosts if only is None else only)
@@ -79,7 +83,7 @@ class Cluster:
         if with_facts:
             look = facts.script(self.inventory.shared_dir)
             scripts = {host: f"{script}\n{look}" for host, script in scripts.items()}
-        answers = self._run(scripts, looks or {}, first or {})
+        answers = self._run(scripts, looks or {}, first or {}, first_seconds)
         observation = Observation()
         for host, answer in answers.items():
             if answer.unreachable:
@@ -95,6 +99,7 @@ class Cluster:
         scripts: dict[str, str],
         looks: Mapping[str, Mapping[str, Any]],
         first: Mapping[str, str],
+        first_seconds: float,
     ) -> dict[str, Answer]:
         """Run a script on each host; with what fleet/agent.py is to look at, or what hosts run before."""
         if looks:
@@ -102,7 +107,7 @@ class Cluster:
         if first:
             ending = "2>&1; code=$?; echo; echo '@first-code'; echo $code"
             scripts |= {host: f"echo '@first'; {{ {each}; }} {ending}\n{scripts[host]}" for host, each in first.items()}
-            return self.hosts.run(scripts, STOP_SECONDS)
+            return self.hosts.run(scripts, first_seconds)
         return self.hosts.run(scripts)
 
     def _observe_run(self, observation: Observation) -> None:
@@ -190,10 +195,18 @@ class Cluster:
             first[host] = f"root sh -c {shlex.quote(script)} sh {off}"
         return self.observe(first=first)
 
-    def remember(self, hosts: Iterable[str]) -> None:
-        """Have hosts keep what a start changes: the current release, the tasks' files and units, and which run."""
-        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(REMEMBER)}"))
+    def remember(self, hosts: Iterable[str], beside: str) -> bool:
+        """Have hosts keep what a start changes: the current release, the tasks' files and units, and which run.
+
+        Then the chief's host runs a script `beside`; returns whether that was done.
+        """
+        scripts = dict.fromkeys(hosts, f"root sh -c {shlex.quote(REMEMBER)}")
+        chief = self.inventory.chief.host
+        if chief in scripts:
+            scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
+        answers = self.hosts.run(scripts)
         _refuse_bad_answers(answers, f"{BEFORE} can't be written")
+        return chief in answers and not answers[chief].stdout
 
     def put_back(self, hosts: Iterable[str]) -> None:
         """End what runs on hosts, and bring back the release, files and units that they remember."""
@@ -209,7 +222,7 @@ class Cluster:
     def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
         if self.inventory.is_shared:
-            self._write_shared("release.json", {"release": release})
+            self._write_shared(RELEASE, {"release": release})
 
     def replace_tasks(self, moved: Mapping[str, tuple[str, str]]) -> None:
         """Have tasks not join at their old address any more; `moved` has old and new address by name (`host:port`)."""
@@ -224,21 +237,24 @@ class Cluster:
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Write what the operator chose, which every task lays over run.json; nothing removes the file."""
-        self._write_shared("selection.json", selection)
+        self._write_shared(SELECTION, selection)
 
     def _write_shared(self, name: str, record: Mapping[str, Any]) -> None:
+        self.on_shared(self.script_of(name, record), f"{self.inventory.shared_dir}/{name} can't be written")
+
+    def script_of(self, name: str, record: Mapping[str, Any]) -> str:
+        """Return a script that writes a record to the shared path; it removes one that is empty."""
         path = f"{self.inventory.shared_dir}/{name}"
+        if not record:
+            return on_path(f"rm -f {shlex.quote(path)}")
         # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
         write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (
             shlex.quote(path)
         )
-        script = (
+        return (
             f"printf '%s\\n' {shlex.quote(json.dumps(dict(record)))} | "
             f"{on_path('sh')} -c {shlex.quote('umask 022; ' + write)}"
         )
-        if not record:
-            script = on_path(f"rm -f {shlex.quote(path)}")
-        self.on_shared(script, f"{path} can't be written")
 
     def on_shared(self, script: str, trouble: str) -> Answer:
         """Run a script of `on_path` on one host that has the shared path: the chief's, else whichever is there."""

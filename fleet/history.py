@@ -11,7 +11,7 @@ import json
 import shlex
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol
@@ -27,6 +27,10 @@ NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.
 MOST_TEXT = 500
 BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
+
+
+# Has the chief's host run a script that leaves a line, beside what it does; returns whether that was done.
+Act = Callable[[str], bool]
 
 
 class Says(Protocol):
@@ -55,18 +59,18 @@ class Trail:
             self._line["reason"] = reason[:MOST_TEXT]
         self._open = False
 
-    def begin(self, **what: Any) -> None:
-        """Leave a line before anything is changed, with what will be."""
+    def begin(self, beside: Act | None = None, /, **what: Any) -> None:
+        """Leave a line before anything is changed, with what will be; `beside` an act, where one is given."""
         self._line |= what
         self._open = True
-        self._write(BEGUN)
+        self._write(BEGUN, beside)
 
-    def end(self, outcome: str = DONE, **what: Any) -> None:
-        """Leave the line with the outcome; once, and only where something was begun."""
+    def end(self, outcome: str = DONE, beside: Act | None = None, /, **what: Any) -> None:
+        """Leave the line with the outcome; once, and only where something was begun. An act `beside` is done."""
         if self._open:
             self._open = False
             self._line |= what
-            self._write(outcome)
+            self._write(outcome, beside)
 
     def __enter__(self) -> Trail:
         return self
@@ -81,9 +85,13 @@ class Trail:
         else:
             self.end(LEFT)
 
-    def _write(self, outcome: str) -> None:
+    def _write(self, outcome: str, beside: Act | None = None) -> None:
+        line = {**self._line, "outcome": outcome}
+        settings = self._settings and outcome == DONE
+        if beside and beside(_script_of(self._cluster.inventory, line, settings)):
+            return
         try:
-            append(self._cluster, {**self._line, "outcome": outcome}, self._settings and outcome == DONE)
+            append(self._cluster, line, settings)
         except FleetError as error:
             self._desk.say(f"this is not in the cluster's history: {first_line(error)}")
 
@@ -104,10 +112,15 @@ def digest_of(inventory: Inventory) -> str:
 
 def append(cluster: Cluster, line: Mapping[str, Any], settings: bool = False) -> None:
     """Append a line, with the run settings of a host; raises FleetError where no host can write it."""
-    script = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
     path = f"{cluster.inventory.shared_dir}/{NAME}"
+    cluster.on_shared(_script_of(cluster.inventory, line, settings), f"{path} can't be written")
+
+
+def _script_of(inventory: Inventory, line: Mapping[str, Any], settings: bool) -> str:
+    script = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
+    path = f"{inventory.shared_dir}/{NAME}"
     given = f"SETTINGS={SETTINGS if settings else ''} HISTORY={shlex.quote(path)} LINE={shlex.quote(json.dumps(line))}"
-    cluster.on_shared(on_path(f"env {given} sh -c {shlex.quote(script)}"), f"{path} can't be written")
+    return on_path(f"env {given} sh -c {shlex.quote(script)}")
 
 
 def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:

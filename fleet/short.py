@@ -342,7 +342,6 @@ class ShortWay:
             with undisturbed():
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
-        self._cluster.publish_release(shipment.release)
         leave_stale(self._cluster, answers)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 

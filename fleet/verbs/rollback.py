@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fleet import history
@@ -82,7 +83,7 @@ def rollback(
     with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
         run = seen.run
         about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
-        trail.begin(release=target.release, before=present.release, **about)
+        trail.begin(partial(cluster.remember, hosts), release=target.release, before=present.release, **about)
         _switch(cluster, desk, hosts, present, target, running)
         trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
         trained = _wait_for_a_step(cluster, desk, seen)
@@ -190,7 +191,6 @@ def _switch(
     cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State, target: State, running: Sequence[Task]
 ) -> None:
     """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
-    cluster.remember(hosts)
     try:
         answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
         refuse_failures(answers)

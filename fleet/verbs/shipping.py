@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from fleet import report
-from fleet.cluster import Cluster
+from fleet.cluster import RELEASE, SELECTION, Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.history import Trail
+from fleet.host_scripts import REMOUNT
 from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
+from fleet.run import HANGS, describe_hang
 from fleet.site.inventory import Inventory
+from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
+
+NOTHING_DONE = "nothing was stopped, switched or selected: what ran goes on"
 
 
 def agree_on_missing(
@@ -49,15 +57,50 @@ def agree_on_missing(
         )
 
 
-def observe_all(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> Observation:
-    """Observe the hosts that take part; show what is known and raise when one is unreachable."""
-    observation = cluster.observe(hosts, settings=True, by_trainer=True)
-    if observation.unreachable:
-        desk.say(report.render_tasks(report.task_rows(cluster.inventory, observation)))
-        raise HostsUnreachable(
-            observation.unreachable, "It answered before. Start again when it is back, or without it"
-        )
-    return observation
+def remember(cluster: Cluster, desk: Desk, trail: Trail, plan: Plan, before: Observation) -> None:
+    """Have the hosts keep what they have, and leave the first line of the history."""
+    try:
+        cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
+        trail.begin(partial(cluster.remember, plan.hosts), **_describe_choice(plan, before))
+    except BaseException:
+        desk.say(NOTHING_DONE)
+        raise
+
+
+def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
+    """Say for the history what a start changes."""
+    chosen = {key: plan.choice.selection[key] for key in ("run", "program") if key in plan.choice.selection}
+    if sweep := plan.choice.selection.get("sweep"):
+        chosen["sweep"] = sweep["name"]
+    if "queue" not in plan.choice.selection and not chosen and before.run:
+        chosen["run"] = before.run.run
+    was = before.releases.get(plan.inventory.chief.host)
+    training: dict[str, Any] = {}
+    if before.run and before.run.state == "training":
+        training = {"training": before.run.numbers, "accounted": before.run.accounted}
+    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
+
+
+def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
+    """Publish the release and select what is chosen, then observe the hosts that take part; one script does all.
+
+    Raises ClusterTrouble where the shared path can't be written. Shows what is known and raises when a host is away.
+    """
+    chief, shared = cluster.inventory.chief.host, cluster.inventory.shared_dir
+    records: dict[str, Mapping[str, Any]] = {SELECTION: plan.choice.selection} if plan.choice.write else {}
+    if not plan.by_ansible and cluster.inventory.is_shared:  # else a role has published it
+        records[RELEASE] = {"release": plan.release}
+    write = " && ".join(cluster.script_of(name, record) for name, record in records.items())
+    first = {chief: f"{REMOUNT}; {write}"} if write else None
+    seen = cluster.observe(plan.hosts, settings=True, by_trainer=True, first=first, first_seconds=ANSWER_SECONDS)
+    if seen.unreachable:
+        desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
+        raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")
+    if why := seen.failed.get(chief):
+        hangs = describe_hang(shared, chief) if why == f"exit code {HANGS}" else why
+        paths = " and ".join(f"{shared}/{name}" for name in records)
+        raise ClusterTrouble(f"{paths} can't be written on {chief}: {hangs}")
+    return seen
 
 
 def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False) -> Shipped:

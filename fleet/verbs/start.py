@@ -12,7 +12,7 @@ from fleet.cluster import Cluster
 from fleet.decision import Choice
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.foreign import refuse_foreign
-from fleet.history import Trail
+from fleet.history import DONE, Trail
 from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
 from fleet.release import STAGE, SWITCH
@@ -20,9 +20,18 @@ from fleet.run import Run
 from fleet.short import ShortWay
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
+from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from fleet.verbs.put_back import Rollback
-from fleet.verbs.shipping import agree_on_missing, compare, observe_all, ship_to_present, show_changes
+from fleet.verbs.shipping import (
+    NOTHING_DONE,
+    agree_on_missing,
+    compare,
+    remember,
+    select_and_observe,
+    ship_to_present,
+    show_changes,
+)
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
 from fleet.verbs.warm import cool, cooled
@@ -109,7 +118,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
         before, plan, desk, request = proven.before, proven.plan, proven.desk, proven.request
         rollback = Rollback(cluster, desk, plan, before)
         with Trail(cluster, desk, request.verb, request.reason, settings=True) as trail:
-            trail.begin(**_describe_choice(plan, before))
+            remember(cluster, desk, trail, plan, before)
             started = _switch_and_start(cluster, desk, request, before, rollback)
             warm.clear()  # not before the rollback has begun to watch: Ctrl-C may come while the history is written
             _follow(cluster, desk, request, started, rollback, trail)
@@ -150,20 +159,6 @@ def _plan_and_prove(
     cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks], short.start)
     warm[:] = plan.tasks
     return _Proven(before, _prove(cluster, desk, request, plan), desk, request)
-
-
-def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
-    """Say for the history what a start changes."""
-    chosen = {key: plan.choice.selection[key] for key in ("run", "program") if key in plan.choice.selection}
-    if sweep := plan.choice.selection.get("sweep"):
-        chosen["sweep"] = sweep["name"]
-    if "queue" not in plan.choice.selection and not chosen and before.run:
-        chosen["run"] = before.run.run
-    was = before.releases.get(plan.inventory.chief.host)
-    training: dict[str, Any] = {}
-    if before.run and before.run.state == "training":
-        training = {"training": before.run.numbers, "accounted": before.run.accounted}
-    return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
 
 
 def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:
@@ -270,13 +265,10 @@ def _sweep_was_finished(cluster: Cluster, desk: Desk, request: StartRequest) -> 
 def _prove(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan) -> Plan:
     """Ship beside what runs and prove it there; return the plan without the hosts that were lost meanwhile."""
     try:
-        plan, _ = ship_to_present(desk, plan, STAGE, request.allow_missing)
-        cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
-        cluster.remember(plan.hosts)
+        return ship_to_present(desk, plan, STAGE, request.allow_missing)[0]
     except BaseException:
-        desk.say("nothing was stopped, switched or selected: what ran goes on")
+        desk.say(NOTHING_DONE)
         raise
-    return plan
 
 
 def _switch_and_start(
@@ -293,9 +285,7 @@ def _switch_and_start(
         if request.source is not None and request.run_name is not None:
             begins = cluster.begin(request.run_name, request.source, request.program, request.program_args)
             rollback.begun_run = request.run_name if begins else None
-        if plan.choice.write:
-            cluster.select(plan.choice.selection)
-        ready = observe_all(cluster, desk, plan.hosts)
+        ready = select_and_observe(cluster, desk, plan)
         changed = compare(cluster, desk, before, ready, shipped)
         cluster.refuse_when_not_configured(ready)
         # Asked only now: new code, or another choice, may be the mend.
@@ -326,10 +316,10 @@ def _follow(
         try:
             run = _until_trained(watch, request, started, rollback)
             cluster.let_starts_in()
-            trail.end(step=run.step)
             if request.detach:
-                _say_that_it_trains(cluster, desk, request, plan, run)
+                _say_that_it_trains(cluster, desk, request, plan, run, trail)
                 return
+            trail.end(step=run.step)
             run = watch.until_finished()
             if run.state != "finished":
                 desk.say(f"run {run.run} is trained no more, and another one is. Look: fab status, fab queue")
@@ -370,9 +360,19 @@ def _until_trained(watch: Watch, request: StartRequest, started: _Started, rollb
         raise
 
 
-def _say_that_it_trains(cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan, run: Run) -> None:
+def _say_that_it_trains(
+    cluster: Cluster, desk: Desk, request: StartRequest, plan: Plan, run: Run, trail: Trail
+) -> None:
+    seen = Observation()
+
+    def look(script: str) -> bool:
+        chief = cluster.inventory.chief.host
+        seen.take(cluster.observe(first={chief: script}, first_seconds=ANSWER_SECONDS))
+        return chief not in seen.unreachable and chief not in seen.failed
+
+    trail.end(DONE, look, step=run.step)
     desk.say(f"run {run.run} trains: {report.render_progress(run)}")
-    desk.say(report.render_tasks(report.task_rows(cluster.inventory, cluster.observe())))
+    desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
     _answer(desk, request, "training", plan=plan.as_json(), run=run.as_json())
 
 

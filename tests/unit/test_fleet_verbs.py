@@ -142,14 +142,20 @@ class Pretence:
     def _answer(self, host: str, script: str) -> Answer:
         if "@units" in script:
             self.digested += "@settings" in script
-            if "@first" in script:  # they are stopped, and then disabled
-                stopped, _, disabled = script.partition("@now")[0].partition("stopped=")
+            first = script.partition("@now")[0]
+            if "stopped=" in first:  # and then disabled
+                stopped, _, disabled = first.partition("stopped=")
                 for text in (stopped, f"systemctl disable {disabled}"):
                     for task in self._named(text):
                         self._systemctl(text, task)
+            elif "@first" in first:
+                for text in re.split(r" && (?=root|printf)", first):
+                    self._write(text)
             return Answer(self._observe(host, "@directories" in script, "@settings" in script))
         if "/opt/trainer/before" in script:
             return self._before(host, script)
+        if "HISTORY=" in script:
+            return Answer()
         if "-m trainer export" in script:
             self.done.append(script.rpartition(" -m ")[2])
             return self.exported
@@ -162,14 +168,8 @@ class Pretence:
             return self.begun
         if found := re.search("rm -rf (/srv/trainer/runs/.*)", script):
             self.done.append(f"remove {found[1]}")
-        elif "release.json" in script:
-            self.done.append("tell " + re.findall(r'"release": "(\w+)"', script)[0])
-        elif "rm -f /srv/trainer/selection.json" in script:
-            self.selection = ""
-            self.done.append("select nothing")
-        elif "selection.json" in script:
-            self.selection = re.findall(r"\{.*\}", script)[0]
-            self.done.append("select")
+        elif self._write(script):
+            pass
         elif "systemctl" in script:
             for task in self._named(script):
                 self._systemctl(script, task)
@@ -180,6 +180,20 @@ class Pretence:
         elif "-m trainer sweep" in script:
             return Answer(json.dumps(self.sweep)) if self.sweep else Answer("", "error: there is no sweep in x", 78)
         return Answer()
+
+    def _write(self, script: str) -> bool:
+        """Take in what is written to the shared path; returns whether anything is."""
+        if "release.json" in script:
+            self.done.append("tell " + re.findall(r'"release": "(\w+)"', script)[0])
+        elif "rm -f /srv/trainer/selection.json" in script:
+            self.selection = ""
+            self.done.append("select nothing")
+        elif "selection.json" in script:
+            self.selection = re.findall(r"'(\{.*\})' \|", script)[0]
+            self.done.append("select")
+        else:
+            return False
+        return True
 
     def _before(self, host: str, script: str) -> Answer:
         """What the hosts keep and put back is one state here, which the first of them asked brings."""
@@ -512,11 +526,12 @@ def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
 def test_a_run_that_may_be_selected_still_is_not_removed(
     hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(cluster: Cluster, selection: Mapping[str, Any]) -> None:
+    def fail(*_: object) -> None:
         raise ClusterTrouble("/srv/trainer/selection.json can't be written")
 
     hosts.runs = json.dumps([status("finished", 30)])
     monkeypatch.setattr(Cluster, "select", fail)
+    monkeypatch.setattr("fleet.verbs.start.select_and_observe", fail)
     with pytest.raises(ClusterTrouble, match="can't be written"):
         start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="new", source="digits@30"))
     assert [each for each in hosts.done if each.startswith("remove")] == []

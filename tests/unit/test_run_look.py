@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,9 +15,13 @@ import pytest
 
 from fleet import history, run
 from fleet.cluster import Cluster
+from fleet.decision import Choice
 from fleet.errors import ClusterTrouble
 from fleet.observation import Observation
+from fleet.plan import Plan
 from fleet.ssh import Answer
+from fleet.verbs import Desk
+from fleet.verbs.shipping import select_and_observe
 from tests.unit.test_fleet_verbs import Pretence, make_inventory, status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
@@ -236,3 +241,61 @@ def test_what_can_not_be_written_on_a_path_that_hangs_is_tried_on_one_host_alone
     with pytest.raises(ClusterTrouble, match=r"history.jsonl can't be written: the shared path .* is its server up"):
         history.append(cluster, {"verb": "stop-cluster"})
     assert tried == ["head", "head"]
+
+
+def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
+    hosts: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one script of the chief's host, and not in one of each."""
+    shared, scripts_of_head, pretend = hosts.place / "srv", [], Pretence.run
+    shared.mkdir()
+
+    def run_all(scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
+        scripts_of_head.append(scripts["head"])
+        write = scripts["head"].partition("\necho '@now'")[0]
+        done = subprocess.run(["sh", "-c", f'root() {{ shift 5; "$@"; }}\n{write}'], capture_output=True, text=True)
+        answers = pretend(hosts, scripts)
+        return {**answers, "head": Answer(f"{done.stdout}{answers['head'].stdout}", done.stderr)}
+
+    monkeypatch.setattr(hosts, "run", run_all)
+    cluster, desk = Cluster(hosts.inventory, hosts), Desk(io.StringIO())  # type: ignore[arg-type]
+    hosts.run_status = status("new", None)
+    choice = Choice({"run": "digits-2"}, write=True, new=True)
+    plan = Plan(hosts.inventory, "abc123", choice, {}, [], [], {}, untried=True)
+    seen = select_and_observe(cluster, desk, plan)
+    assert json.loads((shared / "selection.json").read_text()) == {"run": "digits-2"}
+    assert json.loads((shared / "release.json").read_text()) == {"release": "abc123"}
+    assert (len(scripts_of_head), seen.selection, seen.settings.keys()) == (
+        1,
+        {"run": "digits-2"},
+        hosts.inventory.hosts.keys(),
+    )
+    (shared / "selection.json.new").mkdir()
+    with pytest.raises(ClusterTrouble, match=r"selection\.json can't be written on head: .*(Is a|is a) directory"):
+        select_and_observe(cluster, desk, replace(plan, by_ansible={"far": "it differs"}))
+    monkeypatch.setattr("fleet.run.PATH_SECONDS", 1)
+    (shared / "selection.json.new").rmdir()
+    os.mkfifo(shared / "selection.json.new")  # a pipe that nobody reads stands for the file of a server that is away
+    with pytest.raises(ClusterTrouble, match=r"can't be written on head: the shared path .* gives no answer"):
+        select_and_observe(cluster, desk, plan)
+
+
+def test_what_is_kept_and_the_line_beside_it_fail_apart(hosts: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    rights = "true"
+
+    def run_all(scripts: Mapping[str, str]) -> dict[str, Answer]:
+        commands = {host: ["sh", "-c", f"root() {{ {rights}; }}\n{script}"] for host, script in scripts.items()}
+        done = {host: subprocess.run(each, capture_output=True, text=True) for host, each in commands.items()}
+        return {host: Answer(each.stdout, each.stderr, each.returncode) for host, each in done.items()}
+
+    monkeypatch.setattr(hosts, "run", run_all)
+    cluster = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
+    everywhere = hosts.inventory.hosts
+    assert cluster.remember(everywhere, f"echo left; touch {hosts.place}/line")
+    assert (hosts.place / "line").exists()
+    assert not cluster.remember(everywhere, "echo 'no room' >&2; false")
+    assert not cluster.remember(["far"], "true")  # the chief's host alone leaves it
+    rights = "echo full >&2; false"
+    with pytest.raises(ClusterTrouble, match="/opt/trainer/before can't be written"):
+        cluster.remember(everywhere, f"touch {hosts.place}/other")
+    assert not (hosts.place / "other").exists()

@@ -61,11 +61,7 @@ class Hosts(fleet.Pretence):
 
     def _answer(self, host: str, script: str) -> Answer:
         if "HISTORY=" in script:
-            if self.full:
-                return Answer("", "No space left on device", 1)
-            (line,) = [word for word in shlex.split(script) if word.startswith("LINE=")]
-            self.lines.append(json.dumps({"time": self.now, **json.loads(line.removeprefix("LINE="))}))
-            return Answer()
+            return self._append(host, script)
         if "history.jsonl" in script:
             return Answer("\n".join(self.lines))
         if "@units" in script:
@@ -87,6 +83,20 @@ class Hosts(fleet.Pretence):
         else:
             return super()._answer(host, script)
         return Answer()
+
+    def _append(self, host: str, script: str) -> Answer:
+        """Append a line to the history; what the script does besides is done too."""
+        if not self.full:
+            (line,) = [word for word in shlex.split(script) if word.startswith("LINE=")]
+            self.lines.append(json.dumps({"time": self.now, **json.loads(line.removeprefix("LINE="))}))
+        why = "No space left on device" if self.full else ""
+        rest = script.replace("HISTORY=", "").replace("history.jsonl", "")
+        if "@units" in rest:
+            return Answer(f"@first\n{why}\n@first-code\n{int(self.full)}\n{self._answer(host, rest).stdout}")
+        if "/opt/trainer/before" in rest:
+            self._answer(host, rest)
+            return Answer("undone" if self.full else "")
+        return Answer("", why, int(self.full))
 
     def _systemctl(self, script: str, task: Task) -> None:
         if task.host not in self.marks or "systemctl start" not in script:
@@ -460,6 +470,16 @@ def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: ve
     stop_cluster(cluster(hosts), desk)
     assert up(hosts) == set()
     assert "this is not in the cluster's history" in fleet.printed(desk)
+
+
+def test_a_start_goes_on_without_a_history(hosts: Hosts, desk: verbs.Desk) -> None:
+    hosts.full = True
+    hosts.tick = fleet.train()
+    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
+    said = fleet.printed(desk)
+    assert said.count("this is not in the cluster's history") == 2
+    assert "run digits trains" in said
 
 
 def test_a_user_without_a_name_has_a_number(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
