@@ -753,13 +753,59 @@ def test_ids_of_any_whole_number_are_keys(library: Any, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+def test_other_ids_are_refused(library: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-floats")
+    for ids in (tf.constant([[1.0]]), tf.sparse.from_dense([[1.0]]), tf.ragged.constant([[1.0]])):
+        with pytest.raises(UserError, match=f"{made.table.name}: its ids are float32, expected whole numbers or texts"):
+            layer(ids)
+
+
+SOME = tf.SparseTensor([[0, 0], [0, 2], [1, 1]], tf.constant([3, 7, 3], tf.int64), [2, 3])
+IDS = {
+    "some": SOME,
+    "negative": SOME.with_values(-SOME.values),
+    "in-another-order": tf.SparseTensor(SOME.indices[::-1], SOME.values, [2, 3]),
+    "two-in-one-place": tf.SparseTensor([[0, 1], [0, 1], [1, 1]], SOME.values, [2, 3]),
+    "of-32-bits": SOME.with_values(tf.cast(SOME.values, tf.int32)),
+    "one-dimension": tf.sparse.from_dense([3, 0, 7]),
+    "three-dimensions": tf.sparse.from_dense([[[3, 0], [0, 0]], [[7, 7], [0, 3]]]),
+    "none": tf.sparse.from_dense(tf.zeros([2, 3], tf.int64)),
+    "no-places": tf.sparse.from_dense(tf.zeros([2, 0], tf.int64)),
+    "ragged": tf.ragged.constant([[3, 3], [], [7]]),
+    "ragged-in-ragged": tf.ragged.constant([[[3, 7], []], []], tf.int64, ragged_rank=2),
+}
+
+
 @pytest.mark.parametrize(
-    "ids", [tf.constant([[1.0]]), tf.sparse.from_dense(tf.constant([[1]]))], ids=["float", "sparse"]
+    ("library", "kind"),
+    [(two, kind) for kind in IDS] + [(three, kind) for kind in IDS if kind != "negative"],  # there these are keys
+    ids=lambda given: given if isinstance(given, str) else given.__name__.split(".")[0],
 )
-def test_other_ids_are_refused(library: Any, ids: Any) -> None:
-    layer, made = layer_of(library, f"{library.__name__}-{type(ids).__name__}")
-    with pytest.raises(UserError, match=f"{made.table.name}: its ids are .* expected whole numbers or texts"):
-        layer(ids)
+def test_sparse_and_ragged_ids_get_the_rows_that_a_fixed_table_gives_them(library: Any, kind: str) -> None:
+    """Also where a place has no id, which to tf_keras a negative one is."""
+    ids = IDS[kind]
+    layer, made = layer_of(library, f"{library.__name__}-{kind}")
+    for steps, key in enumerate((0, 3, 7)):
+        for _ in range(steps):
+            made.step(tf.constant([key], tf.int64))
+    fixed = (tf.keras if library is two else keras).layers.Embedding(10, WIDTH)
+    fixed.build([None, 1])
+    fixed.set_weights([made.values(tf.range(10, dtype=tf.int64)).numpy()])
+    found = tf.function(lambda: layer(ids))()
+    parts, expected = (tf.nest.flatten(one, expand_composites=True) for one in (found, fixed(ids)))
+    for one, other in zip(parts, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])
+def test_sparse_texts_are_keys_and_a_place_without_one_has_that_of_an_empty_text(library: Any) -> None:
+    layer, made = layer_of(library, f"{library.__name__}-sparse-texts")
+    texts = tf.constant(["a", ""])
+    made.step(keys_of(texts))
+    made.step(keys_of(texts[1:]))
+    ids = tf.SparseTensor([[0, 1], [1, 0]], ["a", "b"], [2, 2])
+    np.testing.assert_array_equal(layer(ids), layer(tf.constant([["", "a"], ["b", ""]])))
+    assert len(np.unique(layer(ids))) == 3
 
 
 @pytest.mark.parametrize("library", [two, three], ids=["tf_keras", "keras3"])

@@ -93,6 +93,33 @@ def test_several_tables_are_trained_by_several_optimizers(programs: Any, three: 
             assert np.abs(list(found[name].values())).max() > first  # they are trained
 
 
+@pytest.mark.parametrize(
+    ("kind", "three", "functional"),
+    [("sparse", False, True), ("sparse", True, True),
+     *(pytest.param(*one, marks=pytest.mark.matrix) for one in [
+        ("sparse", False, False), ("ragged", False, True), ("sparse", True, False), ("ragged", True, False)])],
+)  # fmt: skip
+def test_two_workers_train_sparse_and_ragged_ids_as_in_a_fixed_table(
+    programs: Any, kind: str, three: bool, functional: bool, tmp_path: Path
+) -> None:
+    """To the bit, and so do evaluations and the exported model."""
+    program = (programs.of_keras3(programs.Bags) if three else programs.Bags)(kind, functional)
+    settings = {**SETTINGS, **({} if three else {"evaluation": "sidecar", "export": True})}
+    fixed = testing.train(program, 40, ps=2, directory=tmp_path / "fixed", **(settings | {"dynamic_tables": {}}))
+    result = testing.train(program, 40, ps=2, directory=tmp_path / "dynamic", **settings)
+    reader = tf.train.load_checkpoint(str(fixed.directory / "checkpoints" / "ckpt-40"))
+    name = next(name for name, shape in reader.get_variable_to_shape_map().items() if shape == [100, 4])
+    table, rows = reader.get_tensor(name), rows_of(str(result.directory / "checkpoints" / "ckpt-40"))
+    assert set(rows) == set(np.flatnonzero(table[:, 0]))
+    for key, row in rows.items():
+        np.testing.assert_array_equal(row, table[key])
+    assert result.evaluation == fixed.evaluation
+    if not three:
+        (ids, _) = next(iter(program.train_dataset(None)))
+        loaded = [tf.saved_model.load(str(each.directory / "export")) for each in (fixed, result)]
+        np.testing.assert_array_equal(*(each.serve(ids) for each in loaded))
+
+
 @pytest.mark.matrix
 def test_an_evaluation_gives_no_row(programs: Any, tmp_path: Path) -> None:
     class Evaluated(programs.Keys):  # type: ignore[misc, name-defined]

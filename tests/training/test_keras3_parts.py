@@ -726,6 +726,25 @@ def test_a_constraint_is_applied_in_the_update() -> None:
 # Lookups
 
 
+class Looking(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = keras.layers.Embedding(8, 2)
+
+    def call(self, ids: Any) -> Any:
+        return keras.ops.sum(self.rows(ids), 1)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_looks_rows_up_is_built_without_a_warning() -> None:
+    made = Looking()
+    made.compile("sgd", "mse")
+    train_shards()
+    prepare(made)
+    build(made, tf.TensorSpec([2, 1], tf.int64))
+    assert made.rows.built
+
+
 class Own(keras.layers.Embedding):
     def call(self, inputs: Any) -> Any:
         return super().call(inputs) * 2.0
@@ -736,13 +755,15 @@ class Taking(keras.layers.Embedding):
         return keras.ops.take(self.embeddings, inputs, axis=0)
 
 
-def operations_of(layer: Any) -> list[str]:
-    made = keras.Sequential([keras.Input((1,), dtype="int64"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+def operations_of(layer: Any, *, sparse: bool = False) -> list[str]:
+    inputs = keras.Input((1,), dtype="int64", sparse=sparse)
+    made = keras.Sequential([inputs, layer, keras.layers.Flatten(), keras.layers.Dense(1)])
     made.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
     train_shards()
     prepare(made)
     build(made, None)
-    step = tf.function(Step(made)).get_concrete_function((tf.TensorSpec([2, 1], tf.int64), tf.TensorSpec([2, 1])))
+    ids = (tf.SparseTensorSpec if sparse else tf.TensorSpec)([2, 1], tf.int64)
+    step = tf.function(Step(made)).get_concrete_function((ids, tf.TensorSpec([2, 1])))
     warn_of_whole_tables(made, step)
     return [one.type for one in step.graph.get_operations()]
 
@@ -752,6 +773,16 @@ def test_a_class_that_derives_from_embedding_asks_for_rows(caplog: pytest.LogCap
     assert "ResourceGather" in found
     assert "GatherV2" not in found
     assert not caplog.records
+
+
+def test_sparse_ids_ask_for_rows(caplog: pytest.LogCaptureFixture) -> None:
+    layer, ids = keras.layers.Embedding(TABLE, 64), tf.sparse.from_dense([[3, 0], [3, 5]])
+    layer.build()
+    expected = layer(ids)
+    found = operations_of(layer, sparse=True)
+    assert "ResourceGather" in found
+    assert not caplog.records
+    np.testing.assert_array_equal(layer(ids), expected)
 
 
 def test_a_lookup_of_ones_own_in_a_large_table_is_told(caplog: pytest.LogCaptureFixture) -> None:

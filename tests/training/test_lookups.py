@@ -59,6 +59,29 @@ def test_rows_and_their_gradients_are_those_of_tensorflow(ids: Any, max_norm: fl
     assert ours[0].shape[1 if isinstance(ids, tf.RaggedTensor) else ids.shape.rank :] == [WIDTH]
 
 
+@pytest.mark.parametrize("combiner", ["mean", "sum"])
+@pytest.mark.parametrize("default_id", [None, 0, 2])
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_sparse_ids_get_the_rows_and_gradients_of_tensorflow(
+    combiner: str, default_id: int | None, max_norm: float | None
+) -> None:
+    table, ids = split(), tf.SparseTensor([[0, 0], [0, 1], [2, 0], [3, 1]], tf.constant([9, 9, 4, -1]), [4, 2])
+
+    @tf.function
+    def both() -> Any:
+        found = []
+        for params in (table, table.variables):
+            with tf.GradientTape() as tape, asking_once(True):
+                rows = tf.nn.safe_embedding_lookup_sparse(
+                    params, ids, combiner=combiner, default_id=default_id, max_norm=max_norm
+                )
+                loss = tf.reduce_sum(rows * tf.reshape(tf.range(4.0 * WIDTH), [4, WIDTH]))
+            found.append((rows, [tf.convert_to_tensor(one) for one in tape.gradient(loss, table.variables)]))
+        return found
+
+    tf.nest.map_structure(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *both())
+
+
 def test_the_shape_is_known_as_far_as_that_of_the_ids() -> None:
     table = split()
     looked_up = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
@@ -79,12 +102,17 @@ class Model(tf.Module):
     @tf.function
     def train(self, *looked_up: Any) -> Any:
         with tf.GradientTape() as tape:
-            found = [tf.nn.embedding_lookup(self.table, ids) for ids in looked_up]
+            found = [self.look_up(ids) for ids in looked_up]
             flat = [one.flat_values if isinstance(one, tf.RaggedTensor) else one for one in found]
             rows = tf.concat([tf.reshape(one, [-1]) for one in flat], 0)
             loss = tf.reduce_sum((rows - 1) ** 2)
         self.optimizer.minimize(loss, self.variables_of_it, tape)
         return loss
+
+    def look_up(self, ids: Any) -> Any:
+        if isinstance(ids, tf.SparseTensor):
+            return tf.nn.safe_embedding_lookup_sparse(self.table, tf.sparse.expand_dims(ids, -1), default_id=0)
+        return tf.nn.embedding_lookup(self.table, ids)
 
     def value(self) -> np.ndarray:
         return np.concatenate([variable.numpy() for variable in self.variables_of_it])
@@ -108,15 +136,20 @@ def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> N
 
 @pytest.mark.parametrize(
     ("batches", "sent_again"),
-    [([[[3, 3, 9], [0, 3, 0]]], 0), ([tf.ragged.constant([[3, 3, 9], [], [0]])], 0), ([[3, 3, 9], [9, 0]], 3)],
-    ids=["looked-up-once", "ragged", "looked-up-twice"],
+    [
+        ([[[3, 3, 9], [0, 3, 0]]], 0),
+        ([tf.ragged.constant([[3, 3, 9], [], [0]])], 0),
+        ([tf.sparse.from_dense([[3, 0, 9], [0, 3, 0]])], 0),
+        ([[3, 3, 9], [9, 0]], 3),
+    ],
+    ids=["looked-up-once", "ragged", "sparse", "looked-up-twice"],
 )
 def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batches: list[Any], sent_again: int) -> None:
     """The update takes what the lookup has sent; tf_keras's own would send what it found by `Unique`, for each part."""
     model = Model(keras.Adagrad(0.1), split())
     update_by_rows(model)
     with asking_once(True):
-        given = [ids if isinstance(ids, tf.RaggedTensor) else tf.constant(ids) for ids in batches]
+        given = [tf.constant(ids) if isinstance(ids, list) else ids for ids in batches]
         graph = model.train.get_concrete_function(*given).graph
     updates = [one for one in graph.get_operations() if one.type == "ResourceScatterUpdate"]
     taken = [one.inputs[1] for one in updates][::2]  # of each part the accumulator's, and the same for its rows

@@ -8,7 +8,7 @@ it does so before it adds them up, so that there TensorFlow's own lookup stays.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -69,6 +69,55 @@ def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: 
         rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
         rows.set_shape(ids.shape.concatenate(params.shape[1:]))
     return tf.cast(rows, params.dtype) if isinstance(params, CastShards) else rows
+
+
+@tf.experimental.dispatch_for_api(
+    tf.nn.safe_embedding_lookup_sparse, {"embedding_weights": tf.__internal__.distribute.ShardedVariable}
+)
+def look_up_sparse(
+    embedding_weights: Variable,
+    sparse_ids: tf.SparseTensor,
+    sparse_weights: tf.SparseTensor | None = None,
+    combiner: str = "mean",
+    default_id: int | None = None,
+    max_norm: float | None = None,
+    name: str | None = None,
+    allow_fast_lookup: bool = False,
+) -> Tensor:
+    """Look up rows of sparse ids, as tf_keras's layer does: TensorFlow's way names them again for the update."""
+    if not _asking_once[-1] or sparse_weights is not None or combiner != "mean" or default_id != 0:
+        parts = embedding_weights.variables
+        return tf.nn.safe_embedding_lookup_sparse(
+            parts, sparse_ids, sparse_weights, combiner, default_id, max_norm, name, allow_fast_lookup
+        )
+    return means_of(without_negative(sparse_ids), lambda ids: look_up(embedding_weights, ids, max_norm))
+
+
+def without_negative(ids: tf.SparseTensor) -> tf.SparseTensor:
+    """Return sparse ids without those that tf_keras takes for missing ones."""
+    return tf.sparse.retain(ids, ids.values >= 0) if ids.dtype.is_integer else ids
+
+
+def rows_of(table: Any, ids: Any) -> Any:
+    """Return the rows of dense, ragged or sparse ids; those of sparse ones are dense, as Keras has them."""
+    if isinstance(ids, tf.SparseTensor):
+        return means_of(tf.sparse.expand_dims(ids, -1), lambda present: tf.nn.embedding_lookup(table, present))
+    return tf.nn.embedding_lookup(table, ids)
+
+
+def means_of(ids: tf.SparseTensor, looked_up: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the mean row along the last dimension of sparse ids; where it has none, the row of 0, or of no text.
+
+    Each row is looked up once, also where gradients are clipped: TensorFlow's own way does so, too.
+    """
+    shape = ids.dense_shape
+    lists = tf.sparse.reshape(ids, tf.stack([tf.reduce_prod(shape[:-1]), shape[-1]]))
+    filled, _ = tf.sparse.fill_empty_rows(lists, tf.zeros([], ids.dtype))
+    once, places = tf.unique(filled.values)
+    means = tf.sparse.segment_mean(looked_up(once), places, filled.indices[:, 0])
+    found = tf.reshape(means, tf.concat([shape[:-1], tf.shape(means, tf.int64)[1:]], axis=0))
+    found.set_shape(ids.shape[:-1].concatenate(means.shape[1:]))
+    return found
 
 
 def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:

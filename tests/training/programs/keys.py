@@ -157,3 +157,36 @@ class Told(Keys):
 
         dataset = tf.data.Dataset.random().map(batch)
         return dataset.apply(testing.sleep(1000 * self.pause_ms)) if self.pause_ms else dataset
+
+
+class Bags(Told):
+    """Each step adds as much to the rows of ids that are sparse or ragged: results don't depend on workers' order."""
+
+    def __init__(self, kind: str = "sparse", functional: bool = False) -> None:
+        super().__init__()
+        self.kind, self.functional = kind, functional
+
+    def build_model(self):
+        keras = self.keras
+
+        class Sums(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.items = keras.layers.Embedding(100, 4, name="items", embeddings_initializer="zeros")
+
+            def call(self, ids):
+                rows = self.items(ids)
+                rows = rows.to_tensor() if isinstance(rows, tf.RaggedTensor) else rows
+                return tf.reduce_sum(rows, [1, 2])
+
+        model = Sums()
+        if self.functional:
+            ids = keras.Input([None], dtype="int64", **{self.kind: True})
+            model = keras.Model(ids, model(ids))
+        model.compile(optimizer=keras.optimizers.SGD(1.0), loss=lambda _, found: found)
+        return model
+
+    def train_dataset(self, context):
+        ids = tf.ragged.constant([[7, 7, 3], [], [5], [0, 7]], tf.int64)
+        given = ids.to_sparse() if self.kind == "sparse" else ids
+        return tf.data.Dataset.from_tensors((given, tf.zeros([4]))).repeat()

@@ -28,12 +28,11 @@ def checked(ids: Any, table: str, masks: bool) -> Tensor:
 
     With `masks` Keras compares them with 0.
     """
-    is_sparse = isinstance(ids, tf.SparseTensor)
-    ids = ids if is_sparse else tf.convert_to_tensor(ids)
-    if is_sparse or not (ids.dtype.is_integer or ids.dtype == tf.string):
+    ids = tf.convert_to_tensor(ids)
+    if not (ids.dtype.is_integer or ids.dtype == tf.string):
         raise UserError(
-            f"dynamic_tables: {table}: its ids are {'a SparseTensor' if is_sparse else ids.dtype.name}, expected whole "
-            "numbers or texts, dense or ragged: give the model's Input dtype='int64' and sparse=False"
+            f"dynamic_tables: {table}: its ids are {ids.dtype.name}, expected whole numbers or texts: give the model's "
+            "Input dtype='int64'"
         )
     if masks and ids.dtype == tf.string:
         raise UserError(

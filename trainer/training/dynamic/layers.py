@@ -14,6 +14,7 @@ from trainer.core.contracts import Layer
 from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import FirstValues, constant, normal, salt_of, uniform
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS
+from trainer.training.lookups import rows_of, without_negative
 
 Build = Callable[[Any], Any]
 _build: list[Build] = [lambda layer: None]
@@ -69,7 +70,8 @@ def by_key(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Layer, inputs: Any) -> Any:
         if not hasattr(layer.embeddings, "look_up"):
             return plain(layer, inputs)
-        return tf.cast(tf.nn.embedding_lookup(layer.embeddings, inputs), layer.compute_dtype)
+        ids = without_negative(inputs) if isinstance(inputs, tf.SparseTensor) else inputs
+        return tf.cast(rows_of(layer.embeddings, ids), layer.compute_dtype)
 
     return call
 

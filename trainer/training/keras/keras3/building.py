@@ -90,8 +90,8 @@ def call_with_symbols(model: Model, element_spec: ElementSpec) -> bool:
     import keras
 
     def symbol(spec: ElementSpec) -> Tensor:
-        sparse = isinstance(spec, tf.SparseTensorSpec)
-        return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse)
+        sparse, ragged = isinstance(spec, tf.SparseTensorSpec), isinstance(spec, tf.RaggedTensorSpec)
+        return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse, ragged=ragged)
 
     try:
         model(tf.nest.map_structure(symbol, features_of(element_spec)))

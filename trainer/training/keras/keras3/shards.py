@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
+from trainer.training.lookups import rows_of
 from trainer.training.tf_internals.saving import list_h5_weights
 from trainer.training.whole_weights import whole_variables
 
@@ -99,13 +100,11 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Layer, inputs: Tensor) -> Any:
         import keras
 
-        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor):
-            return plain(layer, inputs)
         table, ids = layer._embeddings._value, inputs
+        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor) or table is None:
+            return plain(layer, inputs)  # without a table it only looks at shapes
         if not hasattr(table, "look_up"):  # a dynamic table takes ids as they are
-            if isinstance(inputs, tf.SparseTensor):
-                return plain(layer, inputs)
             ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-        return tf.cast(tf.nn.embedding_lookup(table, ids), layer.compute_dtype)
+        return tf.cast(rows_of(table, ids), layer.compute_dtype)
 
     return call
