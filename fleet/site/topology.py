@@ -29,14 +29,12 @@ from fleet.site.members import (
     task_indices,
 )
 from fleet.site.wireguard import endpoint, is_encrypted, wireguard_hosts
-from trainer.cluster.spec import SERVICE_JOBS
+from trainer.cluster.spec import NOBODY, SERVICE_JOBS
 from trainer.core.runtime import NO_GPU
 from trainer.core.strategies import STRATEGIES
 
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
 MAX_ENVIRONMENT_STRING = 131_071
-# Stands in TF_CONFIG for a member that no host is: nothing listens there, and who asks is refused at once.
-NOBODY = "127.0.0.1:1"
 # Of the packet filter: every host of the cluster, whatever its jobs.
 MEMBER = "member"
 # And where their encrypted packets come from.

@@ -19,7 +19,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import Event, Member, State
 from trainer.cluster.membership import Membership
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import NOBODY, Cluster
 from trainer.cluster.way_reader import Verdict, WayReader
 from trainer.core.config import Config
 from trainer.core.states import Phase
@@ -103,6 +103,26 @@ def trains(watched: Watched, **busy: float) -> Any:
     calls = {task.replace("_", "-"): since for task, since in busy.items()}
     watched.membership.handler = SimpleNamespace(busy=calls, updating_since=None)
     return watched.membership.handler
+
+
+def test_nobody_waits_for_a_place_that_no_machine_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched
+) -> None:
+    """As remove-host leaves one: the tasks behind it keep their numbers."""
+    vacant = dataclasses.replace(CLUSTER, jobs={**CLUSTER.jobs, "worker": ["a:1", NOBODY, "b:1"]})
+    config = dataclasses.replace(watched.config, ps_grace_seconds=1, member_wait_timeout_seconds=1)
+    membership = Membership(config, vacant, watched.directory, watched.progress, Phases({}))
+    now = time.monotonic()
+    for task, process in {"worker-0": "w0", "worker-2": "w2", "ps-0": "p0"}.items():
+        membership.heartbeat.change(lambda member, process=process: member.answered(now, now + 1e6, process), task)
+    handler = signal.getsignal(signal.SIGTERM)
+    formed = membership.form()
+    signal.signal(signal.SIGTERM, handler)
+    assert formed.jobs == {"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}
+    membership.look()
+    assert "worker-1" not in watched.progress.status.without
+    assert membership.seen().keys() == {"worker-0", "worker-2", "ps-0"}
+    membership.leave()
 
 
 def test_nothing_is_said_of_members_that_answer(watched: Watched) -> None:

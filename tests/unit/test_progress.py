@@ -210,6 +210,20 @@ def test_ledger_goes_from_process_to_process_and_is_told_at_the_end(
     assert "goodput" in caplog.text
 
 
+def test_a_worker_that_was_removed_leaves_the_status(begin: Callable[..., Progress], directory: RunDirectory) -> None:
+    first = begin()
+    first.trained(30, 10.0, {}, {"worker-0": 10, "worker-1": 10, "worker-2": 10}, seconds=3.0)
+    first.close(10)
+    second = begin(waits=True)
+    second.begin({"ps-0", "worker-0", "worker-2", "chief-0"})
+    second.trained(50, 10.0, {}, {"worker-0": 10, "worker-2": 10}, seconds=2.0)
+    second.close(10)
+    assert {task: each["steps"] for task, each in read_status(directory).workers.items()} == {
+        "worker-0": 20,
+        "worker-2": 20,
+    }
+
+
 def test_each_workers_steps_are_added_up_over_all_processes(
     begin: Callable[..., Progress], directory: RunDirectory
 ) -> None:

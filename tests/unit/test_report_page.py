@@ -195,6 +195,14 @@ def test_a_coordinator_that_died_is_away_and_one_that_was_stopped_is_not(directo
     assert [span[2] for span in spans] == ["running", "stopped", "running", "away", "running"]
 
 
+def test_a_worker_that_was_removed_leaves_the_page(directory: RunDirectory) -> None:
+    with directory.history.open("a") as file:
+        file.write(json.dumps({"t": BEGAN + 99, "gave": {"worker-2": 9}}) + "\n")
+    assert read_story(directory)["gave"] == {"worker-0": 300, "worker-1": 100}
+    directory.status.unlink()  # who takes part is not known
+    assert read_story(directory)["gave"].keys() == {"worker-0", "worker-1", "worker-2"}
+
+
 def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
     page = render([read_story(directory)])
     text = html.unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1].split("</main>")[0]))

@@ -23,6 +23,8 @@ SERVICE_JOBS = ("dispatcher", "data")
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LEAST_PORT = 12000  # below are most ports that services are known by
 TRIES = 100
+# Stands in TF_CONFIG for a member that no machine is: nothing listens there.
+NOBODY = "127.0.0.1:1"
 ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
 
@@ -105,11 +107,12 @@ class Cluster:
 
     @property
     def servers(self) -> dict[str, str]:
-        """Task name to address, for every worker and ps."""
+        """Task name to address, for every worker and ps that a machine is."""
         return {
             str(TaskId(job, index)): address
             for job in ("worker", "ps")
             for index, address in enumerate(self.jobs.get(job, []))
+            if address != NOBODY
         }
 
     def only(self, tasks: Collection[str]) -> Cluster:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer.core.states import RunState
@@ -97,7 +97,7 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
         "marks": marks[-MOST_MARKS:],
         "time": summarize_time(records.history, ledger, began, until),
         "lanes": summarize_lanes(records, until),
-        "gave": summarize_worker_steps(records.history),
+        "gave": summarize_worker_steps(records.history, mapping(status.get("workers"))),
         "saves": saves[-MOST_SAVES:],
         "totals": {
             "marks": len(marks),
@@ -139,13 +139,14 @@ def summarize_result(records: Records) -> dict[str, Any]:
     }
 
 
-def summarize_worker_steps(history: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return how many steps each worker gave."""
+def summarize_worker_steps(history: Sequence[Mapping[str, Any]], present: Collection[str]) -> dict[str, int]:
+    """Return how many steps each worker gave; of those that are `present` alone, where that is known."""
     steps_by_worker: dict[str, int] = {}
     for line in history:
         for task, steps in mapping(line.get("gave")).items():
             steps_by_worker[str(task)] = steps_by_worker.get(str(task), 0) + (whole(steps) or 0)
-    return dict(sorted(steps_by_worker.items(), key=lambda each: order_of(each[0])))
+    kept = ((task, steps) for task, steps in steps_by_worker.items() if not present or task in present)
+    return dict(sorted(kept, key=lambda each: order_of(each[0])))
 
 
 def summarize_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:

@@ -164,7 +164,7 @@ def begin(held: Held, config: Config, cluster: Cluster, crash: str) -> None:
     held.lease = Lease.acquire(directory, config.lease_seconds, partial(progress.enter, RunState.WAITING))
     directory.set_damaged_records_aside()
     directory.claim(config)
-    progress.begin()
+    progress.begin({*cluster.servers, cluster.task})
     record_resources(cluster.task, lambda: directory)
     if held.lease.taken_from:
         progress.events.write("lease-taken", message=f"from {held.lease.taken_from}")

@@ -10,7 +10,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -150,11 +150,17 @@ class Progress:
         if not waits:
             self.begin()
 
-    def begin(self) -> None:
-        """Write to the run directory from now on, and take up what lies there by now."""
+    def begin(self, tasks: Collection[str] | None = None) -> None:
+        """Write to the run directory from now on, and take up what lies there by now.
+
+        Of workers that are not among `tasks` any more nothing is taken up; None for whatever there was.
+        """
         with self._lock:
             state, message = self.status.state, self.status.message
             self._read()
+            if tasks is not None:
+                workers = self.status.workers.items()
+                self.status.workers = {task: numbers for task, numbers in workers if task in tasks}
             self.status.state, self.status.message = state, message
             self._writes = self.leads
         if self.leads:
