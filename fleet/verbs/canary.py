@@ -127,9 +127,10 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
     if ask.plan_only:
         desk.say(f"nothing was done. Do it: {again}")
         _answer(desk, "refused" if plan.refusals else "planned", plan, again)
-        return
     if plan.refusals:
         raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
+    if ask.plan_only:
+        return
     _carry_out(cluster, desk, ask, short, seen, plan)
     why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
     desk.say(

@@ -53,9 +53,10 @@ def drain(
     if plan_only:
         desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
         _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
-        return
     if cost.refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
+    if plan_only:
+        return
     with Trail(cluster, desk, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
         after = _leave(cluster, desk, seen, host, reason, verb)

@@ -50,7 +50,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
 
     Raises OperatorMistake for a host that still takes part, and for the coordinator's.
     """
-    if not plan_only and host not in cluster.inventory.hosts:
+    if host not in cluster.inventory.hosts:
         desk.say(
             f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never was there"
         )
@@ -99,7 +99,7 @@ def replace_host(
     `address` is the new one's, for Ansible and for the members. Raises OperatorMistake where the old one takes part.
     """
     inventory = cluster.inventory
-    if not plan_only and new in inventory.hosts and old not in inventory.variables:
+    if new in inventory.hosts and old not in inventory.variables:
         desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or never was there")
         _answer(desk, "replace-host", "nothing to do", [old, new], [])
         return
@@ -220,12 +220,13 @@ def _planned(
 ) -> bool:
     """Say what is done, and whether that is all; raises OperatorMistake where it is refused."""
     refusals = refusals_of(cluster, seen, host, chief_may_go)
-    if refusals and not plan_only:
-        raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
-    desk.say("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
+    if plan_only or not refusals:
+        desk.say("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
     if plan_only:
         desk.say("\n".join([*(f"  refused {each}" for each in refusals), "nothing was done"]))
         _answer(desk, verb, "refused" if refusals else "planned", hosts, steps)
+    if refusals:
+        raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
     return plan_only
 
 

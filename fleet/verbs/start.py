@@ -186,7 +186,10 @@ def _with_program_of_source(cluster: Cluster, request: StartRequest) -> StartReq
     """Return the request with the program and the parameters of the run whose checkpoint it begins from."""
     if request.source is None:
         return request
-    origin = decision.find_source(request.source, cluster.list_runs())
+    runs = cluster.list_runs()
+    origin = decision.find_source(request.source, runs)
+    if request.run_name is not None:
+        decision.refuse_other_source(request.run_name, request.source, runs)
     if request.program not in (None, origin["program"]):
         return request
     arguments = {**origin.get("program_args", {}), **request.program_args}
@@ -226,11 +229,6 @@ def _was_finished(cluster: Cluster, desk: Desk, request: StartRequest, before: O
     run = before.run
     if run is None or not decision.is_finished(run, cluster.inventory):
         return False
-    if request.source not in (None, run.begun_from):
-        raise OperatorMistake(
-            f"run {run.run} is there already, is finished and did not begin from {request.source}: choose another "
-            "--run NAME"
-        )
     desk.say(report.render_summary(cluster.inventory, run))
     desk.say("It was finished before; start a new one with: fab start-cluster --run NAME")
     _answer(desk, request, "finished before", run=run.as_json())

@@ -13,7 +13,7 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.foreign import refuse_foreign
 from fleet.history import Trail
-from fleet.observation import last_line
+from fleet.observation import Observation, last_line
 from fleet.site.schema.problems import show
 from fleet.tables import render_duration
 from fleet.verbs import Desk
@@ -143,6 +143,13 @@ class Rounds:
             return "it has the coordinator"
         return "it serves the shared path" if self.trains and host in inventory.groups.get("nfs_server", ()) else None
 
+    def why_left(self, seen: Observation, host: str) -> str | None:
+        """Say why a host is left as it is, without a try to drain it."""
+        drained, ours = host in seen.drains, seen.drains.get(host, {}).get("verb") == VERB
+        if self.trains and drained and not ours and not is_drained(self.cluster, seen, host):
+            return self.stays(host) or f"its drain is not complete: fab drain {host}"
+        return self.stays(host)
+
     def go_on(self, host: str, state: State) -> Row:
         """Update a host, and have it back in the training; raises what stops the verb there."""
         seen = self.cluster.observe(new_is_enough=True)
@@ -150,10 +157,8 @@ class Rounds:
         ours = seen.drains.get(host, {}).get("verb") == VERB
         if not self.has_work(state) and not ours:
             return Row(host)
-        if why := self.stays(host):
+        if why := self.why_left(seen, host):
             return Row(host, "left", state.updates, why=why)
-        if self.trains and drained and not ours and not is_drained(self.cluster, seen, host):
-            return Row(host, "left", state.updates, why=f"its drain is not complete: fab drain {host}")
         begun = self.desk.clock()
         if self.trains and (ours or not drained):
             try:
@@ -204,6 +209,12 @@ class Rounds:
         """The command that goes on."""
         return self.command(self.request.hosts)
 
+    @property
+    def stopped(self) -> str:
+        """The commands for those that were left."""
+        left = self.command([row.host for row in self.rows if row.outcome == "left"])
+        return f"fab stop-cluster, {left}, then fab start-cluster"
+
     def command(self, hosts: Sequence[str]) -> str:
         """Return this command for these hosts, for all where none is named."""
         reboot = f"--reboot {self.request.reboot}" if self.request.reboot != "when-needed" else ""
@@ -237,8 +248,9 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
     rounds.rows = [Row(host, "away", why=why) for host, why in away.items()]
     work = [host for host, state in states.items() if rounds.has_work(state) or host in ours]
     if request.plan_only:
-        costs = {host: cost_of(cluster.inventory, seen, [host], checkpoints) for host in work}
-        _say_plan(rounds, states, costs)
+        _plan(rounds, seen, checkpoints, states, work)
+        if away or all(row.outcome == "left" for row in rounds.rows):
+            _end(rounds, away)  # else it does its work, and says at its end what it has left
         return
     if work:
         with Trail(cluster, desk, VERB, request.reason) as trail:
@@ -289,10 +301,20 @@ def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:
     return float(acts[-1]["since"]) if acts and acts[-1]["outcome"] != history.DONE else now
 
 
-def _say_plan(rounds: Rounds, states: Mapping[str, State], costs: Mapping[str, Cost]) -> None:
-    for host, cost in costs.items():
-        state, why = states[host], rounds.stays(host)
-        rounds.rows.append(Row(host, "planned", state.updates, rounds.reboots(state), why=why, cost=cost))
+def _plan(
+    rounds: Rounds,
+    seen: Observation,
+    checkpoints: Sequence[Mapping[str, Any]],
+    states: Mapping[str, State],
+    hosts: Sequence[str],
+) -> None:
+    """Say what each of these hosts would get, and what that costs."""
+    for host in hosts:
+        cost, state = cost_of(rounds.cluster.inventory, seen, [host], checkpoints), states[host]
+        drains = rounds.trains and host not in seen.drains
+        why = rounds.why_left(seen, host) or ("\n".join(cost.refusals) if drains else "")
+        outcome = "left" if why else "planned"
+        rounds.rows.append(Row(host, outcome, state.updates, rounds.reboots(state), why=why or None, cost=cost))
     lines = [VERB]
     for row in rounds.rows:
         if row.cost is None:
@@ -304,24 +326,28 @@ def _say_plan(rounds: Rounds, states: Mapping[str, State], costs: Mapping[str, C
         what = ", then ".join(filter(None, (state.describe(), reboot)))
         lines += [f"{row.host}: {what or 'comes back'}", row.cost.render()]
         lines += [f"  refused {row.host}: {row.why}"] if row.why and not row.cost.refusals else []
-    same = len(states) - sum(row.outcome == "planned" for row in rounds.rows)
+    same = len(states) - len(hosts)
     lines.append(f"{same} of {len(states)} hosts are up to date. Nothing was done. Do it: {rounds.again}")
     rounds.desk.say("\n".join(lines))
-    _answer(rounds, "planned" if len(lines) > 2 else "nothing to do", rounds.again)
+    outcomes = {row.outcome for row in rounds.rows}
+    _answer(rounds, "planned" if "planned" in outcomes else "refused" if outcomes else "nothing to do", rounds.again)
 
 
 def _say_end(rounds: Rounds, states: Mapping[str, State], away: Mapping[str, str]) -> None:
     left = [row for row in rounds.rows if row.outcome == "left"]
     done = [row for row in rounds.rows if row.outcome == "updated"]
     rounds.desk.say(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date")
-    stopped = f"fab stop-cluster, {rounds.command([row.host for row in left])}, then fab start-cluster"
-    incomplete = stopped if left else rounds.again if away else ""
+    incomplete = rounds.stopped if left else rounds.again if away else ""
     _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
+    _end(rounds, away)
+
+
+def _end(rounds: Rounds, away: Mapping[str, str]) -> None:
+    """Raise what is wrong where hosts were away, or left."""
     if away:
         raise HostsUnreachable(away, f"When they are back: {rounds.again}")
-    if left:
-        why = "\n".join(f"{row.host} was left: {row.why}" for row in left)
-        raise ClusterTrouble(f"{why}\nThe run is saved and goes on: {stopped}")
+    if why := "\n".join(f"{row.host} was left: {row.why}" for row in rounds.rows if row.outcome == "left"):
+        raise ClusterTrouble(f"{why}\nThe run is saved and goes on: {rounds.stopped}")
 
 
 def _answer(rounds: Rounds, outcome: str, following: str) -> None:

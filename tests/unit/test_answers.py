@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -349,7 +350,8 @@ def test_who_takes_part() -> None:
     def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
         clock = fleet.Clock(hosts=hosts)
         desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
-        verb(cluster, desk, *words, **more)
+        with pytest.raises(OperatorMistake) if words == ("head",) else contextlib.nullcontext():
+            verb(cluster, desk, *words, **more)
         return answer_of(desk)
 
     assert answer_to(ok_to_stop, ["w-b"])["ok"] is True

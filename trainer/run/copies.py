@@ -106,11 +106,10 @@ def copy_run(
 
     Raises UserError where another process makes the same copy or there is no room, and OSError.
     """
-    with alone(place / f".{name(0) if change else directory.run}{COMING}") as coming:
+    with alone(coming_of(place, name(0) if change else directory.run)) as coming:
         for _ in range(MOST_PASSES):
             newest = directory.catalogue.newest()
-            shared = checkpoint_names(directory) if change else []
-            refuse_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
+            refuse_copy_without_room(directory, coming, makes_run=change is not None)
             sums = _copy_pass(directory, coming, on_bytes, change is not None)
             kept = _settle(coming, sums)
             if newest is None or newest in kept:
@@ -132,13 +131,24 @@ def copy_run(
     return {**record, "path": str(destination)}
 
 
+def coming_of(place: Path, name: str) -> Path:
+    """Return where a copy is made that appears in the folder `place`."""
+    return place / f".{name}{COMING}"
+
+
+def refuse_copy_without_room(directory: RunDirectory, coming: Path, makes_run: bool) -> None:
+    """Raise UserError where a copy of the run finds no room; of one that `makes_run` the checkpoints take none."""
+    shared = checkpoint_names(directory) if makes_run else []
+    refuse_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
+
+
 def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable[[Path], None]) -> None:
     """Copy a copy back to a folder that is not there, proven by its manifest; `change` is given it before it appears.
 
     Raises UserError as `copy_run`, where the copy is damaged too, and OSError.
     """
     wanted = read_sums(copy)
-    with alone(destination.with_name(f".{destination.name}{COMING}")) as coming:
+    with alone(coming_of(destination.parent, destination.name)) as coming:
         refuse_without_room(coming, copy, wanted)
         done = 0
         for name, digest in wanted.items():
@@ -224,7 +234,7 @@ def clear(coming: Path) -> None:
 def refuse_without_room(coming: Path, source: Path, names: Iterable[str]) -> None:
     """Raise UserError where the files that are still to be copied find no room."""
     needed = sum((_size(source / name) or 0) for name in names if _size(coming / name) is None)
-    space = os.statvfs(coming)
+    space = os.statvfs(coming.parent)
     free = space.f_bavail * space.f_frsize
     if needed > free:
         raise UserError(

@@ -24,11 +24,15 @@ from trainer.run.copies import (
     OnBytes,
     alone,
     clear,
+    coming_of,
     copy_run,
     find_damage,
     measure,
     read_copy,
+    read_sums,
+    refuse_copy_without_room,
     refuse_names,
+    refuse_without_room,
     take_copy,
 )
 from trainer.run.directory import RunDirectory, run_directories
@@ -94,7 +98,7 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
         raise UserError(f"--run {run!r} can't name a run: `fab runs` lists all")
     directory = RunDirectory(shared_dir, run)
     there = directory.path.is_dir()
-    outcome = PLANNED if plan else DONE if there else GONE
+    outcome = GONE if not there else PLANNED if plan else DONE
     answer: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
     if there:
         if why := why_kept(directory, config, chosen_runs(config)):
@@ -210,10 +214,11 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
             raise UserError(f"{destination} is there and damaged: {damage}. Move it away, and type this again")
         known = read_copy(destination)
         return {**answer, "outcome": THERE, **{key: known[key] for key in ("step", "files", "bytes")}}
-    if plan:
-        return answer
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"--to {place}: the user trainer can't write there; give it the folder: chown trainer {place}")
+    if plan:
+        refuse_copy_without_room(directory, coming_of(place, run), makes_run=False)
+        return answer
     made = copy_run(directory, place, on_bytes, lambda step: f"{run}@{step}")
     return {**answer, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
 
@@ -231,7 +236,9 @@ def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan
         if _origin(directory) == origin:
             return {**answer, "outcome": THERE}
         raise UserError(f"run {name} is there already, and is not this copy: choose another name with --run")
-    if not plan:
+    if plan:
+        refuse_without_room(coming_of(directory.path.parent, name), copy, read_sums(copy))
+    else:
         take_copy(copy, directory.path, on_bytes, lambda coming: settle(coming, config, name, origin))
     return {**answer, "outcome": PLANNED if plan else DONE}
 
@@ -247,6 +254,7 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
             return {**answer, "outcome": THERE}
         raise UserError(f"run {new} is there already, and is no clone of {run}: choose another name")
     if plan:
+        refuse_copy_without_room(directory, coming_of(other.path.parent, new), makes_run=True)
         return {**answer, "outcome": PLANNED}
     made = copy_run(
         directory, other.path.parent, on_bytes, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})
