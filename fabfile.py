@@ -78,7 +78,7 @@ def start_cluster(call: Call, **flags: Any) -> None:
 
 @verb(
     {
-        "file": "YAML: a grid, list or search of the program's parameters (docs/sweeps.md); --file may be left out",
+        "file": "YAML: a grid, list or search of parameters (docs/sweeps.md); `--file` before it is optional",
         "status": "show how far it is, and start nothing",
         "name": "with --status: which sweep, instead of the selected one",
         **{flag: _START[flag] for flag in ("detach", "plan", "allow_missing", "reason")},
@@ -125,7 +125,7 @@ def queue(call: Call) -> None:
 
 @verb(
     {
-        "run": "name of the run; --run may be left out",
+        "run": "name of the run; `--run` before it is optional",
         "sweep": "a sweep's file instead of a run: all its points are one entry",
         "program": _START["program"],
         "set": _START["set"],
@@ -176,7 +176,7 @@ def queue_add(
         queue_add(cluster, call.desk, asked, plan, as_shipped)
 
 
-_ENTRY = {"run": "which run or sweep; --run may be left out"}
+_ENTRY = {"run": "which run or sweep; `--run` before it is optional"}
 
 
 @verb(
@@ -399,7 +399,7 @@ def gpu_check(call: Call) -> None:
 
 @verb(
     {
-        "names": "which drill, or several with commas between them; --names may be left out",
+        "names": "which drill, or several with commas between them; `--names` before it is optional",
         "all": "every drill that the inventory permits",
         "list": "say what each drill does, and its bounds",
         "random": "faults by chance, one or two at a time, and a verdict on the whole",

@@ -147,6 +147,8 @@ def verb(
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}
         _VERBS.add(body.__name__.replace("_", "-"))
+        if {"-h", "--help"} & {*sys.argv}:  # else Invoke takes it for the first argument
+            options["positional"] = []
         made: Task[Any] = task(klass=_Verb, auto_shortflags=False, help=texts, **options)(run)
         return made
 

@@ -355,7 +355,7 @@ def find_ansible() -> str:
     found = str(beside) if beside.is_file() else shutil.which("ansible-playbook")
     if not found:
         raise OperatorMistake(
-            "ansible-playbook is not installed beside this program. Install psfleet again: pipx install psfleet; in a "
-            "checkout: uv pip install --require-hashes -r locks/control.txt"
+            "ansible-playbook is not installed beside this program. Install psfleet again, in a checkout of it: pipx "
+            "install . or uv pip install --require-hashes -r locks/control.txt"
         )
     return found

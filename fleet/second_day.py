@@ -16,7 +16,7 @@ def names_follow(verb: str) -> bool:
     return any(not word.startswith("-") and not before for word, before in zip(words[1:], takes, strict=False))
 
 
-_HOST = {"host": "which host of the inventory; --host may be left out"}
+_HOST = {"host": "which host of the inventory; `--host` before it is optional"}
 
 
 @verb(
@@ -74,7 +74,7 @@ def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False
 
 @verb(
     {
-        "hosts": "which hosts, with commas between them (default: all); --hosts may be left out",
+        "hosts": "which hosts, with commas between them (default: all); `--hosts` before it is optional",
         "reboot": "when-needed, always or never (default: when-needed)",
         "timeout": "seconds until a rebooted host must answer (default: 900)",
         **REASON,
@@ -101,7 +101,7 @@ def update_hosts(
         update_hosts(cluster, call.desk, request)
 
 
-@verb({"hosts": "which hosts, with commas between them; --hosts may be left out"}, positional=["hosts"])
+@verb({"hosts": "which hosts, with commas between them; `--hosts` before it is optional"}, positional=["hosts"])
 def ok_to_stop(call: Call, hosts: str) -> None:
     """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
     from fleet.verbs.ok_to_stop import ok_to_stop
@@ -165,8 +165,8 @@ def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = F
 
 @verb(
     {
-        "old": "the host whose place and numbers are taken; --old may be left out",
-        "new": "the new host's name in the inventory; --new may be left out",
+        "old": "the host whose place and numbers are taken; `--old` before it is optional",
+        "new": "the new host's name in the inventory; `--new` before it is optional",
         "address": "the new host's address (default: its name)",
         **REASON,
         **PLAN,

@@ -7,7 +7,7 @@ from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, Call, leaving, verb
 _YES = {"yes": "agree beforehand, instead of being asked"}
 
 
-@verb({"run": "which run; --run may be left out", **_YES, **REASON, **PLAN}, MEANWHILE, positional=["run"])
+@verb({"run": "which run; `--run` before it is optional", **_YES, **REASON, **PLAN}, MEANWHILE, positional=["run"])
 def delete_run(call: Call, run: str, yes: bool = False, reason: str | None = None, plan: bool = False) -> None:
     """Remove a run that nobody trains and that is not selected."""
     from fleet.verbs.delete_run import delete_run as delete
@@ -18,7 +18,7 @@ def delete_run(call: Call, run: str, yes: bool = False, reason: str | None = Non
 
 @verb(
     {
-        "keep": "how many of the newest runs and releases stay, whatever else is in use",
+        "keep": "needed: how many of the newest runs and releases stay, beside those in use",
         "only": "runs, releases or wheels (default: all of them); may be repeated",
         **_YES,
         **REASON,
@@ -45,7 +45,7 @@ def prune(
 
 @verb(
     {
-        "run": "which run; --run may be left out",
+        "run": "which run; `--run` before it is optional",
         "to": "a folder of the chief's host, as /srv/backup; the copy is RUN@STEP there",
         **REASON,
         **PLAN,
@@ -63,7 +63,7 @@ def backup(call: Call, run: str, to: str, reason: str | None = None, plan: bool 
 
 @verb(
     {
-        "copy": "the copy's folder on the chief's host; --copy may be left out",
+        "copy": "the copy's folder on the chief's host; `--copy` before it is optional",
         "run": "the run's name (default: the copy's)",
         **REASON,
         **PLAN,
@@ -80,7 +80,12 @@ def restore_run(call: Call, copy: str, run: str | None = None, reason: str | Non
 
 
 @verb(
-    {"run": "which run; --run may be left out", "new": "the new run's name; --new may be left out", **REASON, **PLAN},
+    {
+        "run": "which run; `--run` before it is optional",
+        "new": "the new run's name; `--new` before it is optional",
+        **REASON,
+        **PLAN,
+    },
     MEANWHILE,
     positional=["run", "new"],
 )
@@ -120,7 +125,7 @@ def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | N
 
 @verb(
     {
-        "manager": "kubernetes, slurm or spark; --manager may be left out",
+        "manager": "kubernetes, slurm or spark; `--manager` before it is optional",
         "name": "name of the objects or of the job (default: psfleet)",
         "run": "name of the run, instead of the inventory's",
         "program": "what to train, instead of the inventory's: package.module:Name",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
+from trainer.core.setting import unknown_key
 from trainer.keep_queue import add_queue_options
 from trainer.keep_run import add_upkeep_options
 from trainer.tasks.flags import add_task_flags, with_hyphens
@@ -37,7 +39,24 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add_task_flags(parser)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     add_commands(parser.add_subparsers(dest="command", metavar="COMMAND", prog=parser.prog))
-    return parser.parse_args([with_hyphens(argument) for argument in argv])
+    options, unknown = parser.parse_known_args([with_hyphens(argument) for argument in argv])
+    if unknown and options.command == "local":
+        parser.error(describe_unknown(unknown))
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
+def describe_unknown(words: list[str]) -> str:
+    """Say what `local` does not know, and which setting or option was probably meant."""
+    from trainer.core.config import Config
+    from trainer.tasks.local import OPTIONS
+
+    name = words[0].partition("=")[0]
+    key = name.removeprefix("--").replace("-", "_")
+    if name == key:
+        return f"local: {name!r} belongs to no option; a setting is written as --steps 1000"
+    return f"local: {unknown_key(key, [*(field.name for field in dataclasses.fields(Config)), *OPTIONS])}"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,6 +69,7 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="run a whole cluster as processes of this machine",
         usage="%(prog)s --program MODULE:NAME [--workers N] [--ps N] [any setting, as --steps 1000]",
         formatter_class=wide_help,
+        allow_abbrev=False,
     )
     add_local_options(local)
     for name, text in OF_A_RUN.items():

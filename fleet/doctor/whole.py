@@ -30,7 +30,7 @@ def judge_control(site: Path, inventory: Inventory | None, problems: list[Proble
     try:
         find_ansible()
     except FleetError as error:
-        found.append(Finding(ERROR, CONTROL, "Ansible", str(error), "pipx install psfleet, or make venv in a checkout"))
+        found.append(Finding(ERROR, CONTROL, "Ansible", str(error), "pipx install . or make venv, in a checkout"))
     if site.stat().st_mode & stat.S_IWOTH:
         what = f"everybody may write to {site}, and so Ansible reads no ansible.cfg there"
         found.append(Finding(ERROR, CONTROL, "rights", what, f"chmod o-w {site}"))

@@ -80,7 +80,8 @@ def _key_file(host: str, value: str) -> Path:
     if not path.is_file():
         raise OperatorMistake(
             f"host '{host}' has ansible_ssh_private_key_file: {value}, or ansible.cfg has private_key_file, and "
-            f"there is no file {path}. Name the key that opens the host, or make the lab, which has its own: make lab"
+            f"there is no file {path}. Name the key that opens the host, or another inventory (PSFLEET_INVENTORY, "
+            "--inventory); the lab's key comes with it: make lab"
         )
     return path
 

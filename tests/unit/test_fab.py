@@ -80,6 +80,14 @@ def test_help_documents_every_flag(verb: str, capsys: pytest.CaptureFixture[str]
     assert [flag for flag in flags if len(flag) < 2] == []
 
 
+@pytest.mark.parametrize("verb", ["drain", "prune", "sweep", "drill"])
+def test_a_verb_that_takes_words_prints_its_help(verb: str) -> None:
+    program = "from fabric.main import make_program; make_program().run()"
+    called = [sys.executable, "-c", program, verb, "--help"]
+    done = subprocess.run(called, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"Usage: -c [--core-opts] {verb} [--options]" in done.stdout
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_wrong_inventory_exits_2(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert fab(verb, "--inventory", "nowhere") == 2

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.command_line import parse
 from trainer.core.config import Config, ConfigError
 from trainer.core.strategies import STRATEGIES
 from trainer.process import children
@@ -60,7 +61,7 @@ def test_coordinators_end_ends_all(capfd: pytest.CaptureFixture[str], code: int)
 
 def test_a_python_without_tensorflow_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "tensorflow" else object())
-    with pytest.raises(ConfigError, match=r"has no tensorflow, which training takes: pip install 'psfleet\[trainer\]'"):
+    with pytest.raises(ConfigError, match=r"has no tensorflow, which training takes: pip install '\.\[trainer\]'"):
         local.refuse_missing_libraries()
 
 
@@ -329,6 +330,29 @@ def test_the_data_service_is_started_before_those_that_read_from_it() -> None:
     assert [made.name for made in tasks] == ["dispatcher-0", "data-0", "data-1", "ps-0", "worker-0", "chief-0"]
     with pytest.raises(ConfigError, match="--data must be at least 1, not 0"):
         data_workers(config, 0)
+
+
+def test_the_parameters_that_were_checked_are_those_of_every_task() -> None:
+    config = Config(program="a:B", program_args={"rate": 0.5, "layers": [8, 8]})
+    for made in make_tasks(config, Path("/tmp/run.json"), local_cluster(1, 1), evaluator=True):
+        assert parse(made._arguments[4:]).program_args == ["rate=0.5", "layers=[8, 8]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--stepz 10", "local: unknown key 'stepz' in the run settings: did you mean 'steps'?"),
+        ("--worker 3", "local: unknown key 'worker' in the run settings: did you mean 'workers'?"),
+        ("--see=4", "local: unknown key 'see' in the run settings: did you mean 'seed'?"),
+        ("10", "local: '10' belongs to no option; a setting is written as --steps 1000"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_one_that_was_meant(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse(["local", "--program", "a:B", *words.split()])
+    assert message in capsys.readouterr().err
 
 
 def test_data_workers_that_nobody_reads_from_are_told(capfd: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,10 @@ def test_a_changed_program_changes_the_release_and_not_the_environment(kit, tmp_
     (program / "models" / "wide.py").write_text("x = 1\n")
     first, archive = release_archive.build(program=str(program), **kit)
     assert "models/wide.py" in names(archive)
+    # Tried there by `python -m trainer local`, the program is the same.
+    (program / "psfleet-runs" / "runs").mkdir(parents=True)
+    (program / "psfleet-runs" / "runs" / "status.json").write_text("{}")
+    assert release_archive.build(program=str(program), **kit)[1] == archive
     (program / "models" / "wide.py").write_text("x = 2\n")
     second, _ = release_archive.build(program=str(program), **kit)
     assert second["id"] != first["id"]

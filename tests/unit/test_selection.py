@@ -9,6 +9,7 @@ import pytest
 
 from trainer.core.config import Config, ConfigError
 from trainer.run.directory import RunDirectory
+from trainer.run.records import write_record
 from trainer.run.selection import apply_selection
 
 
@@ -60,6 +61,15 @@ def test_an_old_run_keeps_its_parameters_whatever_the_settings_say_by_now(tmp_pa
     # Nor where the settings name the run themselves.
     select(tmp_path, {})
     assert apply_selection(settings.replace(run="second")).program_args == {"rate": 0.5, "units": 8}
+
+
+def test_a_run_that_failed_untrained_begins_with_what_is_asked_for_now(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path, "second")
+    directory.claim(config(tmp_path).replace(run="second", program_args={"lr": 1}))
+    select(tmp_path, {"run": "second", "program": "mine:Two", "program_args": {"rate": 0.5}})
+    assert apply_selection(config(tmp_path)).program_args == {"lr": 1, "rate": 0.5}
+    write_record(directory.status, {"state": "failed", "step": 0})
+    assert apply_selection(config(tmp_path)).program_args == {"rate": 0.5}
 
 
 def test_a_damaged_record_of_the_selected_run_is_named_with_what_mends_it(tmp_path: Path) -> None:

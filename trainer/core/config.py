@@ -84,8 +84,8 @@ class Config:
 
     program: str = setting(
         REQUIRED,
-        "What to train, as `package.module:Name`: an object with `build_model`, `train_dataset` and `eval_dataset`. "
-        "Its package lies beside the trainer or is installed.",
+        "As `package.module:Name`: an object with `build_model`, `train_dataset` and `eval_dataset`. Its package is in "
+        "`release_program`, or installed.",
         program_problem,
     )
     program_args: Mapping[str, Any] = setting(

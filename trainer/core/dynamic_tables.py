@@ -23,9 +23,9 @@ class TableSettings:
     sightings: int = 1
     """In how many steps a key must be seen before it gets a row."""
     evict_after_steps: int = 0
-    """How many steps nobody may ask for a row before it is removed; 0: rows stay."""
+    """How many steps may not train a row before it is removed; 0: rows stay."""
     evict_after_seconds: int = 0
-    """How many seconds nobody may ask for a row before it is removed; 0: rows stay."""
+    """How many seconds no step may train a row before it is removed; 0: rows stay."""
     incremental_saves: int = 0
     """How many checkpoints after a whole one write only the rows that have changed, with links to the others."""
 

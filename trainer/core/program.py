@@ -32,7 +32,7 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
             places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
             raise UserError(
                 f"program {name}: there is no module {error.name!r}; looked first in {places}. "
-                "The program's package must lie beside the trainer or be installed"
+                "Its package must be in release_program, here in the working directory, or installed"
             ) from error
         mend = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
         if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:

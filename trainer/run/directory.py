@@ -107,7 +107,7 @@ class RunDirectory(LeasedDirectory):
         damaged.
         """
         record = read_record(self.settings)
-        if record is None or self._failed_untrained():
+        if record is None or self.failed_untrained():
             return None
         if record.get("program") != config.program:
             raise UserError(
@@ -124,7 +124,7 @@ class RunDirectory(LeasedDirectory):
             )
         return record
 
-    def _failed_untrained(self) -> bool:
+    def failed_untrained(self) -> bool:
         """Return whether an error of the user's ended it before anything was trained: its name is free again."""
         if self.state.exists() or self.catalogue.newest() is not None:
             return False

@@ -104,11 +104,12 @@ def of_the_run(settings: Mapping[str, Any]) -> dict[str, Any]:
 def remember(config: Config, program_is_known: bool) -> dict[str, Any]:
     """Return what the run remembers of its beginning, nothing for a new run; raises ConfigError where it is damaged.
 
-    Where the program is known all the same, the coordinator says that.
+    Where the program is known all the same, the coordinator says that, and a run that failed untrained is a new one.
     """
-    path = RunDirectory(config.shared_dir, config.run).settings
+    directory = RunDirectory(config.shared_dir, config.run)
+    path = directory.settings
     try:
-        return read_record(path) or {}
+        return {} if program_is_known and directory.failed_untrained() else read_record(path) or {}
     except ValueError as error:
         if program_is_known:
             return {}

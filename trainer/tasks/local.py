@@ -28,6 +28,7 @@ from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status
 
 LIBRARIES = ("grpc", "tensorflow", "tf_keras")
+OPTIONS = ("workers", "ps", "data", "evaluator", "in_process", "metrics_port", "set")  # beside the run settings
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
 SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
 
@@ -103,7 +104,8 @@ def refuse_missing_libraries() -> None:
     """Raise ConfigError where this Python lacks what each task imports: they would be started again for ever."""
     if missing := [name for name in LIBRARIES if find_spec(name) is None]:
         raise ConfigError(
-            f"{sys.executable} has no {', '.join(missing)}, which training takes: pip install 'psfleet[trainer]' there"
+            f"{sys.executable} has no {', '.join(missing)}, which training takes: pip install '.[trainer]' with it, in "
+            "a checkout of psfleet"
         )
 
 
@@ -118,6 +120,7 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
     with contextlib.suppress(ValueError):  # a damaged record is the coordinator's to judge
         RunDirectory(config.shared_dir, config.run).read_claim(config)
+    finished = RunDirectory(config.shared_dir, config.run).finished(config.steps)
     workers, servers = cluster_size(config.strategy, options.workers, options.ps)
     data = data_workers(config, options.data)
     evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
@@ -130,6 +133,8 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     else:
         code = run_supervised(config, local_cluster(workers, servers, data), evaluator, environment, ports)
     print(describe(read_status(RunDirectory(config.shared_dir, config.run), config)))
+    if finished is not None:
+        print(f"nothing was trained: run {config.run} had finished at step {finished}; start a new one with --run NAME")
     return code
 
 
@@ -224,6 +229,8 @@ def make_tasks(
     command = ["-m", "trainer", "--parent", PARENT]
     # Said on the command line, so that a selection made on a shared path of real hosts does not count here.
     command += ["--run", config.run, "--program", config.program]
+    for name, value in config.program_args.items():
+        command += ["--set", f"{name}={json.dumps(value)}"]
     gpus = gpus_of(names, config.strategy)
     tasks = []
     for job, index in names:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 ANSIBLE = ((2, 19), (2, 20))
 COLLECTIONS = ("ansible.posix",)
-_BRINGS_IT = "`pipx install psfleet` brings it, in a checkout `make venv`"
+_BRINGS_IT = "`pipx install .` or `make venv` in a checkout of psfleet brings it"
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
 

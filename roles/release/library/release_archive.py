@@ -169,7 +169,8 @@ def _too_large(path: Path, most: str) -> ReleaseError:
 
 
 def _is_ignored(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__" or name.endswith(IGNORED_SUFFIXES)
+    # psfleet-runs: what `python -m trainer local` leaves in the directory where it is typed.
+    return name.startswith(".") or name in ("__pycache__", "psfleet-runs") or name.endswith(IGNORED_SUFFIXES)
 
 
 def _read_wheel(path: Path) -> Iterator[tuple[str, bytes]]:
