@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.run.directory import RunDirectory
+from trainer.telemetry.history import short
 
 BEGAN = 1_700_000_000.0
 ROWS = 20_000  # of loss, two metrics, steps and examples per second each
@@ -79,10 +80,6 @@ def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS,
         json.dumps({"created": BEGAN, "program": "net:Net", "settings": {}}), encoding="utf-8"
     )
     return directory
-
-
-def short(number: float) -> float:
-    return float(f"{number:.5g}")
 
 
 def lines(path: Path, records: list[dict[str, Any]]) -> None:

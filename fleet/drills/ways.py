@@ -107,6 +107,9 @@ class AWay(Aimed):
         self.ends(stage)
         return set()
 
+    def heal(self, stage: Stage) -> None:
+        stage.on(self.choice(stage)[0].host, heals(REMOVE))
+
 
 @dataclass(frozen=True)
 class Lossy(AWay):
@@ -136,9 +139,6 @@ class Lossy(AWay):
             lambda: counted(stage, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
         )
         return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
-
-    def heal(self, stage: Stage) -> None:
-        stage.on(self.choice(stage)[0].host, heals(REMOVE))
 
 
 @dataclass(frozen=True)
@@ -270,6 +270,3 @@ class NoWayIn(AWay):
         script = heals_itself(REMOVE) + loads(chain)
         run_everywhere(stage, {ps.host: script})
         return f"{ps.host} drops what {len(workers)} hosts send to {ps.name}"
-
-    def heal(self, stage: Stage) -> None:
-        stage.on(self.choice(stage)[0].host, heals(REMOVE))

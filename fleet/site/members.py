@@ -10,6 +10,7 @@ from typing import Any
 from fleet.site.wireguard import WireguardError, endpoint, is_encrypted, tunnel_address
 from trainer.cluster.spec import SERVICE_JOBS
 from trainer.core.config import Config, strategy_problem
+from trainer.core.search_space import is_whole
 from trainer.core.strategies import STRATEGIES
 
 # Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
@@ -130,7 +131,7 @@ def bracketed(address: str) -> str:
 def task_count(host: str, job: str, variables: Mapping[str, Any]) -> int:
     name = "chief_tasks" if job == "dispatcher" else f"{job}_tasks"  # it is where the coordinator is
     count = variables.get(name, 1)
-    if not _is_int(count) or count < 0:
+    if not is_whole(count) or count < 0:
         raise ClusterSpecError(f"host '{host}' has {name}: {count!r}; expected a number of tasks such as 2")
     return count
 
@@ -166,7 +167,7 @@ def _first_index(host: str, job: str, variables: Mapping[str, Any]) -> int | Non
     if job not in NUMBERED_JOBS or given is None or given == "":
         return None
     index = int(given) if isinstance(given, str) and re.fullmatch("[0-9]{1,4}", given) else given
-    if not _is_int(index) or not 0 <= index <= MAX_INDEX:
+    if not is_whole(index) or not 0 <= index <= MAX_INDEX:
         raise ClusterSpecError(
             f"host '{host}' has {job}_index: {given!r}; expected the index of its first {job} task, a number from 0 to "
             f"{MAX_INDEX}"
@@ -178,7 +179,7 @@ def port_of(host: str, job: str, variables: Mapping[str, Any]) -> int | None:
     if job not in DEFAULT_PORTS:
         return None
     port = variables.get(f"{job}_port", DEFAULT_PORTS[job])
-    if not _is_int(port) or not 1 <= port <= 65535:
+    if not is_whole(port) or not 1 <= port <= 65535:
         raise ClusterSpecError(
             f"host '{host}' has {job}_port: {port!r}; expected a number from 1 to 65535, such as {DEFAULT_PORTS[job]}"
         )
@@ -190,7 +191,3 @@ def metrics_port_of(host: str, variables: Mapping[str, Any], scraped: bool) -> i
     if "metrics_port" not in variables and not scraped:
         return None
     return None if variables.get("metrics_port") == 0 else port_of(host, "metrics", variables)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

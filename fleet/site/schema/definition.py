@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import yaml
 
 from fleet.site.schema.formats import FORMATS
 from trainer.core.config import Config
+from trainer.core.search_space import is_number, is_whole
 
 # Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.
 if TYPE_CHECKING:
@@ -173,14 +173,6 @@ def _reason(error: ValidationError) -> str:
     return ""
 
 
-def _is_integer(checker: object, value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(checker: object, value: object) -> bool:
-    return _is_integer(checker, value) or (isinstance(value, float) and math.isfinite(value))
-
-
 @cache
 def _format_checker() -> FormatChecker:
     from jsonschema import FormatChecker
@@ -203,7 +195,9 @@ def _validator_class() -> Any:
     from jsonschema.validators import extend
 
     # JSON Schema's own integer is 3.0 as well, and its number what no comparison with a bound refuses: nan.
-    kinds = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer).redefine("number", _is_number)
+    kinds = Draft202012Validator.TYPE_CHECKER.redefine_many(
+        {"integer": lambda _, value: is_whole(value), "number": lambda _, value: is_number(value)}
+    )
     return extend(Draft202012Validator, type_checker=kinds)
 
 
