@@ -31,7 +31,7 @@ _MORE = (b"{{", b"{%", b"{#", b"!vault", b"!unsafe", b"$ANSIBLE_VAULT", b"plugin
 _ENVIRONMENT = ("ANSIBLE_", "XDG_", "HOME", "USER", "LOGNAME")
 
 
-def recall_inventory(given: str | None = None, environment: Mapping[str, str] = os.environ) -> Inventory:
+def recall_inventory(given: str | None, environment: Mapping[str, str] = os.environ) -> Inventory:
     """Read an inventory as `load_inventory` without `check`; without Ansible, where it would read the same again."""
     source = _source(given, environment)
     name = source and name_of(source, environment)

@@ -97,7 +97,7 @@ def make_plan(
     before: Observation,
     release: str,
     choice: Choice,
-    restart: bool = False,
+    restart: bool,
 ) -> Plan:
     """Work out what a start has to do, from what the hosts said."""
     down = (Health.STOPPED, Health.FAILED, Health.ABSENT)

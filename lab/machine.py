@@ -81,7 +81,7 @@ def require_root() -> None:
 # Packages
 
 
-def missing_packages(wanted: tuple[str, ...] = PACKAGES) -> list[str]:
+def missing_packages(wanted: tuple[str, ...]) -> list[str]:
     asked = subprocess.run(
         ["dpkg-query", "--show", "--showformat=${Package} ${db:Status-Status}\n", *wanted],
         capture_output=True,
@@ -91,7 +91,7 @@ def missing_packages(wanted: tuple[str, ...] = PACKAGES) -> list[str]:
     return [name for name in wanted if name not in there]
 
 
-def install_packages(wanted: tuple[str, ...] = PACKAGES) -> None:
+def install_packages(wanted: tuple[str, ...]) -> None:
     if not shutil.which("apt-get"):
         raise LabError(f"not a Debian machine: install what matches {' '.join(wanted)}, then type `vagrant up`")
     missing = missing_packages(wanted)

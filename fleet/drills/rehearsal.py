@@ -184,7 +184,7 @@ def refuse(each: Drill, inventory: Inventory) -> str | None:
     return None
 
 
-def _go_through(stage: Stage, each: Drill, skips: bool = False) -> Findings | None:
+def _go_through(stage: Stage, each: Drill, skips: bool) -> Findings | None:
     """Do one drill and print its line; with `skips` one that no host can do is None, and no failure."""
     try:
         found = each.scene(stage, each)

@@ -162,7 +162,7 @@ class Outcome:
     over: bool = False  # whether nothing can be asked of this run any more
 
 
-def went_back_too_far(samples: Sequence[Sample], damaged: Collection[int] = ()) -> str | None:
+def went_back_too_far(samples: Sequence[Sample], damaged: Collection[int]) -> str | None:
     """Say where the step went below the newest checkpoint that was there and whole."""
     newest = highest = 0
     for sample in samples:

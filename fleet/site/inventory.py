@@ -94,7 +94,7 @@ class Inventory:
 
 
 def load_inventory(
-    given: str | None = None,
+    given: str | None,
     environment: Mapping[str, str] = os.environ,
     check: bool = False,
     ask_vault_pass: bool | str = False,

@@ -109,7 +109,7 @@ class Source:
 
 
 def read_source(
-    given: str | None = None,
+    given: str | None,
     environment: Mapping[str, str] = os.environ,
     lenient: bool = False,
     ask_vault_pass: bool | str = False,

@@ -62,7 +62,7 @@ def cost_of(
     inventory: Inventory,
     seen: Observation,
     hosts: Sequence[str],
-    checkpoints: Sequence[Mapping[str, Any]] = (),
+    checkpoints: Sequence[Mapping[str, Any]],
     in_order: bool = True,
 ) -> Cost:
     """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now."""

@@ -719,9 +719,6 @@ def test_steps_go_back_to_the_newest_whole_checkpoint_at_most(
     assert went_back_too_far(seen, damaged) == problem
 
 
-WENT_BACK = "it went back to step 90, before the checkpoint 100"
-
-
 @pytest.mark.parametrize(
     ("outcome", "last", "processes", "problems"),
     [

@@ -47,7 +47,7 @@ def exception_info(
     return type(error), error, chained(own if in_message else [*own, *called])
 
 
-def user_line(error: BaseException, program_file: Path | None = None) -> str:
+def user_line(error: BaseException, program_file: Path | None) -> str:
     """Return "file:line" of the user's code deepest in the error, or nothing."""
     own, _ = own_frames(error, program_file)
     found = [f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" for frame in own]

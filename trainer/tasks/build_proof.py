@@ -44,7 +44,7 @@ BUILDING = "building: "
 SWITCH = "If only the cluster can build it, say release_build_proof: false in the inventory"
 
 
-def run_build(command: Sequence[str], forks: ForkServer | None = None) -> int:
+def run_build(command: Sequence[str], forks: ForkServer | None) -> int:
     """Be the process that watches a build; returns its exit code. No process is left that the program has started."""
     adopt_orphans()
     code = watch_build(command, forks=forks)

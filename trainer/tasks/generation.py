@@ -150,7 +150,7 @@ def make_runner(
     cluster: Cluster,
     strategy: Strategy,
     service: DataService | None,
-    handover: Handover | None = None,
+    handover: Handover | None,
 ) -> StepRunner:
     """Build the program's model, and what computes its steps: on workers, or in this process."""
     config, program = context.config, context.program

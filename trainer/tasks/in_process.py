@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
@@ -34,8 +33,8 @@ def run_in_process(
     workers: int,
     servers: int,
     evaluator: bool,
-    data: int = 0,
-    scraped: Mapping[str, str] = MappingProxyType({}),
+    data: int,
+    scraped: Mapping[str, str],
 ) -> int:
     """Train as the coordinator of a cluster in this process, then evaluate; returns the exit code.
 

@@ -143,7 +143,7 @@ def run_supervised(
     jobs: dict[str, list[str]],
     evaluator: bool,
     environment: Mapping[str, str],
-    metrics_port: int | None = None,
+    metrics_port: int | None,
 ) -> int:
     """Run every task as a process, all forked from one that has imported TensorFlow; returns the coordinator's code."""
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:

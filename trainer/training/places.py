@@ -47,7 +47,7 @@ def pass_after_pass(
 
 
 def file_after_file(
-    read: Callable[[GivenFile], tf.data.Dataset], tickets: tf.data.Dataset, *, waits: bool = False
+    read: Callable[[GivenFile], tf.data.Dataset], tickets: tf.data.Dataset, *, waits: bool
 ) -> tf.data.Dataset:
     """Return what is read of the file of each ticket after the examples that were taken of it.
 

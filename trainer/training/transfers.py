@@ -88,7 +88,7 @@ def handles_of(graph: Graph) -> dict[int, Tensor]:
     return {id(inner): outermost(outer) for outer, inner in graph.captures}
 
 
-def places_of(graph: Graph, local: Collection[Variable] = ()) -> dict[str, str]:
+def places_of(graph: Graph, local: Collection[Variable]) -> dict[str, str]:
     """Return the devices of the ps on which operations run; WORKER for those of the worker, by their names."""
     operations, handles = graph.get_operations(), handles_of(graph)
     on_worker = {id(variable.handle) for variable in local}

@@ -95,7 +95,7 @@ def round_of(train_step: Traced, copy: StepCopy | None) -> Callable[..., list[tf
     return take_round
 
 
-def copy_for(train_step: Traced, unrolled: int, *, ahead: bool = False) -> tuple[StepCopy | None, int]:
+def copy_for(train_step: Traced, unrolled: int, *, ahead: bool) -> tuple[StepCopy | None, int]:
     """Return the copies of a step that is to be unrolled, None where it can't be copied, and how often it may be."""
     if ahead:
         return CopyAhead(train_step), unrolled

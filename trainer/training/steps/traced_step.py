@@ -27,12 +27,12 @@ from trainer.training.transfers import sending_together
 def one_step(
     strategy: Strategy,
     own_step: Callable[[Any], Any],
-    stale: Staleness | None = None,
-    wait: InputWait | None = None,
-    asked: AskedRows | None = None,
+    stale: Staleness | None,
+    wait: InputWait | None,
+    asked: AskedRows | None,
     *,
-    placed: bool = False,
-    given: bool = False,
+    placed: bool,
+    given: bool,
 ) -> Callable[[DataIterator], Structure]:
     """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
 
