@@ -141,7 +141,7 @@ class Generation:
         step = self.checkpoints.restore()
         if step is not None and (position := self.checkpoints.position(step)):
             assert not self.runner.go_on_from(position)
-        self.runner._data.begin_again()
+        self.runner._data._iterator = None  # the next call makes another, which reads from there
 
     def train(self, calls: int, in_flight: int) -> None:
         """Give calls, and save when all but so many have ended."""

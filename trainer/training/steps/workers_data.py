@@ -117,10 +117,6 @@ class WorkersData:
             self._sizes.found(sorted(self.order.known()))
         self._iterator = iter(self._division.dataset)
 
-    def begin_again(self) -> None:
-        """Have the reading begin again with the next call, from where the order has it by then."""
-        self._iterator = None
-
     def can_join(self, workers: int) -> bool:
         """Return whether calls can read the data that are divided among so many workers; traces them for `join`.
 
