@@ -19,6 +19,7 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from checks import POSTS, Posts  # isort: skip
 from trainer.core.failures import explain  # isort: skip
 from trainer.training.loop import save_schedule  # isort: skip
 from trainer.training.loop.callbacks import keras  # isort: skip
@@ -111,17 +112,6 @@ class Script(keras.Callback):
         self.seen[epoch] = self.model.layers[0].kernel.numpy().tolist()
 
 
-class Posts(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        POSTS.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
-POSTS: list = []
 SEEN: dict = {}
 DIRECTORY = Path(tempfile.mkdtemp(prefix="psfleet-callbacks-"))
 

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from unittest import mock
 
@@ -14,8 +13,10 @@ import keras as keras3  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from checks import tried  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
+from trainer.telemetry import resources  # isort: skip
 from trainer.training import export as exports  # isort: skip
 from trainer.training.export_shards import slices_of  # isort: skip
 from trainer.training.export_trial import trace_export  # isort: skip
@@ -260,10 +261,7 @@ class Helper:
 def memory():
     """What a trial with 3 GiB of variables takes, in GiB; and whether the program keeps what it has made in it."""
 
-    def resident():
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    before, during = resident(), []
+    before, during = resources.memory(), []
 
     class Large(Colours):
         width = (3 * GIBIBYTE) // (4 * 10)
@@ -279,7 +277,7 @@ def memory():
 
         def serving_signature(self, model):
             during.append(sum(weight.shape.num_elements() * 4 for weight in model.weights) / GIBIBYTE)
-            during.append((resident() - before) / GIBIBYTE)
+            during.append((resources.memory() - before) / GIBIBYTE)
             return super().serving_signature(model)
 
     program = Large()
@@ -398,15 +396,6 @@ def raised(part, *arguments):
         part(*arguments)
     except UserError as error:
         return str(error)
-
-
-def tried(part, *arguments, **named):
-    """One program's error is one test's."""
-    try:
-        return part(*arguments, **named)
-    except Exception as error:
-        traceback.print_exc()
-        return repr(error)
 
 
 def main():

@@ -4,13 +4,13 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import tensorflow as tf  # isort: skip
 
+from checks import tried  # isort: skip
 from trainer.core.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.training.data_service import DataService  # isort: skip
@@ -145,14 +145,6 @@ def alone():
         found.append([next(batches).numpy().tolist() for _ in range(4)])
     found.append([batch.tolist() for batch in eval_dataset(Cached()).as_numpy_iterator()])
     return found
-
-
-def tried(part):
-    try:
-        return part()
-    except Exception as error:
-        traceback.print_exc()
-        return repr(error)
 
 
 def main():

@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import threading
-import traceback
 from pathlib import Path
 
 from trainer import testing  # before TensorFlow: tf.keras is tf_keras
@@ -20,6 +19,7 @@ import keras  # isort: skip
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from checks import POSTS, Posts, distance, tried  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.core.config import Config  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
@@ -121,10 +121,6 @@ def alone(program, steps):
     """The weights that Keras trains to in one process, with whole tables."""
     program.build_model().fit(program.train_dataset(None).take(steps), verbose=0, shuffle=False)
     return weights(program.model)
-
-
-def distance(left, right):
-    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
 
 
 # Lost updates
@@ -498,19 +494,6 @@ def of_one_training(where):
     }
 
 
-POSTS = []
-
-
-class Posts(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        POSTS.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 class NotANumber(Program):
     def train_dataset(self, context):
         return super().train_dataset(context).map(lambda words, target: (words, target / 0.0))
@@ -619,15 +602,6 @@ def refusals():
     whole = testing.in_process_cluster(workers=1, ps=2)
     found["clipnorm, whole"] = refused(compiled(lambda: optimizers.SGD(0.1, clipnorm=1.0)), whole)
     return found
-
-
-def tried(part, **arguments):
-    """One program's error is one test's."""
-    try:
-        return part(**arguments)
-    except Exception as error:
-        traceback.print_exc()
-        return repr(error)
 
 
 def main():

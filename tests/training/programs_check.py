@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +16,7 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from checks import distance, tried  # isort: skip
 from trainer.__main__ import main as command  # isort: skip
 from trainer.core.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
@@ -73,10 +73,6 @@ def alone(program, steps=STEPS):
     """The weights that Keras trains to in one process, with whole tables."""
     program.build_model().fit(program.train_dataset(None).take(steps), verbose=0, shuffle=False)
     return weights(program)
-
-
-def distance(left, right):
-    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
 
 
 # The end of a run
@@ -828,15 +824,6 @@ def features():
         "sentences": tried(sentences),
         "regularized": tried(regularized),
     }
-
-
-def tried(part, **arguments):
-    """One program's error is one test's."""
-    try:
-        return part(**arguments)
-    except Exception as error:
-        traceback.print_exc()
-        return repr(error)
 
 
 def main():

@@ -4,13 +4,13 @@ import json
 import os
 import sys
 import tempfile
-import traceback
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import numpy as np  # isort: skip
 import tensorflow as tf  # isort: skip
 
+from checks import distance, tried  # isort: skip
 from trainer.training.steps.model import make_model  # isort: skip
 
 keras = tf.keras
@@ -53,10 +53,6 @@ def trained(build, workers=2, ps=2, steps=STEPS, **settings):
     program = Program(build)
     testing.train(program, steps, workers, ps, **{**SPLIT, **settings})
     return program.model
-
-
-def distance(left, right):
-    return max(float(np.abs(a - b).max()) for a, b in zip(left, right, strict=True))
 
 
 def write():
@@ -238,15 +234,6 @@ def recurrent():
     ours = split(build)
     ours.set_weights(plain.get_weights())
     return distance([ours(words).numpy()], [expected])
-
-
-def tried(part, *arguments):
-    """One program's error is one test's."""
-    try:
-        return part(*arguments)
-    except Exception as error:
-        traceback.print_exc()
-        return repr(error)
 
 
 def main():
