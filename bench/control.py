@@ -123,7 +123,7 @@ def wheels_play() -> list[dict[str, Any]]:
             "hosts": "all",
             "gather_facts": False,
             "vars": yaml.safe_load((RELEASE.parent.parent / "vars" / "main.yml").read_text())
-            | {"release_wheels_shared": False, "release_gpu_hosts": []},
+            | {"release_wheels_shared": False, "release_gpu_hosts": [], "release_lock": "locks/cpu"},
             "tasks": [
                 {
                     "name": "Pretend to have asked each host for its Python",

@@ -17,6 +17,7 @@ CODE = Path(__file__).resolve().parents[1]  # has the packages `fleet` and `trai
 KIT = CODE if (CODE / "site.yml").is_file() else CODE / "psfleet"
 # Ansible looks for roles beside a playbook, so an installed package needs no path of them in ansible.cfg.
 ROLES = KIT / "roles" if (KIT / "roles").is_dir() else KIT / "ansible" / "roles"
+NO_GPU = "-no-gpu"  # ends the name of a lock with tensorflow-cpu
 _SITE = ("ansible.cfg", "fabfile.py", "site.yml")
 
 
@@ -47,10 +48,15 @@ def site_file(text: str) -> Path:
     return control_file(site(), text)
 
 
-def lock_file(root: Path, text: str) -> Path:
-    """Return a lock's path without its `-<python>.txt`: the site's own, and psfleet's where the site has none."""
+def lock_file(root: Path, text: str, gpu: bool) -> Path:
+    """Return a lock's path without its `-<python>.txt`: the site's own, and psfleet's where the site has none.
+
+    `gpu` is whether the cluster has hosts with GPUs. Where it has none, the lock without GPUs beside it counts, if any.
+    """
     own = control_file(root, text)
-    return own if has_lock(own) or not has_lock(KIT / text) else KIT / text
+    path = own if has_lock(own) or not has_lock(KIT / text) else KIT / text
+    smaller = Path(f"{path}{NO_GPU}")
+    return path if gpu or not has_lock(smaller) else smaller
 
 
 def role_module(role: str, name: str) -> Any:

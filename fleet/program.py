@@ -112,7 +112,7 @@ def init(context: Context, directory: str, host: list[str] | None = None, exampl
 
 @task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
 def lock(context: Context, name: str) -> None:
-    """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, and the same with CUDA."""
+    """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, mine-cuda- and mine-no-gpu-."""
     try:
         write_locks(name, print)
     except FleetError as error:

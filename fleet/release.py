@@ -125,12 +125,13 @@ def _read_release(inventory: Inventory, function: str) -> Any:
     variables = inventory.variables[inventory.chief.host]
     program = variables.get("release_program") or ""
     lock, lock_gpu = locks_of(variables)
+    gpu = bool(inventory.groups.get("gpu"))
     try:
         return getattr(release_archive, function)(
             str(CODE / "trainer"),
             str(site_file(program)) if program else "",
-            str(lock_file(site(), lock)),
-            str(lock_file(site(), lock_gpu)) if inventory.groups.get("gpu") else None,
+            str(lock_file(site(), lock, gpu)),
+            str(lock_file(site(), lock_gpu, gpu)) if gpu else None,
         )
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
@@ -156,7 +157,8 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
 
     It is read, not imported; the proof on the hosts has the last word.
     """
-    if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, site()):
+    gpu = bool(inventory.groups.get("gpu"))
+    if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, site(), gpu):
         raise OperatorMistake(problem)
 
 

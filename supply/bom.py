@@ -13,7 +13,7 @@ from typing import Any
 
 from fleet.errors import FleetError
 from fleet.files import replace_file
-from fleet.places import KIT
+from fleet.places import lock_file, site
 from fleet.release import build_release, locks_of
 from fleet.site.inventory import load_inventory
 from fleet.terminal import printable
@@ -72,11 +72,8 @@ def write(release: str, locks: Sequence[Path], cache: Path, tool: Path) -> list[
 def locks_for(variables: Mapping[str, Any], gpu: bool) -> list[Path]:
     """Return the lock files that a release has."""
     lock, lock_gpu = locks_of(variables)
-    return [
-        path
-        for stem in ((lock, lock_gpu) if gpu else (lock,))
-        for path in sorted((KIT / stem).parent.glob(f"{Path(stem).name}-3.*.txt"))
-    ]
+    stems = [lock_file(site(), name, gpu) for name in ((lock, lock_gpu) if gpu else (lock,))]
+    return [path for stem in stems for path in sorted(stem.parent.glob(f"{stem.name}-3.*.txt"))]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -69,6 +69,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "control_machine": lambda _: origin(),
     # Paths of the control machine, for the roles.
     "site_path": lambda path: str(places.site_file(path)),
-    "lock_path": lambda path: str(places.lock_file(places.site(), path)),
+    "lock_path": lambda path, gpu_hosts: str(places.lock_file(places.site(), path, bool(gpu_hosts))),
     "code_path": lambda name: str(places.CODE / name),
 }

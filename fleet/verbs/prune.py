@@ -20,8 +20,9 @@ SECONDS = 600
 FEWEST_RELEASES = 2
 NOTED = 20  # of each kind, in the history
 ROOT = "/opt/trainer"
-# As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11, and cuda-3.11 of a cuda one.
-ENVIRONMENT = re.compile(r"(?:cpu|(?P<kind>.+))-(?P<python>3\.\d+)-[0-9a-f]+")
+# As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11. Of cuda-3.11 and mine-cuda-3.11 it is
+# cuda-3.11, of cpu-no-gpu-3.11 no-gpu-3.11.
+ENVIRONMENT = re.compile(r"(?:(?:.+-)?(?P<kind>cuda|no-gpu)|.+)-(?P<python>3\.\d+)-[0-9a-f]+")
 _USED = "du --summarize --block-size=1 --total {paths} 2>/dev/null | tail -n 1 | cut -f 1"
 
 

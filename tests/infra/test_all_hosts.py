@@ -82,7 +82,7 @@ print(json.dumps({"versions": versions, "gone": [file for file in gone if not fi
 
 
 def test_environment_has_the_locked_versions_with_all_of_their_files(host):
-    lock = (ROOT / f"locks/cpu-{python_minor(host)}.txt").read_text()
+    lock = (ROOT / f"locks/cpu-no-gpu-{python_minor(host)}.txt").read_text()
     locked = dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", lock, re.MULTILINE))
     installed = json.loads(host.check_output(f"{PYTHON} -c %s", INSTALLED))
     assert locked.items() <= installed["versions"].items()

@@ -88,7 +88,7 @@ def damage(lab):
 def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_restart_made_up_for(lab, long_run):
     before = units(lab)
     with lab["head"].sudo():
-        wheel = lab["head"].check_output("ls /srv/trainer/wheels/3*/six-*.whl")
+        wheel = lab["head"].check_output("ls /srv/trainer/wheels/no-gpu-3*/six-*.whl")
         lab["head"].run_expect([0], f"rm {wheel}")
     right = damage(lab)
     with lab["worker-1"].sudo():

@@ -245,6 +245,24 @@ def test_hosts_with_gpus_need_their_lock(project: Path) -> None:
     assert inventory_problems(groups, hostvars, project) == []
 
 
+def test_a_cluster_without_gpus_needs_its_own_lock_to_be_right(project: Path) -> None:
+    (project / "locks" / "cpu-no-gpu-3.11.txt").write_text("loose==1.0\n")
+    (problem,) = problems(project)
+    assert "locks/cpu-no-gpu-3.11.txt:1: 'loose==1.0' has no hash" in problem
+    groups, hostvars = inventory(
+        {"gpu": ["worker-0", "worker-1"]}, {"all": {"gpu_count": 1, "release_lock_gpu": "locks/cpu"}}
+    )
+    assert inventory_problems(groups, hostvars, project) == []
+
+
+def test_a_lock_with_both_wheels_of_tensorflow_is_refused(project: Path) -> None:
+    both = "".join(f"{name}==2.21.0 {HASH}\n" for name in ("tensorflow", "tensorflow-cpu", "tf-keras"))
+    (project / "locks" / "cpu-3.11.txt").write_text(both)
+    (problem,) = problems(project)
+    assert "locks/cpu-3.11.txt has both tensorflow and tensorflow-cpu, which bring the same files" in problem
+    assert "Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place" in problem
+
+
 def test_the_locks_and_examples_that_we_ship_are_right() -> None:
     for example in ("digits:Digits", "heroes:Heroes", "sync_digits:SyncDigits"):
         assert problems(ROOT, f"trainer.examples.{example}") == []

@@ -45,8 +45,19 @@ def test_elsewhere_a_checkout_is_the_site_and_a_package_has_none(folder: Path, m
 
 
 def test_locks_of_the_site_count_before_psfleets(folder: Path) -> None:
-    assert places.lock_file(folder, "locks/cpu") == places.KIT / "locks/cpu"
-    assert places.lock_file(folder, "locks/mine") == folder / "locks/mine"  # which is then called missing
+    assert places.lock_file(folder, "locks/cpu", gpu=True) == places.KIT / "locks/cpu"
+    assert places.lock_file(folder, "locks/mine", gpu=True) == folder / "locks/mine"  # which is then called missing
     (folder / "locks").mkdir()
     (folder / "locks/cpu-3.11.txt").touch()
-    assert places.lock_file(folder, "locks/cpu") == folder / "locks/cpu"
+    assert places.lock_file(folder, "locks/cpu", gpu=True) == folder / "locks/cpu"
+
+
+def test_a_cluster_without_gpus_has_the_lock_without_gpus_that_lies_beside_its_own(folder: Path) -> None:
+    assert places.lock_file(folder, "locks/cpu", gpu=False) == places.KIT / "locks/cpu-no-gpu"
+    (folder / "locks").mkdir()
+    (folder / "locks/cpu-3.11.txt").touch()
+    assert places.lock_file(folder, "locks/cpu", gpu=False) == folder / "locks/cpu"  # psfleet's is of other packages
+    (folder / "locks/cpu-no-gpu-3.11.txt").touch()
+    assert places.lock_file(folder, "locks/cpu", gpu=False) == folder / "locks/cpu-no-gpu"
+    assert places.lock_file(folder, "locks/cpu-no-gpu", gpu=False) == folder / "locks/cpu-no-gpu"
+    assert places.lock_file(folder, "/", gpu=False) == Path("/")

@@ -15,7 +15,18 @@ def read(name):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_a_cpu_host_never_gets_a_cuda_wheel(python):
-    assert [name for name in read(f"cpu-{python}") if "nvidia" in name or "cuda" in name] == []
+    for kind in ("cpu", "cpu-no-gpu"):
+        assert [name for name in read(f"{kind}-{python}") if "nvidia" in name or "cuda" in name] == []
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_a_cluster_without_gpus_has_the_same_with_the_smaller_wheel_of_tensorflow(python):
+    cpu, smaller = read(f"cpu-{python}"), read(f"cpu-no-gpu-{python}")
+    (whole,) = (name for name in cpu if name.startswith("tensorflow=="))
+    hashes = smaller.pop(whole.replace("tensorflow==", "tensorflow-cpu=="))
+    assert hashes
+    assert not hashes & cpu.pop(whole)
+    assert smaller == cpu
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -32,8 +43,8 @@ def test_every_wheel_has_its_hash(python):
     assert [name for name, hashes in read(f"cuda-{python}").items() if not hashes] == []
 
 
-def test_there_is_a_cuda_lock_for_each_python_that_has_a_cpu_lock():
+def test_each_python_that_has_a_cpu_lock_has_the_others():
     def pythons(kind):
-        return {file.stem.removeprefix(f"{kind}-") for file in LOCKS.glob(f"{kind}-*.txt")}
+        return {file.stem.removeprefix(f"{kind}-") for file in LOCKS.glob(f"{kind}-3.*.txt")}
 
-    assert pythons("cuda") == pythons("cpu") == set(PYTHONS)
+    assert pythons("cuda") == pythons("cpu") == pythons("cpu-no-gpu") == set(PYTHONS)

@@ -295,6 +295,9 @@ def test_the_reason_of_each_verb_that_keeps_runs_is_in_the_history(
 
 def test_an_environment_names_its_set_of_wheels() -> None:
     assert [wheel_set(name) for name in ("cpu-3.11-0a1b", "cuda-3.11-0a1b", "odd")] == ["3.11", "cuda-3.11", "odd"]
+    assert [wheel_set(f"{name}-3.11-0a") for name in ("mine", "mine-cuda", "mine-no-gpu", "cpu-no-gpu")] == [
+        "3.11", "cuda-3.11", "no-gpu-3.11", "no-gpu-3.11",
+    ]  # fmt: skip
 
 
 def test_bytes_are_told_by_powers_of_ten() -> None:

@@ -249,7 +249,8 @@ def test_a_release_has_a_bill_for_each_lock_that_names_it(place: Place, tmp_path
     assert path.read_bytes() == first
 
 
-def test_a_release_with_gpus_has_the_bills_of_both_locks() -> None:
+def test_a_release_has_the_bills_of_its_own_locks() -> None:
     names = [path.name for path in bom.locks_for({}, gpu=False)]
-    assert names == [f"cpu-3.{minor}.txt" for minor in (10, 11, 12, 13)]
-    assert len(bom.locks_for({}, gpu=True)) == 8
+    assert names == [f"cpu-no-gpu-3.{minor}.txt" for minor in (10, 11, 12, 13)]
+    names = [path.name for path in bom.locks_for({}, gpu=True)]
+    assert names == [f"{kind}-3.{minor}.txt" for kind in ("cpu", "cuda") for minor in (10, 11, 12, 13)]

@@ -39,8 +39,9 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
         return
     site = reading.values[chief]
     locks: set[str] = set()
-    for variable in ("release_lock", "release_lock_gpu") if reading.groups.get("gpu") else ("release_lock",):
-        for text in _lock_problems(_lock_of(site, variable), root, locks):
+    gpu = bool(reading.groups.get("gpu"))
+    for variable in ("release_lock", "release_lock_gpu") if gpu else ("release_lock",):
+        for text in _lock_problems(_lock_of(site, variable), root, gpu, locks):
             yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
     yield from _signing_problems(site, root, chief, reading)
     yield from _cache_problems(site, root, chief, reading)
@@ -99,10 +100,10 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
         return None
 
 
-def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str], root: Path) -> str | None:
+def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str], root: Path, gpu: bool) -> str | None:
     """What is wrong with a program that a command names instead of the inventory's; None where nothing is known."""
     locked: set[str] = set()
-    for _ in _lock_problems(_lock_of(site, "release_lock"), root, locked):
+    for _ in _lock_problems(_lock_of(site, "release_lock"), root, gpu, locked):
         return None  # the inventory's own problems are said by themselves
     given = str(site.get("release_program") or "")
     return next((text for _, text in _program_problems(name, arguments, given, root, locked)), None)
@@ -115,9 +116,9 @@ def _lock_of(site: Mapping[str, Any], variable: str) -> str:
     return str(site.get(variable, gpu_lock(lock)))
 
 
-def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
+def _lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterator[str]:
     """What is wrong with a set of locks; adds the distributions that they have to `names`."""
-    path = lock_file(root, lock)
+    path = lock_file(root, lock, gpu)
     files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
     if not files:
         short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
@@ -135,7 +136,14 @@ def _lock_problems(lock: str, root: Path, names: set[str]) -> Iterator[str]:
         except (OSError, ValueError) as error:
             yield f"the lock {file} can't be read: {error}"
             continue
-        names |= {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
+        locked = {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
+        names |= locked
+        if {"tensorflow", "tensorflow_cpu"} <= locked:
+            yield (
+                f"the lock {file} has both tensorflow and tensorflow-cpu, which bring the same files; expected one of "
+                "them. Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place where no "
+                "host has a GPU"
+            )
         if not any(True for _ in _requirements(text)):
             yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
         for number, requirement in _requirements(text):

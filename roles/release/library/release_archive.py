@@ -203,7 +203,8 @@ def read_locks(lock: str, setting: str = "release_lock") -> dict[str, bytes]:
     if not locks:
         raise ReleaseError(
             f"{setting}: no file {lock}-<python>.txt, such as {lock}-3.11.txt. `psfleet lock locks/mine` "
-            "writes those of locks/mine.in: locks/mine and locks/mine-cuda (in a checkout: make lock LOCK=locks/mine)"
+            "writes those of locks/mine.in: locks/mine, locks/mine-cuda and locks/mine-no-gpu "
+            "(in a checkout: make lock LOCK=locks/mine)"
         )
     return dict(sorted(locks.items()))
 
