@@ -12,7 +12,9 @@ SOAK ?= --minutes 60
 # $(call compiled,NAME,OPTIONS). A lock that stays the same keeps its time: what it locks is not built again.
 compiled = cp locks/$(1).txt .venv/new.txt && uv pip compile -q --generate-hashes --no-annotate --universal --python-version 3.11 \
   --custom-compile-command "make lock" locks/$(1).in $(2) -o .venv/new.txt && install -C -m 644 .venv/new.txt locks/$(1).txt
-CPU_LOCK = locks/cpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+# On a machine with a GPU: make venv-tf TF_LOCK=locks/cuda-3.11.txt
+TF_LOCK = locks/cpu-no-gpu-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])').txt
+TF_MADE = .venv/.tensorflow-$(notdir $(TF_LOCK))
 
 # Tests of real processes and hosts may be late where others keep the machine busy. What fails is run once more at the
 # end of its lane, and both outcomes are printed: one that passes then is a flake, to be looked into.
@@ -32,7 +34,7 @@ demo:  ## from nothing to a trained model on five hosts
 	@lab/demo
 
 venv: .venv/.control  ## the control machine's tools, from their lock
-venv-tf: .venv/.tensorflow  ## TensorFlow as well, for the training tests
+venv-tf: $(TF_MADE)  ## TensorFlow as well, for the training tests
 
 .venv/.control: locks/control.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("psfleet: the control machine needs Python 3.11 or newer, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.12" % sys.version_info[:2])'
@@ -44,9 +46,11 @@ venv-tf: .venv/.tensorflow  ## TensorFlow as well, for the training tests
 	.venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r $<
 	@touch $@
 
-.venv/.tensorflow: .venv/.control $(CPU_LOCK) locks/optuna.txt
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --require-hashes -r $(CPU_LOCK)
-	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --no-deps --require-hashes -r locks/optuna.txt
+# Both of TensorFlow's wheels bring the same files: the one that goes takes the other's along.
+$(TF_MADE): .venv/.control $(TF_LOCK) locks/optuna.txt
+	rm -f .venv/.tensorflow*
+	.venv/bin/uv pip uninstall --quiet --python .venv/bin/python tensorflow tensorflow-cpu
+	.venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --no-deps --require-hashes -r $(TF_LOCK) -r locks/optuna.txt
 	@touch $@
 
 packages:  # Debian packages of the lab machine, where they are missing
@@ -145,8 +149,8 @@ cloud: venv  ## the clouds' inventory plugins against stand-ins (adds locks/clou
 test-driver: venv packages  ## the NVIDIA driver's packages and its module's build, in a chroot (docs/gpu.md)
 	python -m pytest tests/gpu
 
-test-gpu:  ## what is read of a real GPU, on a machine that has one
-	python -m pytest tests/gpu/test_machine.py
+test-gpu:  ## what is read of a real GPU, on a machine that has one, and the table of GPUs beside TensorFlow's wheel
+	python -m pytest tests/gpu/test_machine.py tests/gpu/test_wheel.py
 
 test-security: venv  ## what a stranger reaches, with hosts in network namespaces; needs root (docs/security.md)
 	@$(PYTHON) -m lab packages --security
@@ -174,7 +178,7 @@ docs: .cache/docs/.made  ## the docs site as a static folder, .cache/site/html; 
 test-monitoring: venv-tf .cache/monitoring/.made  ## alerts and dashboard with promtool, and a watched training on this machine (docs/observing.md)
 	python -m pytest tests/monitoring
 
-lock: venv  ## resolve the hosts' locks, CPU and CUDA, and the control machine's (LOCK=locks/mine: your own)
+lock: venv  ## resolve the hosts' locks, with and without GPUs, and the control machine's (LOCK=locks/mine: your own)
 	python -m fleet.program lock $(LOCK)
 	$(call compiled,control,-c locks/cpu-3.11.txt)
 	$(call compiled,cloud,-c locks/control.txt)

@@ -50,6 +50,13 @@ def test_what_cudnn_runs_on_is_known_of_the_locks_version():
     assert versions == {read_table()["cudnn"]["version"]}, "another cuDNN: ask its support matrix for the oldest GPU"
 
 
+def test_what_tensorflow_runs_on_is_known_of_the_locks_version():
+    locks = sorted((ROOT / "locks").glob("cuda-*.txt"))
+    versions = {re.search(r"^tensorflow==(\d+\.\d+)\.", lock.read_text(), re.MULTILINE)[1] for lock in locks}
+    wheel = read_table()["tensorflow"]["version"]
+    assert versions == {wheel}, "another TensorFlow: make venv-tf TF_LOCK=locks/cuda-3.11.txt, then make test-gpu"
+
+
 def test_a_host_without_a_gpu_is_refused_by_name():
     problem = only()
     assert problem.startswith("host 'box' is in the group gpu and has no NVIDIA GPU")
