@@ -34,6 +34,8 @@ LONGEST_MESSAGE = 1 << 20
 IMPORTED_WITH = ("TF_", "GRPC_", "PYTHON", "LD_", "OPENBLAS_", "OMP_", "XLA_", "CUDA_")
 # CUDA is asked for devices by a process that uses one, which the parent never does.
 NOT_IMPORTED_WITH = ("TF_CONFIG", "PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+# Of Popen: Python 3.10 has no `process_group`.
+OWN_GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 PARENT = "@parent"  # in a command: the pid of the process that will be its parent
 
 
@@ -69,7 +71,7 @@ class ForkServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "trainer.process.fork_server", str(path), str(os.getpid())],
                 env=dict(environment),
-                process_group=0,  # Ctrl-C is for its client
+                **OWN_GROUP,  # Ctrl-C is for its client
             )
 
     def ready(self) -> bool:
@@ -192,7 +194,7 @@ def start_process(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        process_group=0,
+        **OWN_GROUP,
     )
 
 

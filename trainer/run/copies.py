@@ -312,7 +312,7 @@ def _copy_file(source: Path, target: Path) -> str:
     with source.open("rb") as file:  # which stays what it is, when another file gets its name
         found = os.fstat(file.fileno())
         same = _size(target) == found.st_size and target.stat().st_mtime_ns == found.st_mtime_ns
-        if same and (digest := hashlib.file_digest(file, "sha256").hexdigest()) == _digest(target):
+        if same and (digest := _digest_of(file)) == _digest(target):
             return digest
         make_directory(target.parent)
         partial = target.with_name(f".{target.name}.part")
@@ -344,9 +344,17 @@ def _whole_lines(file: BinaryIO, size: int) -> int:
 def _digest(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return _digest_of(file)
     except FileNotFoundError:
         return None
+
+
+def _digest_of(file: BinaryIO) -> str:
+    """Return what hashlib.file_digest does, which Python 3.10 has not."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def _size(path: Path) -> int | None:
