@@ -304,7 +304,7 @@ class ShortWay:
             "command": given["argv"],
             "directory": given["chdir"],
             "stdin": given["stdin"] if isinstance(given["stdin"], str) else json.dumps(given["stdin"]),
-            "environment": role.value("__release_check_environment"),
+            "environment": role.value("__release_proof_environment"),
         }
 
     def _refuse_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: Display) -> None:

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer.core.runtime import prepare_tensorflow
 from trainer.process.fork_server import ForkServer
 from trainer.process.server_library import import_server_library
 from trainer.run.directory import RunDirectory
+from trainer.run.proof_marks import BUILT, MARK, are_proven, marks_of
 from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
 from trainer.tasks.build_proof import PROVEN, build, go_first, run_build
 
@@ -56,15 +57,12 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     """Check what `options.part` names and print what was proven; returns the exit code, 78 for the user's error."""
     if options.build and options.part != "release":
         return run_build(building_command(options), find_forks(environment))
-    cluster = None
     try:
-        configs = [] if options.part == "release" else read_settings(options, environment)
-        for config in configs:
-            if environment.get("TF_CONFIG"):
-                cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
-                cluster.check_strategy(config.strategy)
-            if options.part == "run":
-                RunDirectory(config.shared_dir, config.run).read_claim(config)
+        configs, cluster = check_settings(options, environment)
+        marks = marks_of(configs, environment, Path.cwd())
+        if are_proven(marks, options.build_here, environment, Path.cwd()):
+            print(f"{PROVEN}release {Path.cwd().name}, before", flush=True)
+            return FINISHED
         prepare_tensorflow()
         if options.build_here:
             go_first()
@@ -80,12 +78,33 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     runs = ", ".join(config.run for config in configs)
     about += f", run {runs}" if options.part == "run" else ""
     print(f"{PROVEN}release {Path.cwd().name}{about}", flush=True)
+    _print_marks(marks)
     built, points = FINISHED, len(configs)
     if options.build_here:
         for number, (config, program) in enumerate(zip(configs, programs, strict=True), start=1):
             point = f"{config.run}, point {number} of {points}" if points > 1 else ""
             built = built or build(config, program, cluster, point)
+        if built == FINISHED:
+            _print_marks([f"{mark}{BUILT}" for mark in marks])
     return built
+
+
+def check_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[list[Config], Cluster | None]:
+    """Return the settings that a program is checked with, and the cluster that it is for; raises ConfigError."""
+    cluster = None
+    configs = [] if options.part == "release" else read_settings(options, environment)
+    for config in configs:
+        if environment.get("TF_CONFIG"):
+            cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+            cluster.check_strategy(config.strategy)
+        if options.part == "run":
+            RunDirectory(config.shared_dir, config.run).read_claim(config)
+    return configs, cluster
+
+
+def _print_marks(marks: Sequence[str]) -> None:
+    for mark in marks:
+        print(f"{MARK}{mark}", flush=True)
 
 
 def import_modules(part: str) -> None:

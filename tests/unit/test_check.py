@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 import trainer.check
+from fleet.places import ROLES
+from fleet.roles import Role
+from fleet.site.inventory import load_inventory
 from tests.unit.programs import PROGRAMS
 from trainer.__main__ import main
 from trainer.core.config import Config
@@ -136,3 +143,130 @@ def test_a_cluster_that_the_strategy_cannot_use_is_refused(shared: Path, monkeyp
     cluster = {"chief": ["h:1"], "worker": ["w:1"]}
     environment = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}})}
     assert main(["check", "program", "--settings", "-"], environment) == USER_ERROR
+
+
+@pytest.fixture
+def release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A release's directory, in which the check works."""
+    place = tmp_path / "releases" / "abc"
+    place.mkdir(parents=True)
+    (place / "slow.py").write_text("a")
+    digest = hashlib.sha256(b"a").hexdigest()
+    (place / "SHA256SUMS").write_text(f"# psfleet release abc\n{digest}  slow.py\n")
+    (place / "env").symlink_to("../../envs/cpu-1")
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def prove(
+    shared: Path, release: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """Check as the role does; what is said is returned, and marks are kept."""
+    monkeypatch.setattr(trainer.check, "build", lambda *_: FINISHED)
+    monkeypatch.setattr(trainer.check, "go_first", lambda: None)
+
+    def prove(*arguments: str, start: bool = False, env: Mapping[str, str] | None = None, **settings: object) -> str:
+        given = {"program": "checked_program:Good", "shared_dir": str(shared), **settings}
+        monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(given)))
+        known = {} if start else {"TRAINER_PROVEN": str(shared / "proven")}
+        environment = {"TRAINER_PROOF": "sandbox", **known, **(env or {})}
+        assert main(["check", *arguments, "--settings", "-"], environment) == FINISHED
+        said = capsys.readouterr().out
+        with (shared / "proven").open("a") as kept:
+            kept.writelines(f"{line.removeprefix('mark: ')}\n" for line in said.splitlines() if "mark: " in line)
+        return said
+
+    return prove
+
+
+STARTED = ("run", "--build-here", "--selection", '{"run": "digits-2"}')
+
+
+def test_what_a_start_has_proven_is_not_proven_again_with_equal_settings(
+    shared: Path, release: Path, prove: Callable[..., str]
+) -> None:
+    again = "proven: release abc, before\n"
+    assert prove("program") != again
+    assert prove("program") == again
+    assert again not in prove(*STARTED, start=True)
+    assert again not in prove(*STARTED, start=True)  # a start proves each time
+    (shared / "selection.json").write_text('{"run": "digits-2"}')
+    assert prove("program") == prove("run") == prove("run", "--build-here") == again
+    RunDirectory(shared, "digits-2").claim(Config(program="checked_program:Good", run="digits-2"))
+    assert prove("run") == again  # as it has begun
+    assert prove("program", steps=7) != again
+    assert prove("program", env={"TRAINER_PROOF": "another sandbox"}) != again
+    (shared / "selection.json").write_text('{"run": "rated", "program": "checked_program:Rated"}')
+    assert prove("run") != again
+    assert prove("run") == again
+    assert prove("run", "--build-here") != again  # nobody has built it
+
+
+def test_a_mark_counts_only_for_the_files_that_were_proven(
+    shared: Path, release: Path, prove: Callable[..., str]
+) -> None:
+    again = "proven: release abc, before\n"
+    prove("program")
+    assert prove("program") == again
+    (release / "slow.py").write_text("b")
+    assert prove("program") != again
+    (release / "slow.py").unlink()
+    assert prove("program") != again
+    (release / "slow.py").write_text("a")
+    assert prove("program") == again
+    (release / "env").unlink()
+    (release / "env").symlink_to("../../envs/cpu-2")
+    assert prove("program") != again
+
+
+def test_a_proof_that_reads_secrets_leaves_no_mark(prove: Callable[..., str], tmp_path: Path) -> None:
+    for _ in range(2):
+        said = prove("program", env={"CREDENTIALS_DIRECTORY": str(tmp_path)})
+        assert said == "proven: release abc, program checked_program:Good\n"
+
+
+def test_a_sweep_is_proven_where_one_of_its_points_was_not(
+    shared: Path, release: Path, prove: Callable[..., str]
+) -> None:
+    def rates(*values: int) -> str:
+        points = [{"rate": value} for value in values]
+        selection = {"run": "r", "program": "checked_program:Rated", "sweep": {"name": "rates", "attempt": 1}}
+        return json.dumps({**selection, "sweep": {**selection["sweep"], "points": points}})  # type: ignore[dict-item]
+
+    prove("run", "--selection", rates(1, 2), start=True)
+    assert prove("run", "--selection", rates(2, 1)) == "proven: release abc, before\n"
+    assert "before" not in prove("run", "--selection", rates(1, 2, 3))
+
+
+def test_the_role_and_a_start_keep_the_same_marks() -> None:
+    inventory = load_inventory("inventory/gpu-example")
+    host = inventory.chief.host
+
+    def role(**more: object) -> Role:
+        return Role(
+            inventory, host, "release", "release.yml", "prove", psfleet_release="abc",
+            __release_now={"stdout_lines": []}, __release_running=False, **more,
+        )  # fmt: skip
+
+    site, start = role(), role(fab_shipment={"release": "abc", "selection": {"run": "r"}, "untried": True})
+    ours, theirs = (each.value("__release_proof_environment") for each in (site, start))
+    assert ours == {**theirs, "TRAINER_PROVEN": "/opt/trainer/proven"}
+    assert [each.arguments("prove", "ansible.builtin.command")["argv"][:4] for each in (site, start)] == [
+        ["sh", "-c", site.value("__release_keep_marks"), "sh"]
+    ] * 2
+
+
+@pytest.mark.parametrize(("code", "kept"), [(0, ["one", "one built", "old"]), (1, ["old"])])
+def test_marks_are_kept_of_what_proved_right(tmp_path: Path, code: int, kept: list[str]) -> None:
+    place = tmp_path / "proven"
+    place.write_text("old\n")
+    variables = yaml.safe_load((ROLES / "release/vars/main.yml").read_text())
+    script = variables["__release_keep_marks"].replace("/opt/trainer/proven", str(place))
+    proof = f"cat; echo 'proven: x'; echo 'mark: one'; echo 'mark: one built'; echo 'error: y' >&2; exit {code}"
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", "sh", "-c", proof], input="given\n", capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, "error: y\n")
+    assert done.stdout == "given\nproven: x\nmark: one\nmark: one built\n"
+    assert place.read_text().splitlines() == kept
