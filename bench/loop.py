@@ -43,6 +43,7 @@ STEPS = 10_000_000
 # What a host says of itself that firewall_facts asks for.
 FACTS = {
     "nft": "/usr/sbin/nft",
+    "unread": False,
     "first": False,
     "ssh_ports": [22],
     "login_uid": 1000,

@@ -198,6 +198,7 @@ class Role(Tasks):
     ) -> None:
         from ansible.parsing.dataloader import DataLoader
 
+        _compile_once()
         place = ROLES / name
         super().__init__(place, self._render)
         self._loader = DataLoader()
@@ -229,6 +230,33 @@ class Role(Tasks):
         from ansible.template import Templar
 
         return Templar(loader=self._loader, variables={**self._variables, **more}).template(value, **options)
+
+
+# What else a template's code depends on.
+_SYNTAX = (
+    *("block_start_string", "block_end_string", "variable_start_string", "variable_end_string"),
+    *("comment_start_string", "comment_end_string", "line_statement_prefix", "line_comment_prefix"),
+    *("trim_blocks", "lstrip_blocks", "newline_sequence", "keep_trailing_newline"),
+)
+
+
+@cache
+def _compile_once() -> None:
+    """Have Jinja keep the code of each text in this process: Ansible compiles it for each host, and at each use."""
+    from jinja2 import Environment
+
+    compile_text: Any = Environment.compile
+    known: dict[Any, Any] = {}
+
+    def compile_new(environment: Environment, source: Any, *more: Any, **options: Any) -> Any:
+        if not isinstance(source, str) or more or options:
+            return compile_text(environment, source, *more, **options)
+        key = (type(environment), str(source), *(getattr(environment, name) for name in _SYNTAX))
+        if key not in known:
+            known[key] = compile_text(environment, source)
+        return known[key]
+
+    Environment.compile = compile_new  # type: ignore[assignment, method-assign]
 
 
 _CALLS = ("ansible.builtin.import_role", "ansible.builtin.include_role")
