@@ -14,6 +14,7 @@ from trainer import testing
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
+from trainer.training.dynamic.pieces import pieces_of
 from trainer.training.one_update import gather
 from trainer.training.staleness import Staleness
 from trainer.training.steps.ahead import CopyAhead
@@ -146,7 +147,6 @@ def test_a_step_that_cannot_read_ahead_is_refused() -> None:
     ("settings", "expected"),
     [
         ({"strategy": "mirrored"}, "strategy mirrored"),
-        ({"dynamic_tables": {"items": {"capacity": 100}}}, "dynamic_tables may add rows"),
         ({"input_sharding": "dynamic", "input_new_files_seconds": 5.0}, "input_new_files_seconds"),
     ],
 )
@@ -206,5 +206,102 @@ def test_two_workers_train_right_numbers_and_lose_no_update(tmp_path: Path) -> N
     np.testing.assert_array_equal(table[:12], np.exp2(-halvings)[:, np.newaxis] * np.ones(8))
     assert np.array_equal(halvings, np.round(halvings))
     assert halvings.sum() == 2 * 120
+    assert np.ptp(halvings[:6]) <= 1
+    assert np.ptp(halvings[6:]) <= 1
+
+
+class ByKey:
+    """A table of ones, of which a batch names some rows twice, and each row comes again in one of the next batches."""
+
+    def build_model(self) -> Any:
+        ids = tf.keras.Input([4], dtype="int64")
+        rows = tf.keras.layers.Embedding(40, 8, name="items", embeddings_initializer="ones")(ids)
+        model = tf.keras.Model(ids, tf.reduce_sum(rows * tf.reduce_sum(rows, 1, keepdims=True), [1, 2]))
+        model.compile(tf.keras.optimizers.Adagrad(0.1), loss=lambda _, found: found)
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        ids = np.random.default_rng(1).integers(40, size=(50, 2, 4))
+        return tf.data.Dataset.from_tensor_slices((ids, np.zeros([50, 2], np.float32))).repeat()
+
+    eval_dataset = train_dataset
+
+
+def test_rows_by_key_are_trained_as_those_of_a_fixed_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.training.steps.remote.ROUND_OPERATIONS", 1_000_000)  # the same rounds for both
+
+    def train(name: str, **settings: Any) -> Any:
+        more = {"evaluation": "none", "export": False, "steps_per_execution": 17, "partitioner_min_bytes": 64}
+        result = testing.train(ByKey(), 60, workers=1, ps=2, directory=tmp_path / name, **more, **settings)
+        return str(result.directory / "checkpoints" / "ckpt-60")
+
+    dynamic = {"dynamic_tables": {"items": {"capacity": 100}}}
+    ahead, in_turn = (rows_by_key(train(f"dynamic-{ahead}", weights_ahead=ahead, **dynamic)) for ahead in (True, False))
+    reader = tf.train.load_checkpoint(train("fixed", weights_ahead=True))
+    [fixed] = [
+        reader.get_tensor(name)
+        for name, shape in reader.get_variable_to_shape_map().items()
+        if shape == [40, 8] and "optimizer" not in name
+    ]
+    assert sorted(ahead) == sorted(in_turn) == list(range(40))
+    np.testing.assert_array_equal([ahead[key] for key in range(40)], fixed)
+    assert any((ahead[key] != in_turn[key]).any() for key in range(40))
+
+
+def rows_by_key(prefix: str, name: str = "items") -> dict[int, np.ndarray]:
+    """Return the rows of a dynamic table in a checkpoint."""
+    readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(prefix, name)]
+    return {
+        int(key): row
+        for reader in readers
+        for key, row in zip(reader.get_tensor("keys"), reader.get_tensor("values"), strict=True)
+    }
+
+
+class HalvedByKey(Halved):
+    """The same with a dynamic table, which a step looks up twice, and with new keys in each batch."""
+
+    def build_model(self) -> Any:
+        model = TableByKey()
+        model.compile(tf.keras.optimizers.SGD(0.25))
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        def with_new(number: Any, known: Any) -> Any:
+            new = 1000 + 4 * number + 2 * tf.cast(context.input_pipeline_id, tf.int64)
+            return tf.concat([known, [new, new + 1]], 0)
+
+        return super().train_dataset(context).enumerate().map(with_new)
+
+
+class TableByKey(Table):
+    def __init__(self) -> None:
+        tf.keras.Model.__init__(self)
+        self.items = tf.keras.layers.Embedding(13, 8, name="items", embeddings_initializer="ones")
+
+    def call(self, ids: Any) -> Any:
+        return self.items(ids)
+
+
+def test_two_workers_train_right_numbers_by_key_and_each_new_key_once(tmp_path: Path) -> None:
+    result = testing.train(
+        HalvedByKey(),
+        steps=120,
+        ps=2,
+        directory=tmp_path,
+        weights_ahead=True,
+        steps_per_execution=17,
+        evaluation="none",
+        export=False,
+        dynamic_tables={"items": {"capacity": 1000}},
+    )
+    rows = rows_by_key(str(result.directory / "checkpoints" / f"ckpt-{result.step}"))
+    np.testing.assert_array_equal(rows.pop(12), [1.0 - 120] * 8)
+    known, new = ({key: row for key, row in rows.items() if (key < 12) == which} for which in (True, False))
+    np.testing.assert_array_equal(list(new.values()), np.full([2 * 120, 8], 0.5))
+    halvings = np.array([-np.log2(known[key]) for key in range(12)])
+    np.testing.assert_array_equal(halvings, np.round(halvings))
+    assert np.ptp(halvings, 1).max() == 0
+    assert halvings[:, 0].sum() == 2 * 120
     assert np.ptp(halvings[:6]) <= 1
     assert np.ptp(halvings[6:]) <= 1

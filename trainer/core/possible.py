@@ -145,11 +145,6 @@ def _ahead(config: Config) -> str | None:
         return None
     if problem := _without_servers(config, "weights_ahead", "weights"):
         return problem
-    if config.dynamic_tables:
-        return (
-            "weights_ahead: a lookup in dynamic_tables may add rows, which must wait for its step: leave weights_ahead "
-            "out"
-        )
     if config.input_new_files_seconds:
         return (
             "weights_ahead: with input_new_files_seconds a worker does not know whether a step follows: leave one of "

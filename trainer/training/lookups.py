@@ -20,6 +20,7 @@ from trainer.training.precision import CastShards
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
 SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
+GIVING = "gives_rows"  # in the names of all that finds these, and has keys get rows
 Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
 _asking_once = [False]
 _noted: list[tuple[Any, dict[str, list[Asked]]]] = []  # of each graph what was asked of each table

@@ -19,7 +19,7 @@ from trainer.training.atomic_updates import give_back, locks_of
 from trainer.training.dynamic.arrays import Array, Index, parts_of
 from trainer.training.dynamic.hashing import FirstValues
 from trainer.training.dynamic.sketch import Sketch
-from trainer.training.lookups import GIVEN
+from trainer.training.lookups import GIVEN, GIVING
 from trainer.training.tf_internals.graphs import APART
 
 # What a key without a row reads, and where what is dropped is written; nobody reads that.
@@ -121,7 +121,7 @@ class Shard:
 
     def given_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
-        with tf.name_scope(APART):
+        with tf.name_scope(APART), tf.name_scope(GIVING):
             own = self.apart()
             found = own.index.find(keys)
             lacking = tf.where(found < 0)

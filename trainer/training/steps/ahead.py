@@ -1,9 +1,9 @@
 """A round whose steps read their weights before the step before has ended: they travel while it computes.
 
-A copy of a step is made in two parts. The first one takes the batch, looks up rows and reads other weights; the second
-one does the rest. tf.function has what changes a variable wait for the reads that were traced before it, and holds up
-those that come later. So the first part of each step is traced before the second part of the one before: what it reads
-lacks that one's update (docs/decisions/0245).
+A copy of a step is made in two parts. The first one takes the batch, looks up rows and reads other weights. Keys of
+dynamic tables get their rows there, too. The second one does the rest. tf.function has what changes a variable wait for
+the reads that were traced before it, and holds up those that come later. So the first part of each step is traced
+before the second part of the one before: what it reads lacks that one's update (docs/decisions/0245).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tensorflow as tf
 from trainer.core.contracts import Graph, Operation, Tensor, Traced
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import MUTEX_OPERATIONS, WRITING, in_turn, sources
+from trainer.training.lookups import GIVING, lookups_of
 from trainer.training.metrics import READING
 from trainer.training.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
@@ -57,15 +58,15 @@ class CopyAhead(StepCopy):
                 "weights_ahead: train_step has a loop, a condition or another function, or is too large to be copied, "
                 "so that each step waits for the whole one before it: leave weights_ahead out"
             )
-        self._reads, began = early_reads(step.graph)
+        self._reads, began, giving = early_reads(step.graph)
         if not self._reads:
             raise UserError(
                 "weights_ahead: train_step reads no weights that an optimizer trains before it changes something: "
                 "leave weights_ahead out"
             )
         self._given = {one.op.name for one in step.inputs}
-        self._first = with_sources(step.graph, self._reads, self._given)
-        self._first_counting = with_sources(step.graph, [*self._reads, *began], self._given)
+        self._first = with_sources(step.graph, [*self._reads, *giving], self._given)
+        self._first_counting = with_sources(step.graph, [*self._reads, *giving, *began], self._given)
 
     def make_round(self, arguments: object, steps: int) -> list[tf.Tensor]:
         """Copy so many steps, two at least; returns what the last one gives, flat.
@@ -85,6 +86,8 @@ class CopyAhead(StepCopy):
         chosen = sorted(names)
         part = part_of(self._source(weight), names | self._given)
         made = tf.graph_util.import_graph_def(part, inputs, chosen, name="ahead")
+        graph = tf.compat.v1.get_default_graph()
+        self._last[graph] = in_turn(made, self._last.get(graph, {}))
         return Begun(inputs, dict(zip(chosen, made, strict=True)), weight)
 
     def _finish(self, begun: Begun, reads: Sequence[Operation]) -> list[tf.Tensor]:
@@ -94,6 +97,7 @@ class CopyAhead(StepCopy):
         for node in rest.node:
             if node.op == "Const" and SCOPE in node.name and node.name.endswith(WEIGHT):
                 node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(begun.weight, tf.int64))
+        wait_for_none(rest, {f"^{name}" for name, one in begun.made.items() if not one.outputs})
         wanted = [one.name for one in self._step.outputs if one.op.name not in begun.made]
         before = len(graph.get_operations())
         given = {**begun.inputs, **given_by(begun.made, rest)}
@@ -110,28 +114,34 @@ class CopyAhead(StepCopy):
         return self._graph if weight else self._without_counts
 
 
-def early_reads(graph: Graph) -> tuple[list[str], list[str]]:
+def early_reads(graph: Graph) -> tuple[list[str], list[str], list[str]]:
     """Return the names of what reads trained variables, and needs nothing of a step but its batch and such reads.
 
-    The second list has what reads the optimizer's count for the staleness, if it can be read as early.
+    The second list has what reads the optimizer's count for the staleness, if it can be read as early, and the third
+    one what gives rows of dynamic tables to keys.
     """
     handles, trained = handles_of(graph), {id(one.handle) for one in graph.trainable_variables}
+    gathers = [one for one in graph.get_operations() if one.type == "ResourceGather" and lookups_of(one.inputs[1])]
+    trained |= {id(handles.get(id(one.inputs[0]))) for one in gathers}
     trained -= {id(handles[id(inner)]) for _, inner in graph.captures if is_overwritten(inner)}
     operations = {one.name: one for one in graph.get_operations()}
     waits = {name: [one.name for one in sources(operation)] for name, operation in operations.items()}
     early: dict[str, bool] = {}
-    weights, began = [], []
+    weights, began, giving = [], [], []
     for name in graphlib.TopologicalSorter(waits).static_order():
         operation = operations[name]
         is_read = operation.type in READS and id(handles.get(id(operation.inputs[0]))) in trained
         counts = operation.type in READS and BEGAN in name
         may_be = is_read or counts or operation.type in BEFORE or not is_stateful(operation)
-        early[name] = may_be and bool(operation.outputs) and all(early[one] for one in waits[name])
+        gives = GIVING in name  # it uses mutexes of its own, and no update waits for it
+        early[name] = (gives or (may_be and bool(operation.outputs))) and all(early[one] for one in waits[name])
         if early[name] and counts:
             began.append(name)
         elif early[name] and is_read:
             weights.append(name)
-    return weights, began
+        elif early[name] and gives:
+            giving.append(name)
+    return weights, began, giving
 
 
 def is_overwritten(handle: Tensor) -> bool:
@@ -167,6 +177,14 @@ def part_of(graph: Any, names: Collection[str]) -> Any:
             if not all(each in names for each in others):
                 del one.attr["_class"]
     return part
+
+
+def wait_for_none(part: Any, writes: Collection[str]) -> None:
+    """Have nothing wait for these writes of a first part: only a step's end does, and tf.function has them run."""
+    for node in part.node:
+        inputs = [each for each in node.input if each not in writes]
+        del node.input[:]
+        node.input.extend(inputs)
 
 
 def given_by(made: Mapping[str, Operation], part: Any) -> dict[str, Tensor]:
