@@ -320,4 +320,4 @@ class Shard:
 
 def is_since(last: Tensor, clock: Tensor) -> Tensor:
     """Return which rows were last trained when the clock was so, or later; 32 bits of their last steps are kept."""
-    return tf.math.floormod(tf.cast(last, tf.int64) - clock, 2**32) < 2**31
+    return tf.bitcast(last, tf.uint32) - tf.cast(clock, tf.uint32) < tf.constant(2**31, tf.uint32)
