@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -866,6 +866,49 @@ def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Pa
     other.restore(str(tmp_path / "ckpt-1"))
     assert rows_with(0) == rows
     assert (rows_with(6000) > rows) == (servers == 9)  # fewer give none beyond their capacity
+
+
+def test_rows_of_a_lost_ps_alone_are_read_where_all_others_are_left(tmp_path: Path) -> None:
+    def on(left: Any = None, lacking: Sequence[int] = ()) -> tuple[DynamicTables, Any]:
+        settings = {"items": TableSettings(capacity=1000)}
+        tables = DynamicTables(settings, [CPU] * 2, lazy=False, left=left, lacking=lacking)
+        layer = tf.keras.layers.Embedding(10, WIDTH, name="items")
+        with tables.of_layers():
+            layer.build([None, 1])
+        tables.bind([two.SGD(0.1)], own_step=False)
+        tables.prepare_saves(None)
+        return tables, layer
+
+    def rows(tables: DynamicTables) -> list[int]:
+        return [int(one[ROWS]) for one in tables.numbers()]
+
+    def lose(server: int) -> None:
+        shard = first.tables["items"].shards[server]
+        for one in (*shard.kept.values(), shard.free, shard.numbers, shard.clock, shard.index):
+            one.destroy()
+
+    prefix, found = str(tmp_path / "ckpt-1"), []
+    first, layer = on()
+    for keys in (100, 300):
+        with giving_rows():
+            tf.function(layer, autograph=False)(tf.range(keys, dtype=tf.int64))
+        found.append(rows(first))
+        if keys == 100:
+            first.save(prefix)
+    saved, now = found
+    first.keep()
+    lose(1)
+    second, _ = on(first.record, [1])
+    assert second.are_left
+    second.restore(prefix)
+    assert rows(second) == [now[0], saved[1]]
+    second.begin()
+    second.restore(prefix)
+    assert rows(second) == saved
+    second.keep()
+    lose(0)
+    third, _ = on(first.record, [1])
+    assert not third.are_left
 
 
 def test_many_tables_are_made_without_a_warning_of_repeated_traces(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,6 +17,7 @@ from processes import PROGRAMS, Process, Runs, kill, until
 from trainer import testing
 from trainer.core.config import ConfigError
 from trainer.core.failures import UserError
+from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.status import describe, read_status
 from trainer.telemetry.tally import Tally
@@ -274,6 +275,70 @@ def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: R
     assert in_all <= keys_a_step * (step + 3 * steps_a_call * (deaths + 1))
     assert any(increments) == bool(incremental_saves)
     print(f"{deaths} deaths, {step:,} steps, {len(keys):,} keys, {in_all:,} updates of rows")
+
+
+@pytest.mark.parametrize("incremental_saves", [3, pytest.param(0, marks=pytest.mark.matrix)])
+def test_only_the_rows_of_a_lost_ps_go_back_where_that_is_asked_for(
+    programs: Any, runs: Runs, incremental_saves: int
+) -> None:
+    run = f"lost-rows-{incremental_saves}"
+    directory, catalogue = RunDirectory(runs.shared, run), RunDirectory(runs.shared, run).catalogue
+    tables = {"items": {"capacity": 5_000_000, "incremental_saves": incremental_saves}}
+    # With fewer workers the data would be divided again.
+    more = ("--ps-recovery", "lost", "--input-position", "exact", "--checkpoint-steps", "1000", "--elastic", "false")
+    process = runs.local("keys:Counted", run, 1_000_000, "--dynamic-tables", json.dumps(tables), *OPTIONS[2:], *more)
+    process.search(r"saved \S+/ckpt-\d+ in[\s\S]*" * (1 + bool(incremental_saves)))
+    saved = catalogue.steps()[-1]
+    until(lambda: (read_status(directory).step or 0) > saved + 200, "steps", say=lambda: process.output)
+    kill(process.pids("ps-1")[0])
+    process.search(r"only what lost ps had[\s\S]* steps/s")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 143, process.output
+    events = map(json.loads, directory.event_log.read_text().splitlines())
+    (message,) = [event["message"] for event in events if event["event"] == "attached"]
+    old, end = int(message.removeprefix("step ").split("; ps-1 of step ")[1]), catalogue.steps()[-1]
+    assert (max(number for _, _, number, _ in pieces_of(catalogue.prefix(old), "items")) > 0) == bool(incremental_saves)
+    (_, before), (kept, back) = (times_trained(programs, catalogue.prefix(each)) for each in (old, end))
+    position = Manifest.read(catalogue.manifest(end)).input["parts"]  # type: ignore
+    for worker, (_, taken) in enumerate(position):
+        assert sorted(kept[worker]) == list(range(taken // programs.BATCH))
+        gone = sorted(kept[worker].keys() - back[worker].keys())
+        assert gone == list(range(gone[0], gone[-1] + 1))
+        assert before[worker] == {batch: times for batch, times in back[worker].items() if batch < gone[0]}
+
+
+def times_trained(programs: Any, prefix: str) -> list[list[dict[int, int]]]:
+    """Return for each ps, and each worker, how often a checkpoint's rows have been trained by each of its batches.
+
+    That is what a batch's own keys say. Raises AssertionError where any row has another sum of updates than the batches
+    of its key add up to, or a ps another number of steps.
+    """
+    found, own = [], programs.GROUPS * programs.OF_A_GROUP
+    for server in range(2):
+        readers = [
+            tf.train.load_checkpoint(path) for number, *_, path in pieces_of(prefix, "items") if number == server
+        ]
+        keys, values, usage = (
+            np.concatenate([reader.get_tensor(part) for reader in readers]) for part in ("keys", "values", "told")
+        )
+        keys, newest = np.unique(keys, return_index=True)
+        values, times = values[newest], usage[newest, 0]
+        np.testing.assert_array_equal(values, np.repeat(-times[:, np.newaxis] / programs.BATCH, values.shape[1], 1))
+        keys, times = keys[times > 0], times[times > 0]  # a call in flight may have asked for a row
+        batches, firsts, counts = np.unique(
+            (keys[keys >= own] - own) // programs.OF_A_BATCH, return_index=True, return_counts=True
+        )
+        by_batch = times[keys >= own][firsts]
+        assert set(counts) == {programs.NEW // 2}
+        np.testing.assert_array_equal(times[keys >= own], np.repeat(by_batch, counts))
+        of_group = np.bincount(batches // 2 % programs.GROUPS, by_batch, programs.GROUPS)
+        np.testing.assert_array_equal(times[keys < own], of_group[keys[keys < own] // programs.OF_A_GROUP])
+        assert by_batch.sum() == max(reader.get_tensor("clock")[0] for reader in readers)
+        of_worker = [batches % 2 == worker for worker in range(2)]
+        found.append(
+            [dict(zip((batches[each] // 2).tolist(), by_batch[each].tolist(), strict=True)) for each in of_worker]
+        )
+    return found
 
 
 def kill_and_go_on(process: Process, worker: str, reached: Callable[[], int], steps: int) -> None:

@@ -156,11 +156,7 @@ def _ahead(config: Config) -> str | None:
 def _ps_recovery(config: Config) -> str | None:
     if config.ps_recovery == "all":
         return None
-    if problem := _without_servers(config, "ps_recovery", "variables"):
-        return problem
-    if config.dynamic_tables:
-        return "ps_recovery: lost keeps no rows of dynamic_tables, expected all: leave ps_recovery out"
-    return None
+    return _without_servers(config, "ps_recovery", "variables")
 
 
 def _tables(config: Config) -> str | None:

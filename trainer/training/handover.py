@@ -134,7 +134,7 @@ class Handover:
         if not self.left:
             return False
         try:
-            if tables is not None and (self.lacking or not tables.are_left):
+            if tables is not None and not tables.are_left:
                 raise NotCarried("the dynamic tables are others")
             self._take(carry(model, step), at_least, copy)
         except NotCarried as why:

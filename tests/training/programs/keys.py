@@ -4,7 +4,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
+from trainer.training.dynamic.hashing import owner_of
+
 BATCH, IDS, KNOWN, STRIDE, NEW = 64, 8, 2_000, 1_000_003, 64
+GROUPS, OF_A_GROUP, OF_A_BATCH = 8, 1024, 128  # batches, and keys
 
 
 class Keys:
@@ -190,3 +193,24 @@ class Bags(Told):
         ids = tf.ragged.constant([[7, 7, 3], [], [5], [0, 7]], tf.int64)
         given = ids.to_sparse() if self.kind == "sparse" else ids
         return tf.data.Dataset.from_tensors((given, tf.zeros([4]))).repeat()
+
+
+class Counted(Told):
+    """The same, where a batch follows from its number, and has as many keys on each of two ps.
+
+    NEW keys are the batch's own. All others come again with each of GROUPS batches.
+    """
+
+    def train_dataset(self, context):
+        def chosen(begin, most):
+            keys = begin + tf.range(4 * most, dtype=tf.int64)  # many more than are needed
+            owners = owner_of(keys, 2)
+            return [tf.boolean_mask(keys, owners == server)[:most] for server in range(2)]
+
+        def batch(number):
+            known = chosen(number % GROUPS * OF_A_GROUP, (BATCH * IDS - NEW) // 2)
+            new = chosen(GROUPS * OF_A_GROUP + (2 * number + context.input_pipeline_id) * OF_A_BATCH, NEW // 2)
+            return tf.reshape(tf.concat([*known, *new], 0), [BATCH, IDS]), tf.zeros([BATCH])
+
+        dataset = tf.data.Dataset.range(2**40).map(batch)
+        return dataset.apply(testing.sleep(1000 * self.pause_ms))

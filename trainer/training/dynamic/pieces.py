@@ -53,7 +53,7 @@ class Saved:
 
 
 class Pieces:
-    """Saves and restores one table. Everything is traced once: what is traced again stays on every ps."""
+    """Saves and restores one table. A save is traced once: what is traced again stays on every ps."""
 
     def __init__(
         self, table: Table, mutexes: Sequence[str], io_device: str | None = None, incremental_saves: int = 0
@@ -75,8 +75,6 @@ class Pieces:
             )
             for take in (Shard.piece, Shard.last_piece)
         )
-        texts = tf.TensorSpec([len(table.shards)], tf.string)
-        self._read = tf.function(self._read_piece, autograph=False).get_concrete_function(texts)
 
     @property
     def _kept(self) -> dict[str, Array]:
@@ -145,22 +143,27 @@ class Pieces:
             return False
         return True
 
-    def restore(self, prefix: str) -> None:
-        """Read the rows beside the checkpoint of this name; raises ValueError where they don't fit."""
+    def restore(self, prefix: str, servers: Sequence[int] | None = None) -> None:
+        """Read the rows beside the checkpoint of this name, on these ps or all; raises ValueError for a misfit."""
         self._before = None
+        count = len(self._table.shards)
+        servers = range(count) if servers is None else servers
         found = all_pieces_of(prefix, self._table.name)
         self._check(found[0][-1])
-        servers = len(self._table.shards)
-        if found[0][1] == servers:  # each ps reads what it wrote
+        if found[0][1] == count:  # each ps reads what it wrote
             by_piece: dict[int, list[str]] = {}
-            for _, _, piece, path in found:
-                by_piece.setdefault(piece, []).append(path)
+            for server, _, piece, path in found:
+                if server in servers:
+                    by_piece.setdefault(piece, []).append(path)
             reads = list(by_piece.values())
         else:
-            reads = [[path] * servers for *_, path in found]
+            reads = [[path] * len(servers) for *_, path in found]
+        read = tf.function(partial(self._read_piece, servers), autograph=False).get_concrete_function(
+            tf.TensorSpec([len(servers)], tf.string)
+        )
         for paths in reads:
-            self._read(tf.constant(paths)).numpy()
-        if (refused := int(self._ends().numpy()[:, REFUSED].sum())) > 0:
+            read(tf.constant(paths)).numpy()
+        if (refused := int(self._ends().numpy()[list(servers), REFUSED].sum())) > 0:
             raise ValueError(
                 f"it has {refused:,} rows more of the dynamic table {self._table.name} than the ps have room for: set "
                 "a larger capacity in dynamic_tables"
@@ -205,14 +208,15 @@ class Pieces:
         with tf.control_dependencies(written):
             return tf.reduce_sum(sizes), tf.stack(clocks)  # which wait, as add_n of one would not
 
-    def _read_piece(self, paths: Tensor) -> Tensor:
+    def _read_piece(self, servers: Sequence[int], paths: Tensor) -> Tensor:
         table, kept, taken = self._table, self._kept, []
         names = sorted([*kept, CLOCK])
         dtypes = [tf.int64 if name == CLOCK else kept[name].dtype for name in names]
-        for number, (shard, device) in enumerate(zip(table.shards, table.devices, strict=True)):
+        for place, number in enumerate(servers):
+            shard, device = table.shards[number], table.devices[number]
             with tf.device(self._io_device or device):
                 values = tf.raw_ops.RestoreV2(
-                    prefix=paths[number], tensor_names=names, shape_and_slices=[""] * len(names), dtypes=dtypes
+                    prefix=paths[place], tensor_names=names, shape_and_slices=[""] * len(names), dtypes=dtypes
                 )
             restored = dict(zip(names, values, strict=True))
             with tf.device(device):

@@ -7,7 +7,7 @@ import logging
 import math
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,9 @@ class TablesLeft(Protocol):
     @property
     def tables_left(self) -> Any: ...
 
+    @property
+    def lacking(self) -> Collection[int]: ...
+
     def announce(self, tables: DynamicTables) -> None: ...
 
 
@@ -48,15 +51,25 @@ class DynamicTables:
     """Makes the tables when their layers are built, and has them trained, saved, restored and handed over."""
 
     def __init__(
-        self, settings: Mapping[str, TableSettings], devices: Sequence[str], *, lazy: bool, left: Any = None
+        self,
+        settings: Mapping[str, TableSettings],
+        devices: Sequence[str],
+        *,
+        lazy: bool,
+        left: Any = None,
+        lacking: Collection[int] = (),
     ) -> None:
-        """`devices` are those of the ps, and `left` is the record of what an earlier coordinator left there."""
+        """`devices` are those of the ps, and `left` is the record of what an earlier coordinator left there.
+
+        Nothing of that is on the ps that are `lacking`.
+        """
         self._settings, self._devices, self._lazy = settings, list(devices), lazy
         self._look = {
             name: [each.capacity, len(devices), parts_of(share_of(each.capacity, len(devices)))]
             for name, each in settings.items()
         }
         self._left = left if left is not None and left.get("look") == self._look else None
+        self._lacking = sorted(lacking)
         self.id: str = self._left["id"] if self._left else uuid.uuid4().hex
         """By which the resources on the ps are found."""
         self.tables: dict[str, Table] = {}
@@ -81,8 +94,9 @@ class DynamicTables:
         if not config.dynamic_tables:
             return None
         devices = [f"/job:ps/replica:0/task:{server}/device:CPU:0" for server in range(ps_of(strategy))]
-        left = handover.tables_left if handover is not None else None
-        tables = cls(tables_of(config.dynamic_tables), devices, lazy=config.lazy_optimizers, left=left)
+        left, lacking = (handover.tables_left, handover.lacking) if handover is not None else (None, ())
+        settings = tables_of(config.dynamic_tables)
+        tables = cls(settings, devices, lazy=config.lazy_optimizers, left=left, lacking=lacking)
         if handover is not None:
             handover.announce(tables)
             tables.keep()
@@ -100,7 +114,7 @@ class DynamicTables:
 
     @property
     def are_left(self) -> bool:
-        """Whether all of them are those that an earlier coordinator has left."""
+        """Whether all of them are those that an earlier coordinator has left, but for what is `lacking`."""
         return self._left is not None
 
     @contextlib.contextmanager
@@ -197,17 +211,20 @@ class DynamicTables:
             self._prepare(table, self._optimizers[0])
 
     def _prepare(self, table: Table, optimizer: Optimizer) -> None:
-        """Reserve a table's memory, now that its slots are known, unless an earlier coordinator has left it."""
+        """Reserve a table's memory, now that its slots are known, where no earlier coordinator has left it."""
         slots = row_slots(optimizer, lazy=self._lazy)
         self._trainers[table.name] = optimizer, slots
-        for shard, device in zip(table.shards, table.devices, strict=True):
+        for number, (shard, device) in enumerate(zip(table.shards, table.devices, strict=True)):
             with tf.device(device):
                 shard.add_slots(slots)
                 arrays = [*shard.kept.values(), shard.free, shard.numbers]
                 there = all(bool(tf.raw_ops.VarIsInitializedOp(resource=one.handle)) for one in arrays)
-                if there and self._left and self._left["rows"].get(table.name) == self._row(table):
+                is_known = self._left is not None and self._left["rows"].get(table.name) == self._row(table)
+                is_lacking = number in self._lacking
+                if there and is_known and not is_lacking:
                     continue
-                self._left = None
+                if not (is_known and is_lacking):
+                    self._left = None
                 if shard.values.shape[0] > tf.int32.max:
                     raise self._too_large(table, f"the {tf.int32.max:,} rows that a ps can have at most")
                 try:
@@ -225,10 +242,14 @@ class DynamicTables:
 
     def begin(self) -> None:
         """Have no row in any table: what an earlier coordinator has left can't be used."""
+        self._lacking.clear()
+        self._begin_on(range(len(self._devices)))
+
+    def _begin_on(self, servers: Iterable[int]) -> None:
         for table in self.tables.values():
-            for shard, device in zip(table.shards, table.devices, strict=True):
-                with tf.device(device):
-                    run_once(shard.begin)
+            for server in servers:
+                with tf.device(self._devices[server]):
+                    run_once(table.shards[server].begin)
 
     def numbers(self) -> list[Any]:
         """Return the numbers of all shards, in what is traced, table by table."""
@@ -267,10 +288,14 @@ class DynamicTables:
             self._evictions[name].make()
 
     def restore(self, prefix: str) -> None:
-        """Read the rows beside the checkpoint of this name, and forget all others; raises ValueError for a misfit."""
-        self.begin()
+        """Read the rows beside the checkpoint of this name, and forget all others; raises ValueError for a misfit.
+
+        Where what an earlier coordinator has left is used, this is done on the ps that are `lacking` alone.
+        """
+        servers = self._lacking or range(len(self._devices))
+        self._begin_on(servers)
         for name, pieces in self._pieces.items():
-            pieces.restore(prefix)
+            pieces.restore(prefix, servers)
             self._evictions[name].forget()
 
     def keep(self) -> None:

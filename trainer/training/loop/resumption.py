@@ -87,10 +87,10 @@ class Resumption:
         assert self.handover is not None
         runner = self.runner
         # Without a checkpoint, or at the run's end, all go back.
-        if runner.tables is not None or not 0 <= self._newest() < self.config.steps:
+        if not 0 <= self._newest() < self.config.steps or (runner.tables is not None and not runner.tables.are_left):
             return False
         taken = self._read_checkpoint()
-        if not self.handover.take(runner.trained, runner.step, max(taken, 0), runner.copy):
+        if not self.handover.take(runner.trained, runner.step, max(taken, 0), runner.copy, runner.tables):
             return False
         log.info("only what lost ps had is of the checkpoint")
         return True
