@@ -277,9 +277,9 @@ def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: R
     print(f"{deaths} deaths, {step:,} steps, {len(keys):,} keys, {in_all:,} updates of rows")
 
 
-@pytest.mark.parametrize("incremental_saves", [3, pytest.param(0, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(("lost", "incremental_saves"), [(1, 3), pytest.param(0, 0, marks=pytest.mark.matrix)])
 def test_only_the_rows_of_a_lost_ps_go_back_where_that_is_asked_for(
-    programs: Any, runs: Runs, incremental_saves: int
+    programs: Any, runs: Runs, lost: int, incremental_saves: int
 ) -> None:
     run = f"lost-rows-{incremental_saves}"
     directory, catalogue = RunDirectory(runs.shared, run), RunDirectory(runs.shared, run).catalogue
@@ -290,21 +290,22 @@ def test_only_the_rows_of_a_lost_ps_go_back_where_that_is_asked_for(
     process.search(r"saved \S+/ckpt-\d+ in[\s\S]*" * (1 + bool(incremental_saves)))
     saved = catalogue.steps()[-1]
     until(lambda: (read_status(directory).step or 0) > saved + 200, "steps", say=lambda: process.output)
-    kill(process.pids("ps-1")[0])
+    kill(process.pids(f"ps-{lost}")[0])
     process.search(r"only what lost ps had[\s\S]* steps/s")
     process.send(signal.SIGTERM)
     assert process.wait() == 143, process.output
     events = map(json.loads, directory.event_log.read_text().splitlines())
     (message,) = [event["message"] for event in events if event["event"] == "attached"]
-    old, end = int(message.removeprefix("step ").split("; ps-1 of step ")[1]), catalogue.steps()[-1]
+    old, end = int(message.removeprefix("step ").split(f"; ps-{lost} of step ")[1]), catalogue.steps()[-1]
     assert (max(number for _, _, number, _ in pieces_of(catalogue.prefix(old), "items")) > 0) == bool(incremental_saves)
-    (_, before), (kept, back) = (times_trained(programs, catalogue.prefix(each)) for each in (old, end))
+    before, after = (times_trained(programs, catalogue.prefix(each)) for each in (old, end))
     position = Manifest.read(catalogue.manifest(end)).input["parts"]  # type: ignore
     for worker, (_, taken) in enumerate(position):
-        assert sorted(kept[worker]) == list(range(taken // programs.BATCH))
-        gone = sorted(kept[worker].keys() - back[worker].keys())
+        kept, back = after[1 - lost][worker], after[lost][worker]
+        assert sorted(kept) == list(range(taken // programs.BATCH))
+        gone = sorted(kept.keys() - back.keys())
         assert gone == list(range(gone[0], gone[-1] + 1))
-        assert before[worker] == {batch: times for batch, times in back[worker].items() if batch < gone[0]}
+        assert before[lost][worker] == {batch: times for batch, times in back.items() if batch < gone[0]}
 
 
 def times_trained(programs: Any, prefix: str) -> list[list[dict[int, int]]]:
