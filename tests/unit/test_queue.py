@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.unit.test_sweep import CHIEF, save, sigterm
 from trainer.__main__ import main
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
+from trainer.core.signals import end_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.queue import Entry, Queue
@@ -272,9 +274,7 @@ def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
     def coordinate(*_: Any, **more: Any) -> int:
         more["stopping"].listen()
         spend(config, "a", 61)
-        deadline = time.monotonic() + 10
-        while not more["stopping"]() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(more["stopping"])
         return code
 
     monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
@@ -283,6 +283,50 @@ def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
     end_of_a = queue(config).ends()["a"]
     assert (end_of_a["state"], end_of_a["message"]) == (state, "its limit of 1 min is used up" if code else "")
     assert present(config) == "b"
+
+
+def test_a_stop_in_the_last_save_of_a_run_whose_limit_is_used_up_is_heard(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(config, "a", seconds=60)
+    ask(config, "b")
+
+    def coordinate(*_: Any, **more: Any) -> int:
+        more["stopping"].listen()
+        spend(config, "a", 61)
+        until(more["stopping"])
+        os.kill(os.getpid(), signal.SIGTERM)
+        return STOPPED
+
+    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
+    assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
+    assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
+    assert present(config) == "b"
+
+
+def test_a_limit_that_is_used_up_while_a_strategy_is_made_ends_no_process(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(config, "a", seconds=60)
+    ask(config, "b")
+
+    def coordinate(*_: Any, **more: Any) -> int:
+        end_when_asked()
+        spend(config, "a", 61)
+        until(lambda: False)
+        return FINISHED
+
+    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
+    assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
+
+
+def until(asked: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not asked() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_a_stop_by_an_operator_ends_no_run_of_the_queue(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

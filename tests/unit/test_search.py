@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from fleet.site.sweep_file import read_sweep_file, read_sweep_to_wait
 from fleet.verbs.sweep import choose_sweep
 from tests.unit import test_second_day as second_day
 from tests.unit.test_evaluator import write_checkpoint
+from tests.unit.test_sweep import sigterm
 from trainer.check import read_settings
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config, ConfigError
@@ -33,6 +36,7 @@ from trainer.tasks import server, sweep
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.sweep import describe_sweep, read_sweep
 
+__all__ = ["sigterm"]
 FILE = """
 program: a:B
 program_args: {dropout: 0.4}
@@ -291,12 +295,43 @@ def test_a_coordinator_that_finds_no_choice_written_makes_it_and_a_member_waits(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(config, "s-1")
-    monkeypatch.setattr(sweep, "POLL_SECONDS", 0)
-    member = Cluster(CHIEF.jobs, "worker", 0)
+    member, codes = Cluster(CHIEF.jobs, "worker", 0), list[int]()
+
+    def sleep(_: float) -> None:
+        assert selected(config).present() is None
+        codes.append(sweep.train_point(apply_selection(config), CHIEF, Notifier()))
+
+    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", sleep)
     assert sweep.train_point(apply_selection(config), member, Notifier()) == TRY_AGAIN
-    assert selected(config).present() is None
-    assert sweep.train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert codes == [TRY_AGAIN]
     assert apply_selection(config).run == "s-2"
+
+
+@pytest.mark.parametrize("then", ["chosen", "stopped", "another"])
+def test_a_member_waits_in_its_process_while_the_chief_waits_for_the_evaluation(
+    config: Config, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    directory, slept = RunDirectory(config.shared_dir, "s-1"), list[float]()
+
+    def run(*_: object, **__: object) -> int:
+        directory.set_state(RunState.FINISHED, 10, asked=config.steps)
+        return FINISHED
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3 and then == "chosen":
+            end(config, "s-1")  # which takes the chief long
+        elif len(slept) == 3 and then == "another":
+            write_record(Path(config.shared_dir) / "selection.json", {"run": "other"})
+        elif len(slept) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif len(slept) == 5:
+            assert selected(config).choose() is not None
+
+    monkeypatch.setattr(sweep, "run_coordinator", run)
+    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", sleep)
+    code = sweep.train_point(apply_selection(config), Cluster(CHIEF.jobs, "worker", 0), Notifier())
+    assert (code, len(slept)) == {"chosen": (TRY_AGAIN, 5), "stopped": (STOPPED, 3), "another": (TRY_AGAIN, 3)}[then]
 
 
 def test_a_search_is_no_part_of_the_queue(config: Config, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
-from trainer.core.signals import StopRequest
+from trainer.core.signals import MAKE_ROOM, StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
@@ -37,9 +37,10 @@ CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 
 
 @pytest.fixture(autouse=True)
 def sigterm() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, MAKE_ROOM)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def select(shared: Path, attempt: int = 1, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -35,7 +34,7 @@ from trainer.cluster.way_reader import WayReader
 from trainer.cluster.ways import CHIEF, named_in, status_of
 from trainer.core.config import Config
 from trainer.core.failures import TRY_AGAIN, UserError
-from trainer.core.signals import on_sigterm, raise_stopped
+from trainer.core.signals import end_when_asked, leave_when_asked
 from trainer.core.states import Phase, RunState
 from trainer.core.task_id import TaskId, is_worker
 from trainer.run.directory import RunDirectory
@@ -103,12 +102,11 @@ class Membership:
 
     def form(self) -> Cluster:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
-        on_sigterm(raise_stopped)
+        leave_when_asked()
         self._phases.enter(Phase.WAITING)
         self._ways.start()
         members = form(self._config, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps)
-        # While a strategy's constructor waits, no Python handler could run.
-        on_sigterm(signal.SIG_DFL)
+        end_when_asked()
         for task, process in self._members.items():
             if members.get(task) != process:
                 self._news.lost(task, process)

@@ -21,7 +21,7 @@ from trainer.core.config import Config
 from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
 from trainer.core.own_frames import exception_info
 from trainer.core.program import load_program, program_file
-from trainer.core.signals import StopRequest, on_sigterm, raise_stopped
+from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import RunState
 from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
@@ -119,7 +119,7 @@ def run_coordinator(
     cluster.check_strategy(config.strategy)
     cluster.check_input(config.input)
     held = Held(RunDirectory(config.shared_dir, config.run), notifications)
-    on_sigterm(raise_stopped)
+    leave_when_asked()
     with contextlib.ExitStack() as stack:
         held.give_back_with(stack)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
-from trainer.core.signals import StopRequest
+from trainer.core.signals import MAKE_ROOM, StopRequest, leave_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import selected_sweep, sweep_or_none
@@ -32,7 +31,7 @@ LOOK_SECONDS = 2.0  # whether the run must make room for the next
 
 
 class Limit:
-    """Ends the run of this process, as a stop by hand would, where the queue says so."""
+    """Ends the run of this process, as a stop by hand would, where the queue or a search says so."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -56,7 +55,7 @@ class Limit:
             if why and not self._over.is_set():
                 log.info("run %s is stopped: %s", self._config.run, why)
                 self.reached = why
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), MAKE_ROOM)
                 return
 
 
@@ -71,16 +70,17 @@ def train_point(
 
     `collector` serves the points' numbers to Prometheus. A point that fails is written down, and the next one begins.
     """
-    sweep = selected_sweep(config)
+    sweep, stopping, limit = selected_sweep(config), StopRequest(), Limit(config)
     if sweep is not None:
         if sweep.present() is None:
-            return go_on(sweep, config, cluster, notifier)
+            stopping.listen()
+            return go_on(sweep, config, cluster, notifier, lambda: stopping.received)
         if cluster.job == "chief":
             sweep.begin(config.run)
-    stopping, limit = StopRequest(), Limit(config)
-    if cluster.job == "chief":
-        limit.watch()
     try:
+        if cluster.job == "chief":
+            leave_when_asked()
+            limit.watch()
         code = run_coordinator(
             config,
             cluster,
@@ -98,8 +98,7 @@ def train_point(
     sweep = sweep_or_none(config) or sweep
     if sweep is None or not (code in (FINISHED, USER_ERROR) or (code == STOPPED and limit.reached is not None)):
         return code
-    asked = stopping if limit.reached is None else lambda: False  # else the limit asked, perhaps at the last step
-    return leave_point(sweep, config, cluster, notifier, code, asked, limit.reached)
+    return leave_point(sweep, config, cluster, notifier, code, lambda: stopping.received, limit.reached)
 
 
 def leave_point(
@@ -125,7 +124,7 @@ def leave_point(
     if stopping():  # a run's last save and its export are not broken off
         log.info("%s is stopped after %s", sweep.title, config.run)
         return STOPPED
-    return go_on(sweep, config, cluster, notifier)
+    return go_on(sweep, config, cluster, notifier, stopping)
 
 
 def await_evaluation(sweep: Sweep, config: Config, notifier: Notifier, stopping: Callable[[], bool]) -> bool:
@@ -146,8 +145,30 @@ def await_evaluation(sweep: Sweep, config: Config, notifier: Notifier, stopping:
     return True
 
 
-def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier) -> int:
+def await_choice(config: Config, notifier: Notifier, stopping: Callable[[], bool]) -> bool:
+    """Wait as a member in step until the chief has written this point's end and the next one; False when stopped.
+
+    The chief of a search waits for an evaluation before. A run that is not finished any more needs its members.
+    """
+    directory, is_told = RunDirectory(config.shared_dir, config.run), False
+    while (sweep := sweep_or_none(config)) is not None and not sweep.is_over():
+        point = sweep.present()
+        if point is not None and (point.run != config.run or directory.finished(config.steps) is None):
+            break
+        if stopping():
+            return False
+        if not is_told:
+            notifier.ready(f"{sweep.title} waits for its next point")
+            notifier.watch(lambda: True)
+            is_told = True
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier, stopping: Callable[[], bool]) -> int:
     """Ask for the process of the next point, or say that there is none; returns the exit code."""
+    if cluster.job != "chief" and not await_choice(config, notifier, stopping):
+        return STOPPED
     sweep = sweep_or_none(config) or sweep  # others may have asked for more
     point = sweep.present()
     if point is None and cluster.job == "chief":
@@ -160,7 +181,7 @@ def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier) ->
     if point is not None:
         log.info("%s goes on with %s", sweep.title, point.run)
         return TRY_AGAIN
-    if not sweep.is_over():  # a member waits for the chief's choice
+    if not sweep.is_over():  # a member could not read what is selected
         time.sleep(POLL_SECONDS)
         return TRY_AGAIN
     log.info("%s is over", sweep.title)
@@ -172,7 +193,7 @@ def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier) ->
 
 
 def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int, why: str | None = None) -> None:
-    """Write down what became of the point; a member that has finished waits for the chief to do so."""
+    """Write down what became of the point; of one that has finished the chief does so."""
     if code == USER_ERROR:
         message = read_status(RunDirectory(config.shared_dir, config.run)).message
         sweep.end_point(config.run, RunState.FAILED, message)
@@ -180,5 +201,3 @@ def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int, why: st
         sweep.end_point(config.run, RunState.FINISHED)
     elif cluster.job == "chief":
         sweep.end_point(config.run, RunState.STOPPED, why or "")
-    else:
-        time.sleep(POLL_SECONDS)

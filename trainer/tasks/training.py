@@ -27,7 +27,7 @@ from trainer.core.failures import (
 )
 from trainer.core.program import program_file
 from trainer.core.repeated_failures import RepeatedFailures
-from trainer.core.signals import StopRequest, on_sigterm, raise_stopped
+from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
@@ -85,7 +85,7 @@ class Training:
         while True:
             if membership is not None:
                 # A request that came in the generation before would be forgotten: the signal has been handled.
-                on_sigterm(raise_stopped)
+                leave_when_asked()
                 if self._context.stopping():
                     raise Stopped
             cluster = membership.form() if membership else self._cluster

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 
 from trainer.cluster.formation import names
@@ -13,7 +12,7 @@ from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, Stopped, UserError
-from trainer.core.signals import StopRequest, on_sigterm
+from trainer.core.signals import StopRequest, end_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.progress import Progress
@@ -49,8 +48,7 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
             on_missing(missing)
             time.sleep(POLL_SECONDS)
     log.info("all %d other members are there", len(cluster.servers))
-    # While the constructor waits, no Python handler could run.
-    on_sigterm(signal.SIG_DFL)
+    end_when_asked()
 
 
 def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopRequest, progress: Progress) -> None:
