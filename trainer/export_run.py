@@ -15,7 +15,6 @@ from trainer.core.runtime import prepare_tensorflow
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import is_free, read_lease
-from trainer.run.records import read_record
 from trainer.telemetry.status import read_status
 
 TRIES = 3
@@ -80,7 +79,7 @@ def find(directory: RunDirectory) -> tuple[int, str, dict[str, Any], bool]:
 
     Raises ConfigError.
     """
-    claim = read_record(directory.settings)
+    claim = directory.read_settings()
     if claim is None:
         raise ConfigError(f"there is no run {directory.run} in {directory.path.parent}: fab runs lists them")
     state, epoch = read_status(directory).state, directory.lease_epoch()

@@ -14,6 +14,8 @@ from trainer.core.failures import UserError
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
+from trainer.run.selection import apply_selection
+from trainer.telemetry.status import Status
 
 
 @pytest.fixture
@@ -123,6 +125,43 @@ def test_finished_until_more_steps_are_wanted(tmp_path: Path) -> None:
     assert directory.finished(100) == 100
     assert directory.finished(50) == 100
     assert directory.finished(200) is None
+
+
+@pytest.mark.parametrize("damage", ["", '{"program": "mi', "\0" * 40, "[]", "{}"])
+def test_what_a_run_began_with_is_made_again_of_its_status_and_the_damaged_record_is_kept(
+    tmp_path: Path, damage: str
+) -> None:
+    config = Config(program="mine:One", run="r", shared_dir=str(tmp_path), program_args={"rate": 0.1})
+    directory = RunDirectory(tmp_path, "r")
+    directory.claim(config)
+    status = Status("r", "", program="mine:One", program_args={"rate": 0.1}, begun_from="old@20")
+    status.write(directory)
+    directory.settings.write_text(damage)
+    with pytest.raises(UserError, match=r"began with rate=0\.1"):
+        directory.claim(config.replace(program_args={"rate": 0.2}))
+    write_record(tmp_path / "selection.json", {"run": "r"})
+    assert apply_selection(config.replace(program="other:O", run="x", program_args={})).program == "mine:One"
+    directory.claim(config)
+    record = read_record(directory.settings)
+    assert record is not None
+    assert (record["program"], record["program_args"], record["from"]) == ("mine:One", {"rate": 0.1}, "old@20")
+    assert record["settings"]["run"] == "r"
+    assert (directory.path / "run.json.bad").read_text() == damage
+
+
+@pytest.mark.parametrize("status", [None, "{", '{"step": 7}'])
+def test_what_nobody_knows_of_a_damaged_record_is_asked_of_the_user(tmp_path: Path, status: str | None) -> None:
+    config = Config(program="mine:One", run="r", shared_dir=str(tmp_path))
+    directory = RunDirectory(tmp_path, "r")
+    directory.claim(config)
+    directory.settings.write_text("")
+    if status:
+        directory.status.write_text(status)
+    with pytest.raises(
+        UserError, match=r"run.json is not JSON: .*; remove the file, or put a good one there, and start"
+    ):
+        directory.claim(config)
+    assert directory.settings.read_text() == ""
 
 
 def test_damaged_records_are_set_aside_and_whole_ones_stay(tmp_path: Path) -> None:

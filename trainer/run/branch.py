@@ -10,7 +10,7 @@ from typing import Any
 from trainer.core.config import ConfigError
 from trainer.core.formats import SOURCE
 from trainer.run.directory import RunDirectory, run_directories
-from trainer.run.records import read_record, write_record
+from trainer.run.records import write_record
 
 
 def begin_from(
@@ -30,7 +30,7 @@ def begin_from(
         raise ConfigError(f"--from {source!r}: expected RUN@STEP, such as digits-1@2000; `checkpoints` lists them")
     old, new, step = RunDirectory(shared_dir, found["run"]), RunDirectory(shared_dir, run), int(found["step"])
     try:
-        there, record = read_record(new.settings), read_record(old.settings)
+        there, record = new.read_settings(), old.read_settings()
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if there is not None and there.get("from") == source:

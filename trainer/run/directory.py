@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -100,13 +101,44 @@ class RunDirectory(LeasedDirectory):
         """Since when (of time.monotonic) no checkpoint could be saved, over all the generations of this process."""
         self._changing = threading.Lock()
 
+    def read_settings(self) -> dict[str, Any] | None:
+        """Return what the run remembers of itself, None for a new one.
+
+        Where that is damaged, it is what the status says that the run began with. Raises ValueError where that is not
+        known either.
+        """
+        try:
+            return self._read_settings()
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                status = read_record(self.status) or {}
+                if isinstance(status.get("program"), str) and isinstance(status.get("program_args"), dict):
+                    known = {"program": status["program"], "program_args": status["program_args"]}
+                    return known | ({"from": status["begun_from"]} if status.get("begun_from") else {})
+            raise
+
+    def _read_settings(self) -> dict[str, Any] | None:
+        record = read_record(self.settings)
+        if record is not None and not isinstance(record.get("program"), str):
+            raise ValueError(f"{self.settings} names no program")
+        return record
+
+    def _keep_damaged_settings(self) -> None:
+        """Keep a copy of them where they are damaged: they are about to be replaced, in one step."""
+        try:
+            self._read_settings()
+        except ValueError as error:
+            aside = self.settings.with_name(self.settings.name + SET_ASIDE)
+            shutil.copyfile(self.settings, aside)
+            log.warning("%s: it is made again of the run's other records, and kept as %s", error, aside.name)
+
     def read_claim(self, config: Config) -> dict[str, Any] | None:
         """Return what the run remembers of itself, None for a new one.
 
         Raises UserError where it began with another program or other parameters, ValueError where the record is
         damaged.
         """
-        record = read_record(self.settings)
+        record = self.read_settings()
         if record is None or self.failed_untrained():
             return None
         if record.get("program") != config.program:
@@ -134,10 +166,11 @@ class RunDirectory(LeasedDirectory):
     def claim(self, config: Config) -> None:
         """Remember the run's program and its parameters, or raise UserError when the run began with others."""
         try:
-            record = self.read_claim(config) or {"created": time.time()}
+            record = {"created": time.time(), **(self.read_claim(config) or {})}
         except ValueError as error:
             raise UserError(f"{error}; remove the file, or put a good one there, and start the run again") from error
         began = {"program": config.program, "program_args": dict(config.program_args)}
+        self._keep_damaged_settings()
         write_record(self.settings, {**record, **began, "settings": config.as_dict()})
 
     def set_damaged_records_aside(self) -> None:

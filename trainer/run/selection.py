@@ -107,9 +107,8 @@ def remember(config: Config, program_is_known: bool) -> dict[str, Any]:
     Where the program is known all the same, the coordinator says that, and a run that failed untrained is a new one.
     """
     directory = RunDirectory(config.shared_dir, config.run)
-    path = directory.settings
     try:
-        return {} if program_is_known and directory.failed_untrained() else read_record(path) or {}
+        return {} if program_is_known and directory.failed_untrained() else directory.read_settings() or {}
     except ValueError as error:
         if program_is_known:
             return {}
