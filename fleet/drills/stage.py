@@ -12,6 +12,7 @@ from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.foreign import refuse_foreign
 from fleet.observation import Observation
 from fleet.readings import describe
 from fleet.run import AS_TRAINER
@@ -154,6 +155,7 @@ class Stage:
         before = self.cluster.observe()
         if before.unreachable:
             raise HostsUnreachable(before.unreachable, "No drill was begun")
+        refuse_foreign(self.cluster.inventory, before, self.cluster.inventory.hosts)
         if before.drains:
             host = next(iter(before.drains))
             raise OperatorMistake(f"{host} is {describe(before.drains[host])}, and drills need all: fab undrain {host}")

@@ -17,6 +17,7 @@ from typing import Any
 from fleet import trial
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.foreign import refuse_foreign
 from fleet.history import Trail
 from fleet.host_scripts import CURRENT
 from fleet.observation import Observation, load_json
@@ -197,6 +198,7 @@ def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
     if lost := {each: seen.unreachable[each] for each in (chief, host) if each in seen.unreachable}:
         raise HostsUnreachable(lost, "Nothing was done. Name another host, or wait until it is back")
     cluster.refuse_when_not_installed(seen)
+    refuse_foreign(cluster.inventory, seen, (chief, host))
     return seen
 
 

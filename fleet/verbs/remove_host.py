@@ -13,7 +13,7 @@ from typing import Any
 from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.foreign import refuse_foreign
+from fleet.foreign import foreign_hosts, refuse_foreign
 from fleet.history import Trail
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
@@ -48,6 +48,8 @@ UNSAVED = "each task restarts once, and the steps since the newest checkpoint ar
 def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
     """Clean a drained or dead host, and take it out of the inventory; no other task's number moves.
 
+    A host that another cluster has is taken out without being touched.
+
     Raises OperatorMistake for a host that still takes part, and for the coordinator's.
     """
     if host not in cluster.inventory.hosts:
@@ -59,8 +61,8 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
     host = find_host(cluster.inventory, host)
     if not plan_only:
         cluster.keep_starts_away("remove-host")  # which would bring the tasks back
-    seen = cluster.observe(new_is_enough=True)
-    refuse_foreign(cluster.inventory, seen, [host])
+    seen = _without_foreign(cluster.inventory, cluster.observe(new_is_enough=True), host)
+    untouched = _why_untouched(cluster.inventory, seen, host)
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
     edit = _composed(
@@ -68,7 +70,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         + [partial(inventory_file.with_number, host=name, job=job, number=number) for name, job, number in numbers]
     )
     steps = [
-        "nothing on the host: it does not answer" if host in seen.unreachable else "its tasks, files and releases go",
+        f"nothing on the host: it {untouched}" if untouched else "its tasks, files and releases go",
         _step(cluster.inventory, edit, f"{host} leaves {cluster.inventory.source}, with a backup"),
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
         f"the next `ansible-playbook site.yml` tells the others: {_restart(cluster, seen)}",
@@ -110,6 +112,7 @@ def replace_host(
         cluster.keep_starts_away("replace-host")
     seen = cluster.observe(new_is_enough=True)
     refuse_foreign(inventory, seen, [old])
+    untouched = _why_untouched(inventory, seen, old)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
     has = ChainMap[str, Any](variables, inventory.variables[old])  # type: ignore[arg-type]
@@ -119,7 +122,7 @@ def replace_host(
     expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
     playbook = f"ansible-playbook site.yml{_takes_over(inventory, old, new, has)}"
     steps = [
-        "nothing on the old host: it does not answer" if old in seen.unreachable else f"tasks and files of {old} go",
+        f"nothing on the old host: it {untouched}" if untouched else f"tasks and files of {old} go",
         _step(inventory, edit, f"{new} ({where}) takes its place in {inventory.source}, with a backup"),
         f"`{playbook}` makes {new} right, and tells the others: {_restart(cluster, seen)}",
     ]
@@ -232,8 +235,9 @@ def _planned(
 
 def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
     """Take tasks and files off a host that answers, and forget its drain."""
-    if host in seen.unreachable:
-        desk.say(f"{host} does not answer, and was not cleaned. Should it come back, its tasks find no place")
+    if untouched := _why_untouched(cluster.inventory, seen, host):
+        back = ". Should it come back, its tasks find no place" if host in seen.unreachable else ""
+        desk.say(f"{host} {untouched}, and was not cleaned{back}")
     else:
         answer = cluster.hosts.run({host: f"root sh -c {shlex.quote(CLEAN)}"}, STOP_SECONDS)[host]
         if answer.unreachable or answer.code:
@@ -242,6 +246,21 @@ def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
     if host != cluster.inventory.chief.host:  # which is never drained
         drains.announce_return(cluster, cluster.inventory.tasks_on(host))
         drains.forget(cluster, host)
+
+
+def _without_foreign(inventory: Inventory, seen: Observation, host: str) -> Observation:
+    """Leave out what runs on a host that another cluster has: no task of this one."""
+    if host not in foreign_hosts(inventory, seen):
+        return seen
+    names = {task.name for task in inventory.tasks_on(host)}
+    return replace(seen, units={name: unit for name, unit in seen.units.items() if name not in names})
+
+
+def _why_untouched(inventory: Inventory, seen: Observation, host: str) -> str | None:
+    """Say why nothing is done on a host; None where its tasks and files go."""
+    if host in foreign_hosts(inventory, seen):
+        return "belongs to another cluster"
+    return "does not answer" if host in seen.unreachable else None
 
 
 def _restart(cluster: Cluster, seen: Observation) -> str:

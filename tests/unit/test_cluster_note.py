@@ -17,10 +17,13 @@ from host_look import noted_cluster
 from fleet import agent, verbs
 from fleet.cluster import Cluster
 from fleet.doctor.hosts import judge_hosts
+from fleet.drills.rehearsal import drill
 from fleet.errors import OperatorMistake
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
+from fleet.site.inventory import load_inventory
 from fleet.ssh import Answer
+from fleet.verbs.canary import Ask, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from fleet.verbs.rollback import rollback
@@ -28,6 +31,7 @@ from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import Request, update_hosts
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as second_day
 
 ROOT = Path(__file__).parents[2]
@@ -189,7 +193,8 @@ def desk(hosts: Foreign) -> verbs.Desk:
 VERBS: dict[str, Callable[[Cluster, verbs.Desk], object]] = {
     "drain": lambda cluster, desk: drain(cluster, desk, "w-b"),
     "undrain": lambda cluster, desk: undrain(cluster, desk, "w-b"),
-    "remove-host": lambda cluster, desk: remove_host(cluster, desk, "w-b"),
+    "canary": lambda cluster, desk: canary(cluster, desk, Ask("w-b")),
+    "drill": lambda cluster, desk: drill(cluster, desk, ["worker"]),
     "replace-host": lambda cluster, desk: replace_host(cluster, desk, "w-b", "gpu-9", "192.0.2.99"),
     "rollback": lambda cluster, desk: rollback(cluster, desk),
     "start-cluster": lambda cluster, desk: start_cluster(cluster, desk, StartRequest()),
@@ -208,6 +213,28 @@ def test_fab_refuses_a_host_of_another_cluster(
     with pytest.raises(OperatorMistake, match=r"host 'w-b': it belongs to the cluster 198\.51\.100\.7 since"):
         VERBS[verb](Cluster(hosts.inventory, hosts), desk)
     assert [line for line in hosts.lines if json.loads(line)["outcome"] == "begun"] == []
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touched(tmp_path: Path, plan: bool) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
+    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
+    hosts = Foreign(load_inventory(str(tmp_path)), run_status=fleet.status("training", 20))
+    for name in hosts.units:  # also the other cluster's, which has the same name
+        hosts.set(name, file_state="enabled", **fleet.UP)
+    hosts.theirs, scripts = frozenset({"w-b"}), list[str]()
+    answer, clock = hosts._answer, fleet.Clock(hosts=hosts)
+    hosts._answer = lambda host, script: (  # type: ignore[method-assign]
+        scripts.append(script) if host == "w-b" else None,
+        answer(host, script),
+    )[1]
+    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    remove_host(Cluster(hosts.inventory, hosts), desk, "w-b", plan_only=plan)
+    assert ("w-b:" in (tmp_path / "hosts.yml").read_text()) is plan
+    assert all("@units" in script for script in scripts)  # it was only looked at
+    said = "nothing on the host: it belongs to another cluster" if plan else "w-b belongs to another cluster, and was"
+    assert said in fleet.printed(desk)
 
 
 def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, desk: verbs.Desk) -> None:

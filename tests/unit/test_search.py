@@ -168,6 +168,22 @@ def test_the_table_counts_points_that_are_still_to_be_chosen(config: Config) -> 
     assert describe_sweep(summary).startswith("sweep s: 1 of 3 points have ended")
 
 
+def test_a_search_that_is_not_over_is_not_called_so_once_another_run_is_chosen(config: Config) -> None:
+    end(config, "s-1")
+    selection_file = Path(config.shared_dir) / "selection.json"
+    asked = read_record(selection_file) or {}
+    write_record(selection_file, {"run": "other"})
+    summary = read_sweep(config, "s")
+    assert (summary["over"], summary["evaluated"], summary["size"]) == (False, True, 3)
+    assert describe_sweep(summary).startswith("sweep s: 1 of 3 points have ended")
+    write_record(selection_file, asked)
+    for run in ("s-2", "s-3"):
+        assert selected(config).choose() is not None
+        end(config, run)
+    write_record(selection_file, {"run": "other"})
+    assert read_sweep(config, "s")["over"]
+
+
 def test_a_point_that_has_begun_stays_when_the_ranges_grow(config: Config, tmp_path: Path) -> None:
     asked = selection(tmp_path)
     asked["sweep"]["search"]["parameters"]["rate"]["low"] = 1e-6

@@ -26,8 +26,35 @@ DECIDED: dict[tuple[Path, str, int], str | None] = {}
 
 
 @dataclass(frozen=True)
-class Search(Sweep):
-    """The points chosen so far, in their order; the first one is known without any result."""
+class Chosen(Sweep):
+    """A search as its record has it: the points chosen so far, in their order."""
+
+    trials: int = field(kw_only=True)
+    """How many there are to be."""
+
+    @property
+    def size(self) -> int:
+        return self.trials
+
+    def is_over(self) -> bool:
+        return self.present() is None and not self._is_left()
+
+    def _is_left(self) -> bool:
+        """Whether another point may be chosen once all have ended."""
+        ends = [end for end in self.ends().values() if int(end["attempt"]) >= self.attempt]
+        return len(self.points) < self.trials and not any(end.get("is_last") for end in ends)
+
+    def _owes(self, point: Point) -> bool:
+        """What is stopped early was judged by its evaluations so far, and needs no other."""
+        return self.ends().get(point.run, {}).get("state") != PRUNED and super()._owes(point)
+
+    def _more(self) -> dict[str, Any]:
+        return {"trials": self.trials}
+
+
+@dataclass(frozen=True)
+class Search(Chosen):
+    """It chooses the next point; the first one is known without any result."""
 
     space: SearchSpace = field(kw_only=True)
 
@@ -38,7 +65,8 @@ class Search(Sweep):
         try:
             space = SearchSpace.of(record["search"])
             [first] = list_points({**selection, "sweep": {**record, "points": [space.first()]}})
-            search = cls(str(record["name"]), [first], int(record["attempt"]), Path(shared_dir), space=space)
+            name, attempt = str(record["name"]), int(record["attempt"])
+            search = cls(name, [first], attempt, Path(shared_dir), trials=space.trials, space=space)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"sweep: expected a name, an attempt and a search, not {record!r} ({error})") from error
         return search._with_written()
@@ -61,18 +89,6 @@ class Search(Sweep):
 
     def _chosen(self, point: Mapping[str, Any]) -> dict[str, Any]:
         return {name: point["program_args"][name] for name in self.space.parameters}
-
-    @property
-    def size(self) -> int:
-        return self.space.trials
-
-    def is_over(self) -> bool:
-        return self.present() is None and not self._is_left()
-
-    def _is_left(self) -> bool:
-        """Whether another point may be chosen once all have ended."""
-        ends = [end for end in self.ends().values() if int(end["attempt"]) >= self.attempt]
-        return len(self.points) < self.space.trials and not any(end.get("is_last") for end in ends)
 
     def unevaluated(self) -> Point | None:
         point = super().unevaluated()
@@ -147,10 +163,6 @@ class Search(Sweep):
         point = replace(first, run=run, program_args={**first.program_args, **chosen})
         self._write(ends, [*self.points, point])
         return point
-
-    def _owes(self, point: Point) -> bool:
-        """What is stopped early was judged by its evaluations so far, and needs no other."""
-        return self.ends().get(point.run, {}).get("state") != PRUNED and super()._owes(point)
 
     def _trials(self, ends: Mapping[str, Mapping[str, Any]], *, with_evaluations: bool = False) -> list[Trial]:
         """Return the points that have ended."""

@@ -138,7 +138,12 @@ class Sweep:
     def _write(self, ends: Mapping[str, Any], points: Sequence[Point]) -> None:
         """Replace the record in one step."""
         written = [{"run": point.run, "program_args": dict(point.program_args)} for point in points]
-        write_record(self.record, {"name": self.name, "attempt": self.attempt, "points": written, "ends": dict(ends)})
+        about = {"name": self.name, "attempt": self.attempt, **self._more()}
+        write_record(self.record, {**about, "points": written, "ends": dict(ends)})
+
+    def _more(self) -> dict[str, Any]:
+        """Return what the record has besides."""
+        return {}
 
     def _read(self) -> dict[str, Any]:
         try:
