@@ -147,12 +147,15 @@ def verb(
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}
         _VERBS.add(body.__name__.replace("_", "-"))
-        if {"-h", "--help"} & {*sys.argv}:  # else Invoke takes it for the first argument
-            options["positional"] = []
-        made: Task[Any] = task(klass=_Verb, auto_shortflags=False, help=texts, **options)(run)
+        made: Task[Any] = task(klass=_Verb, auto_shortflags=False, help=texts, **_or_help(options))(run)
         return made
 
     return decorate
+
+
+def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out the arguments without flags where help is asked for: Invoke takes --help for the first of them."""
+    return {**options, "positional": []} if {"-h", "--help"} & {*sys.argv} else options
 
 
 @contextmanager
