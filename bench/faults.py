@@ -16,6 +16,7 @@ SERVERS = ("ps-0", "ps-1")
 KILL_WORKER_SECONDS = 30
 KILL_PS_SECONDS = 90
 LONGEST = 60.0  # a freeze, a partition
+LATE = 0.5  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +107,8 @@ def pauses(points: list[Point]) -> list[tuple[float, float]]:
     return [(first.time, second.time - first.time) for first, second in itertools.pairwise(grown)]
 
 
-def pause_after(points: list[Point], at: float, until: float, late: float = 0.5) -> float:
-    """Return the longest time without a step that began in [at - late, until).
+def pause_after(points: list[Point], at: float, until: float) -> float:
+    """Return the longest time without a step that began in [at - LATE, until).
 
     A fault takes effect at once or some time later, and the last step before it began a little earlier. What began
     before an earlier fault's is that one's.
@@ -117,7 +118,7 @@ def pause_after(points: list[Point], at: float, until: float, late: float = 0.5)
     if grown:
         begun = grown[-1][0] + grown[-1][1]
         grown.append((begun, last - begun))  # one that has not ended
-    return max((seconds for begin, seconds in grown if at - late <= begin < until - late), default=0.0)
+    return max((seconds for begin, seconds in grown if at - LATE <= begin < until - LATE), default=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,13 +14,14 @@ from trainer.telemetry.history import short
 BEGAN = 1_700_000_000.0
 ROWS = 20_000  # of loss, two metrics, steps and examples per second each
 EVERY = 5.0
+EVENTS = 1000
 WORKERS, SERVERS = 30, 10
 
 
-def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def records() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the history and the events of a run, with a fault for each two events."""
     draw = random.Random(16)
-    seconds = rows * EVERY
+    seconds = ROWS * EVERY
     members = [f"worker-{n}" for n in range(WORKERS)] + [f"ps-{n}" for n in range(SERVERS)]
     history: list[dict[str, Any]] = [
         {"t": BEGAN, "members": dict.fromkeys(members, "training")},
@@ -30,7 +31,7 @@ def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str
         {"time": BEGAN, "event": "started"},
         {"time": BEGAN + 1, "event": "training", "seconds": 1},
     ]
-    for number in range(1, rows + 1):
+    for number in range(1, ROWS + 1):
         at, productive = BEGAN + number * EVERY, 0.9 * number * EVERY
         loss = 0.05 + 2 * math.exp(-number / 4000) + 0.02 * draw.random()
         values = {"loss": short(loss), "accuracy": short(1 - loss / 2.2), "top_5": short(1 - loss / 5)}
@@ -44,7 +45,7 @@ def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str
                 "ledger": ledger,
             }
         )
-    faults = (events - 2) // 2
+    faults = (EVENTS - 2) // 2
     for number in range(faults):
         at, task = BEGAN + (number + 1) * seconds / (faults + 1), draw.choice(members)
         event = "ps-lost" if task.startswith("ps") else "member-lost"
@@ -54,24 +55,24 @@ def records(rows: int, events: int) -> tuple[list[dict[str, Any]], list[dict[str
         events_made.append({"time": at + 9, "event": "member-back", "task": task, "host": "10.0.3.11:2222"})
         history.append({"t": at, "members": {task: "closed"}})
         history.append({"t": at + 9, "members": {task: "training"}})
-    history.append({"t": BEGAN + seconds, "gave": {f"worker-{n}": rows * 600 // WORKERS for n in range(WORKERS)}})
+    history.append({"t": BEGAN + seconds, "gave": {f"worker-{n}": ROWS * 600 // WORKERS for n in range(WORKERS)}})
     return history, events_made
 
 
-def write_large_run(shared_dir: Path, run: str = "long-night", rows: int = ROWS, events: int = 1000) -> RunDirectory:
+def write_large_run(shared_dir: Path) -> RunDirectory:
     """Write the records of a run that trained for 28 hours, with a fault every four minutes."""
-    directory = RunDirectory(shared_dir, run)
+    directory = RunDirectory(shared_dir, "long-night")
     directory.path.mkdir(parents=True)
-    seconds = rows * EVERY
-    history, events_made = records(rows, events)
+    seconds = ROWS * EVERY
+    history, events_made = records()
     lines(directory.history, sorted(history, key=lambda line: line["t"]))
     lines(directory.event_log, sorted(events_made, key=lambda line: line["time"]))
     end = {"productive": 0.9 * seconds, "down": 0.1 * seconds, "goodput": 0.9, "elapsed": seconds}
     status = {
-        "run": run,
+        "run": directory.run,
         "state": "finished",
-        "step": rows * 600,
-        "steps": rows * 600,
+        "step": ROWS * 600,
+        "steps": ROWS * 600,
         "ledger": end,
         "updated": BEGAN + seconds,
     }

@@ -137,9 +137,9 @@ def forget() -> None:
     remove_volumes(name())
 
 
-def defined(directory: Path = Path("/etc/libvirt/qemu")) -> list[str]:
+def defined() -> list[str]:
     """The VMs of whatever checkout's lab, also where libvirt doesn't run."""
-    return sorted(path.stem for path in directory.glob("psfleet-*.xml"))
+    return sorted(path.stem for path in Path("/etc/libvirt/qemu").glob("psfleet-*.xml"))
 
 
 def remove(machines: list[str]) -> None:

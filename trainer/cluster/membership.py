@@ -105,7 +105,8 @@ class Membership:
         leave_when_asked()
         self._phases.enter(Phase.WAITING)
         self._ways.start()
-        members = form(self._config, self.heartbeat, self._first, self._without, self._name_missing, self._every_ps)
+        tell = partial(self._news.missing, members=self._members)
+        members = form(self._config, self.heartbeat, self._first, self._without, tell, self._every_ps)
         end_when_asked()
         for task, process in self._members.items():
             if members.get(task) != process:
@@ -356,9 +357,6 @@ class Membership:
         """Return the workers that TensorFlow must not wait for."""
         members = self.heartbeat.members() if self._watching and self.handler else {}
         return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
-
-    def _name_missing(self, missing: dict[str, Member]) -> None:
-        self._news.missing(missing, self._members)
 
     def release(self) -> None:
         """Watch nobody, and let go of this generation's members."""
