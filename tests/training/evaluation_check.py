@@ -29,10 +29,10 @@ RIGHT = {
     "exact": ("Numbered", "Files", "OneBatch"),
 }
 REFUSED = {
-    "mirrored": ("Stray", "OwnLoss", "Endless", "Nothing"),
-    "inline": ("Stray", "OwnLoss", "Endless", "Nothing"),
-    "distributed": ("WholeData", "NotMerging", "KeepingTheLast", "Generated", "Nothing"),
-    "exact": ("Uneven", "OwnTestStep", "Regularized", "Weighted", "TwoOutputs", "Generated"),
+    "mirrored": ("Stray", "OwnLoss", "OwnTestFunction", "Endless", "Nothing"),
+    "inline": ("Stray", "OwnLoss", "OwnTestFunction", "Endless", "Nothing"),
+    "distributed": ("WholeData", "NotMerging", "OwnTestFunction", "KeepingTheLast", "Generated", "Nothing"),
+    "exact": ("Uneven", "OwnTestStep", "OwnTestFunction", "Regularized", "Weighted", "TwoOutputs", "Generated"),
 }
 
 

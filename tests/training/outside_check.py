@@ -27,7 +27,7 @@ class Keep(logging.Handler):
         found.setdefault(f"warned of {name}", record.getMessage())
 
 
-for warner in ("forgotten", "large_arrays", "python_calls"):
+for warner in ("forgotten", "keras.keras2", "large_arrays", "python_calls"):
     logging.getLogger(f"trainer.training.{warner}").addHandler(Keep())
 programs = {name: getattr(outside, name)() for name in sys.argv[1:]}
 config = Config.from_dict({"program": "outside:Plain", "run": "test", "shared_dir": "/tmp", "steps": STEPS})
@@ -48,6 +48,8 @@ for name, program in programs.items():
     calls = [runner.call(1) for _ in range(STEPS)]
     runner.join()
     found[name] = [fetch_numbers(call.outputs) for call in calls]
+    if isinstance(program, outside.OwnOptimizer):
+        found[f"weights of {name}"] = program.model.weights[0].numpy().ravel().tolist()
     found[f"places of {name}"] = getattr(program, "places", [])
     runner.close()  # and with it what this strategy's calls need
     strategy = make_strategy(config, start_cluster("parameter_server", WORKERS, 2))

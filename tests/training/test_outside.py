@@ -7,9 +7,12 @@ import time
 from typing import Any
 
 import pytest
+import tensorflow as tf
 from processes import MINUTE, Runs, run_check, until
 
+from trainer.core.failures import explain
 from trainer.run.records import read_record
+from trainer.training.keras.adapters import keras_of
 
 pytestmark = pytest.mark.timeout(400)
 EARLY = "It was made before build_model was called"
@@ -28,6 +31,13 @@ OTHERS = {
     "LargeStep": "Extra.train_step has arrays of 0.00 GiB in its graph",
     "LargeData": "LargeData.train_dataset has arrays of 0.00 GiB in its graph",
     "OfV1": "compile got AdamOptimizer, which is none of Keras's optimizers",
+    "OwnTrainFunction": "Accumulating has its own make_train_function, which the trainer does not call",
+    "SetTrainFunction": "put what it does into train_step",
+    "OwnFunctionOfKeras3": "Own has its own make_train_function",
+    "AppliesBeside": "InApply.apply_gradients writes variables beside its updates",
+    "CountsIterations": "ByIterations does something at each so many steps (iterations)",
+    "CountsOfLegacy": "LegacyByIterations does something at each so many steps (iterations)",
+    "CountsOfKeras3": "OfKeras3ByIterations does something at each so many steps (iterations)",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
     "PythonLoss": "Extra.train_step trains through py_function, whose gradient is Python",
     "Changing": "Extra.train_step uses the variable 'rest' of shape (None,), which workers can't have: give it",
@@ -49,6 +59,7 @@ COPIED = {
     "CopiedStep": "Extra.train_step has NumPy arrays of ",
     "CopiedData": "CopiedData.train_dataset has NumPy arrays of ",
 }
+JITTED = {"Jitted": "Extra is compiled with jit_compile=True, which has no effect here"}
 PYTHON = {"PythonMetric": "Extra.train_step calls Python (py_function or numpy_function), as in a metric"}
 CLEARED = ["Cleared", "ClearedOfKeras3"]
 
@@ -57,7 +68,20 @@ CLEARED = ["Cleared", "ClearedOfKeras3"]
 def found() -> dict[str, Any]:
     answered: dict[str, Any] = run_check(
         "outside_check.py",
-        *(*NAMED, *OTHERS, *WHILE_BUILT, *LOST, *CLEARED, *COPIED, *PYTHON, "CopiedNot", "Called", "Kept"),
+        *(
+            *NAMED,
+            *OTHERS,
+            *WHILE_BUILT,
+            *LOST,
+            *CLEARED,
+            *COPIED,
+            *PYTHON,
+            *JITTED,
+            "CopiedNot",
+            "Called",
+            "Kept",
+            "CountsItself",
+        ),
         deadline=5 * MINUTE,
     )
     return answered
@@ -98,10 +122,29 @@ def test_python_in_a_metric_is_warned_of_and_counts(found: dict[str, Any]) -> No
     assert [step["by_python"] for step in found["PythonMetric"]] == [7.0] * 4
 
 
+def test_a_step_that_xla_does_not_compile_is_warned_of(found: dict[str, Any]) -> None:
+    assert found["warned of Jitted"].startswith(JITTED["Jitted"])
+    assert len(found["Jitted"]) == 4  # it trains nevertheless
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_step_of_one_device_is_compiled_as_keras_does(is_known: bool) -> None:
+    compute = tf.tanh if is_known else lambda features: tf.strings.to_number(tf.strings.as_string(features))
+    model = tf.keras.Sequential([tf.keras.layers.Lambda(compute), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=True)
+    step, batch = keras_of(model).step(), (tf.ones([8, 4]), tf.ones([8, 1]))
+    if is_known:
+        assert list(step(batch)) == ["loss"]
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="XLA") as caught:
+            step(batch)
+        assert "leave jit_compile=True out of compile" in explain(caught.value)
+
+
 def test_what_the_model_has_may_be_changed(found: dict[str, Any]) -> None:
     assert sorted(step["t"] for step in found["Kept"]) == [2.0, 4.0, 6.0, 8.0]
     assert [key for key in found if key.startswith("warned of")] == [
-        f"warned of {name}" for name in (*LOST, *COPIED, *PYTHON)
+        f"warned of {name}" for name in (*LOST, *COPIED, *PYTHON, *JITTED)
     ]
     assert [step["t"] for step in found["CopiedNot"]] == [4000.0] * 4
 
@@ -110,6 +153,13 @@ def test_what_the_model_has_may_be_changed(found: dict[str, Any]) -> None:
 def test_a_session_cleared_in_build_model_keeps_the_variables_on_the_ps(found: dict[str, Any], name: str) -> None:
     assert len(found[name]) == 4
     assert {place.split("/task")[0] for place in found[f"places of {name}"]} == {"/job:ps/replica:0"}
+
+
+def test_an_optimizer_that_changes_gradients_and_counts_within_updates_trains_as_in_one_process(
+    found: dict[str, Any],
+) -> None:
+    steps, rate = 4, 2 * 0.0625
+    assert found["weights of CountsItself"] == [-rate * (0.5 * 3 + steps - 3)] * 4
 
 
 def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:

@@ -119,7 +119,18 @@ def build_model(program: Program) -> Model:
     if model.run_eagerly:
         raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
     refuse_mixture(model, f"{name}.build_model")
+    refuse_own_function(model, "make_train_function", "train_step")
     return model
+
+
+def refuse_own_function(model: Model, method: str, step: str) -> None:
+    """Raise UserError where a model has its own way to make the function that Keras calls: the trainer makes calls."""
+    of_class = getattr(getattr(type(model), method, None), "__module__", "keras.")
+    if method in vars(model) or not of_class.startswith(("keras.", "tf_keras.")):
+        raise UserError(
+            f"{type(model).__name__} has its own {method}, which the trainer does not call, since it packs steps into "
+            f"calls of its own: put what it does into {step} (docs/programs.md)"
+        )
 
 
 def is_keras3(model: Model) -> bool:

@@ -28,6 +28,7 @@ from trainer.core.contracts import (
     Variable,
 )
 from trainer.core.failures import UserError, explain
+from trainer.core.program import refuse_own_function
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
@@ -45,7 +46,7 @@ from trainer.training.steps.outputs import fetch_numbers
 log = logging.getLogger(__name__)
 OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"
 # What Keras's exact evaluation never calls.
-NOT_CALLED = ("test_step", "compute_loss", "compute_metrics", "make_test_function")
+NOT_CALLED = ("test_step", "compute_loss", "compute_metrics")
 PROBED_BATCHES = 2
 
 
@@ -132,6 +133,7 @@ def make_evaluation(
         log.warning("%s", why)
     if config.evaluation == "sidecar":
         return None
+    refuse_own_function(model, "make_test_function", "test_step, or set evaluation to sidecar")
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]

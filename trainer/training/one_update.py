@@ -17,6 +17,7 @@ from trainer.core.failures import UserError
 from trainer.training.constraints import constrain, take_constraint
 from trainer.training.first_trace import needs_no_update
 from trainer.training.learning_rate import replaced
+from trainer.training.own_applies import applying, updating
 from trainer.training.rows import own
 from trainer.training.tf_internals.variables import beneath, moving_average
 
@@ -36,7 +37,7 @@ def gather(optimizer: Optimizer) -> None:
     def update_step(gradient: Tensor, variable: Variable) -> None:
         if needs_no_update(optimizer):
             return
-        with number.replaced():
+        with updating(optimizer), number.replaced():
             decay(variable, optimizer.learning_rate)
             plain(gradient, variable)
             if optimizer.use_ema and (average := moving_average(optimizer, variable)) is not None:
@@ -46,7 +47,8 @@ def gather(optimizer: Optimizer) -> None:
 
     def apply_gradients(grads_and_vars: list[tuple[Tensor, Variable]], *more: object, **named: object) -> Any:
         number.forget()
-        return apply(keep_constraints(grads_and_vars), *more, **named)
+        with applying(optimizer):
+            return apply(keep_constraints(grads_and_vars), *more, **named)
 
     for name, method in (
         ("update_step", update_step),
@@ -63,14 +65,16 @@ def gather_legacy(optimizer: Optimizer) -> None:
     apply = optimizer.apply_gradients
 
     def apply_gradients(grads_and_vars: list[tuple[Tensor, Variable]], *more: object, **named: object) -> Any:
-        return apply(keep_constraints(grads_and_vars), *more, **named)
+        with applying(optimizer):
+            return apply(keep_constraints(grads_and_vars), *more, **named)
 
     def constrained(update: Any) -> Any:
         def updated(gradient: Tensor, variable: Variable, *more: object, **named: object) -> Any:
             if needs_no_update(optimizer):
                 return tf.no_op()
-            done = update(gradient, variable, *more, **named)
-            constrain(variable)
+            with updating(optimizer):
+                done = update(gradient, variable, *more, **named)
+                constrain(variable)
             return done
 
         return updated
@@ -91,8 +95,9 @@ def gather_keras3(optimizer: Optimizer) -> None:
     def update_step(gradient: Tensor, variable: Variable, rate: Tensor) -> None:
         if needs_no_update(optimizer):
             return
-        decay(variable, rate)
-        plain(gradient, variable, rate)
+        with updating(optimizer):
+            decay(variable, rate)
+            plain(gradient, variable, rate)
         if optimizer.use_ema:
             average = own(optimizer._model_variables_moving_average[optimizer._get_variable_index(variable)])
             momentum = tf.cast(optimizer.iterations != 0, variable.dtype) * optimizer.ema_momentum

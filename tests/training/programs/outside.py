@@ -217,6 +217,142 @@ class Eager(Plain):
             self.undo = tf.config.run_functions_eagerly
 
 
+class OwnTrainFunction(Plain):
+    def build_model(self):
+        class Accumulating(Extra):
+            def make_train_function(self, force=False):
+                return super().make_train_function(force)
+
+        model = Accumulating(self.extra)
+        model.compile("sgd", "mse")
+        return model
+
+
+class SetTrainFunction(Plain):
+    def build_model(self):
+        model = super().build_model()
+        model.make_train_function = lambda force=False: None
+        return model
+
+
+class OwnFunctionOfKeras3(Plain):
+    def build_model(self):
+        class Own(keras3.Sequential):
+            def make_train_function(self, force=False):
+                return super().make_train_function(force)
+
+        model = Own([keras3.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+
+class Slow:
+    """Each weight has a slow one beside it, which it goes back to at each third step: half of the way is kept."""
+
+    def build(self, var_list):
+        super().build(var_list)
+        if not hasattr(self, "slow"):
+            self.slow = [self.add_variable_from_reference(one, "slow", initial_value=one) for one in var_list]
+            self.counts = [self.add_variable_from_reference(one, "count", shape=[]) for one in var_list]
+
+    def go_back(self, weight, slow, count):
+        there, is_third = slow + 0.5 * (weight - slow), tf.equal(count % 3, 0)
+        slow.assign(tf.where(is_third, there, slow))
+        weight.assign(tf.where(is_third, slow, weight))
+
+    def places(self, variable):
+        number = self._index_dict[self._var_key(variable)]
+        return self.slow[number], self.counts[number]
+
+
+class InApply(Slow, keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars, **named):
+        pairs = list(grads_and_vars)
+        done = super().apply_gradients(pairs, **named)
+        for _, weight in pairs:
+            self.go_back(weight, self.places(weight)[0], self.iterations)
+        return done
+
+
+class ByIterations(Slow, keras.optimizers.SGD):
+    def update_step(self, gradient, variable):
+        super().update_step(gradient, variable)
+        self.go_back(variable, self.places(variable)[0], self.iterations + 1)
+
+
+class ByItsCount(Slow, keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars, **named):
+        return super().apply_gradients([(2 * gradient, weight) for gradient, weight in grads_and_vars], **named)
+
+    def update_step(self, gradient, variable):
+        super().update_step(gradient, variable)
+        slow, count = self.places(variable)
+        count.assign_add(1.0)
+        self.go_back(variable, slow, count)
+
+
+class LegacyByIterations(keras.optimizers.legacy.SGD):
+    def _create_slots(self, var_list):
+        super()._create_slots(var_list)
+        for variable in var_list:
+            self.add_slot(variable, "slow", initializer=variable)
+
+    def apply_gradients(self, *given, **named):
+        return super().apply_gradients(*given, **named)
+
+    def _resource_apply_dense(self, gradient, variable, apply_state=None):
+        done, slow = super()._resource_apply_dense(gradient, variable, apply_state), self.get_slot(variable, "slow")
+        with tf.control_dependencies([done]):
+            is_third = tf.equal(tf.math.floordiv(self.iterations + 1, 3) * 3, self.iterations + 1)
+            there = tf.where(is_third, slow + 0.5 * (variable - slow), variable)
+            return tf.group(variable.assign(there), slow.assign(tf.where(is_third, there, slow)))
+
+
+class OfKeras3ByIterations(keras3.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        third = keras3.ops.equal((self.iterations + 1) % 3, 0)
+        super().update_step(keras3.ops.where(third, gradient, 0.0), variable, learning_rate)
+
+
+class OwnOptimizer(Plain):
+    """A line whose gradients are ones, at a rate whose multiples have no rounding."""
+
+    make, keras = None, keras
+
+    def build_model(self):
+        line = self.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+        self.model = self.keras.Sequential([self.keras.layers.Input((4,)), line])
+        self.model.compile(self.make(0.0625), lambda truth, predicted: predicted)
+        return self.model
+
+
+class AppliesBeside(OwnOptimizer):
+    make = InApply
+
+
+class CountsIterations(OwnOptimizer):
+    make = ByIterations
+
+
+class CountsOfLegacy(OwnOptimizer):
+    make = LegacyByIterations
+
+
+class CountsOfKeras3(OwnOptimizer):
+    make, keras = OfKeras3ByIterations, keras3
+
+
+class CountsItself(OwnOptimizer):
+    make = ByItsCount
+
+
+class Jitted(Plain):
+    def build_model(self):
+        model = Extra(self.extra)
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+
 class OfV1(Plain):
     def build_model(self):
         model = super().build_model()

@@ -127,6 +127,15 @@ class OwnTestStep(Numbered):
     model = HalvingModel
 
 
+class OwnTestFunctionModel(tf.keras.Model):
+    def make_test_function(self, force=False):
+        return super().make_test_function(force)
+
+
+class OwnTestFunction(Numbered):
+    model = OwnTestFunctionModel
+
+
 class StrayModel(tf.keras.Model):
     def test_step(self, data):
         return {**super().test_step(data), "last_label": tf.reduce_max(data[1])}

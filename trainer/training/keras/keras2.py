@@ -101,7 +101,18 @@ class Keras2Model:
 
     def step(self) -> Callable[[Structure], Structure]:
         own: Callable[[Any], Any] = self.model.train_step
-        return own
+        if not self.model.jit_compile:
+            return own
+        strategy = self.model.distribute_strategy
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy) or strategy.num_replicas_in_sync > 1:
+            log.warning(
+                "%s is compiled with jit_compile=True, which has no effect here: XLA compiles a step of one device "
+                "with its variables. A tf.function with jit_compile of its own may be in it",
+                type(self.model).__name__,
+            )
+            return own
+        compiled: Callable[[Any], Any] = tf.function(own, jit_compile=True, reduce_retracing=True)  # as Keras does
+        return compiled
 
     def test_step(self) -> Callable[..., Structure]:
         own: Callable[..., Any] = self.model.test_step

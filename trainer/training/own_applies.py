@@ -1,0 +1,103 @@
+"""Refuse optimizers that do more than update variables, where other workers would come between.
+
+An update of a variable is one act (atomic_updates.py). What an `apply_gradients` of the program's writes beside these
+is none. And two workers may read the same number of steps, or one that has passed by: what is to happen at each
+third step would not happen then, or twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Optimizer
+from trainer.core.failures import UserError
+from trainer.training.atomic_updates import WRITING, written_handles
+from trainer.training.tf_internals.graphs import APART, CHOICES, outermost
+
+DIVIDING = ("FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod")
+# What a number of steps goes through before it is compared.
+COUNTING = (*DIVIDING, "Add", "AddV2", "Cast", "Identity", "Mul", "ReadVariableOp", "Sub")
+# The operations of updates, by name: an optimizer may have another one do the work.
+_updates: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def has_own(optimizer: Optimizer, method: str) -> bool:
+    """Return whether an optimizer's class, or one that it derives from, replaces this method of tf_keras."""
+    return not getattr(type(optimizer), method).__module__.startswith("tf_keras.")
+
+
+@contextlib.contextmanager
+def applying(optimizer: Optimizer) -> Iterator[None]:
+    """Raise UserError where an apply_gradients of the program's, which is traced meanwhile, writes beside updates."""
+    if not has_own(optimizer, "apply_gradients"):
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    updated = _updates.get(graph, set())
+    for one in graph.get_operations()[before:]:
+        if writes(one) and one.name not in updated and APART not in one.name:
+            kind, into = type(optimizer).__name__, "update_step"
+            if hasattr(optimizer, "get_slot"):
+                into = "_resource_apply_dense and _resource_apply_sparse"
+            raise UserError(
+                f"{kind}.apply_gradients writes variables beside its updates, and those of other workers would come "
+                f"between: put what it does to each variable into {into}, which is one act (docs/programs.md)"
+            )
+
+
+@contextlib.contextmanager
+def updating(optimizer: Optimizer) -> Iterator[None]:
+    """Take what is traced meanwhile for an update; raises UserError where it depends on whose turn a step is."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield
+    made = graph.get_operations()[before:]
+    _updates.setdefault(graph, set()).update(one.name for one in made)
+    refuse_turns(optimizer, made)
+
+
+def writes(operation: Any) -> bool:
+    """Return whether it writes a variable; to add a constant, as to `iterations`, is one act by itself."""
+    if operation.type == "AssignAddVariableOp" and operation.inputs[1].op.type == "Const":
+        return False
+    return operation.type.startswith(WRITING) or (operation.type in CHOICES and bool(written_handles([operation])))
+
+
+def refuse_turns(optimizer: Optimizer, made: Sequence[Any]) -> None:
+    """Raise UserError where operations compare what is left of `iterations` divided by something."""
+    for one in made:
+        sources = counted(one) if one.type in ("Equal", "NotEqual") else []
+        if any(each.type in DIVIDING for each in sources) and any(is_read(each, optimizer) for each in sources):
+            way = "add_slot" if hasattr(optimizer, "get_slot") else "add_variable_from_reference"
+            raise UserError(
+                f"{type(optimizer).__name__} does something at each so many steps (iterations), and several workers "
+                f"may find the same number, or miss one: give each variable a count of its own ({way}), and add to it "
+                "in its update (docs/programs.md)"
+            )
+
+
+def is_read(operation: Any, optimizer: Optimizer) -> bool:
+    """Return whether an operation reads an optimizer's number of steps."""
+    counter = getattr(optimizer.iterations, "_value", optimizer.iterations)
+    if tf.is_symbolic_tensor(counter):  # Keras 3's, which a step reads once
+        return bool(counter.op is operation)
+    return operation.type == "ReadVariableOp" and outermost(operation.inputs[0]) is counter.handle
+
+
+def counted(operation: Any) -> list[Any]:
+    """Return the operations that an operation's inputs come from, as far as these may count steps."""
+    found: dict[str, Any] = {}
+    todo = [given.op for given in operation.inputs]
+    while todo:
+        one = todo.pop()
+        if one.type in COUNTING and one.name not in found:
+            found[one.name] = one
+            todo += [given.op for given in one.inputs if given.dtype != tf.resource]
+    return list(found.values())
