@@ -5,13 +5,14 @@ There are three: of clusters without GPUs, and of hosts without and with GPUs in
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 from fleet.errors import OperatorMistake
-from fleet.places import KIT, NO_GPU, site, site_file
+from fleet.places import KIT, NO_GPU, gpu_lock, site, site_file
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # The hosts are x86-64, and TensorFlow's wheels need no newer glibc. The names of an environment and its lock are by
@@ -36,7 +37,7 @@ def write_locks(name: str, say: Callable[[str], None], run: Callable[..., object
             f"{wanted} is missing; expected the packages that the hosts need, a line each. Begin with psfleet's own, "
             f"and add yours: install -D -m 644 {KIT / 'locks/cpu.in'} {wanted}"
         )
-    cuda = lock.with_name("cuda" if lock == site() / "locks/cpu" else f"{lock.name}-cuda")
+    cuda = lock.with_name(Path(gpu_lock(os.path.relpath(lock, site()))).name)
     for python in PYTHONS:
         plain = Path(f"{lock}-{python}.txt")
         _compile(python, plain, [str(wanted)], run)

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.places import CODE, KIT, gpu_lock, lock_file, role_module, site, site_file
+from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
-from fleet.site.schema.control import program_problem
+from fleet.site.schema.control import lock_of, program_problem
 from fleet.tables import render_duration
 from fleet.vault import lend
 
@@ -124,14 +124,13 @@ def _read_release(inventory: Inventory, function: str) -> Any:
     release_archive = role_module("release", "release_archive")
     variables = inventory.variables[inventory.chief.host]
     program = variables.get("release_program") or ""
-    lock, lock_gpu = locks_of(variables)
     gpu = bool(inventory.groups.get("gpu"))
     try:
         return getattr(release_archive, function)(
             str(CODE / "trainer"),
             str(site_file(program)) if program else "",
-            str(lock_file(site(), lock, gpu)),
-            str(lock_file(site(), lock_gpu, gpu)) if gpu else None,
+            str(lock_file(site(), lock_of(variables, "release_lock"), gpu)),
+            str(lock_file(site(), lock_of(variables, "release_lock_gpu"), gpu)) if gpu else None,
         )
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
@@ -160,12 +159,6 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
     gpu = bool(inventory.groups.get("gpu"))
     if problem := program_problem(inventory.variables[inventory.chief.host], program, arguments, site(), gpu):
         raise OperatorMistake(problem)
-
-
-def locks_of(variables: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the locks, as roles/release/defaults has them too."""
-    lock = variables.get("release_lock") or "locks/cpu"
-    return lock, variables.get("release_lock_gpu") or gpu_lock(lock)
 
 
 def ship(

@@ -14,8 +14,9 @@ from typing import Any
 from fleet.errors import FleetError
 from fleet.files import replace_file
 from fleet.places import lock_file, site
-from fleet.release import build_release, locks_of
+from fleet.release import build_release
 from fleet.site.inventory import load_inventory
+from fleet.site.schema.control import LOCKS, lock_of
 from fleet.terminal import printable
 
 CACHE = Path(".cache/releases")
@@ -71,8 +72,7 @@ def write(release: str, locks: Sequence[Path], cache: Path, tool: Path) -> list[
 
 def locks_for(variables: Mapping[str, Any], gpu: bool) -> list[Path]:
     """Return the lock files that a release has."""
-    lock, lock_gpu = locks_of(variables)
-    stems = [lock_file(site(), name, gpu) for name in ((lock, lock_gpu) if gpu else (lock,))]
+    stems = [lock_file(site(), lock_of(variables, name), gpu) for name in (LOCKS if gpu else LOCKS[:1])]
     return [path for stem in stems for path in sorted(stem.parent.glob(f"{stem.name}-3.*.txt"))]
 
 

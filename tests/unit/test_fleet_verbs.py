@@ -36,7 +36,6 @@ from fleet.release import (
     Shipped,
     build_release,
     check_deeply,
-    locks_of,
     parse_recap,
     ship,
 )
@@ -44,6 +43,7 @@ from fleet.run import Run
 from fleet.site.filters import FILTERS
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
+from fleet.site.schema.control import LOCKS, lock_of
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.units import Unit
@@ -1754,8 +1754,8 @@ def test_the_planned_release_is_the_roles() -> None:
     environment.filters |= FILTERS
     for lock in ("locks/cpu", "locks/mine"):
         rendered = environment.from_string(defaults["release_lock_gpu"]).render(release_lock=lock)
-        assert rendered == locks_of({"release_lock": lock})[1]
-    assert locks_of({}) == (defaults["release_lock"], "locks/cuda")
+        assert rendered == lock_of({"release_lock": lock}, "release_lock_gpu")
+    assert [lock_of({}, name) for name in LOCKS] == [defaults["release_lock"], "locks/cuda"]
 
 
 def test_a_program_that_cannot_be_shipped_is_the_operators_mistake() -> None:

@@ -30,6 +30,7 @@ _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTI
 _BRINGS_IN = re.compile(r"(-e|-r|-c|--editable|--requirement|--constraint)\b")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
 _KEY_SECONDS = 10
+LOCKS = ("release_lock", "release_lock_gpu")  # the latter counts where a host has a GPU
 
 
 def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
@@ -40,8 +41,8 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
     site = reading.values[chief]
     locks: set[str] = set()
     gpu = bool(reading.groups.get("gpu"))
-    for variable in ("release_lock", "release_lock_gpu") if gpu else ("release_lock",):
-        for text in _lock_problems(_lock_of(site, variable), root, gpu, locks):
+    for variable in LOCKS if gpu else LOCKS[:1]:
+        for text in _lock_problems(lock_of(site, variable), root, gpu, locks):
             yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
     yield from _signing_problems(site, root, chief, reading)
     yield from _cache_problems(site, root, chief, reading)
@@ -103,17 +104,16 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
 def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str], root: Path, gpu: bool) -> str | None:
     """What is wrong with a program that a command names instead of the inventory's; None where nothing is known."""
     locked: set[str] = set()
-    for _ in _lock_problems(_lock_of(site, "release_lock"), root, gpu, locked):
+    for _ in _lock_problems(lock_of(site, "release_lock"), root, gpu, locked):
         return None  # the inventory's own problems are said by themselves
     given = str(site.get("release_program") or "")
     return next((text for _, text in _program_problems(name, arguments, given, root, locked)), None)
 
 
-def _lock_of(site: Mapping[str, Any], variable: str) -> str:
-    lock = site.get("release_lock", definition().variables["release_lock"].schema["default"])
-    if variable == "release_lock":
-        return str(lock)
-    return str(site.get(variable, gpu_lock(lock)))
+def lock_of(site: Mapping[str, Any], variable: str) -> str:
+    """Return the path of a set of locks, as the role's defaults have it too; `variable` is one of LOCKS."""
+    lock = site.get("release_lock") or definition().variables["release_lock"].schema["default"]
+    return str(lock if variable == "release_lock" else site.get(variable) or gpu_lock(lock))
 
 
 def _lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterator[str]:
