@@ -126,13 +126,11 @@ def verb(
 
     def decorate(body: Callable[..., None]) -> Task[Any]:
         own = [*inspect.signature(flags_of or body).parameters.values()][1:]
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         signature = inspect.Signature(
-            [inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-            + [parameter for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-            + [
-                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-                for name, default in _COMMON.items()
-            ]
+            [inspect.Parameter("context", kind)]
+            + [parameter for parameter in own if parameter.kind is kind]
+            + [inspect.Parameter(name, kind, default=default) for name, default in _COMMON.items()]
         )
 
         @wraps(body)
