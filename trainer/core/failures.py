@@ -55,8 +55,8 @@ MENDS = {
     "another trace reads it: keep it in a variable of the model (add_weight) (docs/programs.md)",
     "before flags were parsed": "the command line is the trainer's, and nobody parses flags: take options as arguments "
     "of the constructor (program_args)",
-    "Detected unsupported operations when trying to compile graph": "XLA can't compile that: leave jit_compile=True out "
-    "of compile, or give it to a tf.function of what it can",
+    "Detected unsupported operations when trying to compile graph": "XLA can't compile that: leave jit_compile=True "
+    "out of compile, or give it to a tf.function of what it can",
     "cannot be called when determinism is enabled": "workers update in any order, so no two runs are the same: leave "
     "tf.config.experimental.enable_op_determinism out",
     "too large to convert to np.int32": "TensorFlow's own datasets fail with NumPy's types: leave the argument "
