@@ -21,7 +21,7 @@ from trainer.cluster.member import State
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
 from trainer.command_line import parse
 from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
-from trainer.core.failures import TRY_AGAIN, USER_ERROR, UserError, explain, is_stale
+from trainer.core.failures import TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain, is_stale
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
 from trainer.keep_queue import run_queue
@@ -158,7 +158,9 @@ def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], C
     try:
         (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
     except Exception as error:
-        log.error("%s cannot serve: %s", cluster.task, explain(error))
+        log.error(
+            "%s cannot serve: %s", cluster.task, str(error) if isinstance(error, Infrastructure) else explain(error)
+        )
     return TRY_AGAIN
 
 

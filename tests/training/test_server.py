@@ -43,6 +43,24 @@ def test_server_is_ready_when_it_listens_and_pings_while_it_answers(runs: Runs, 
     assert server.wait(MINUTE) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("job", ["ps", "chief"])
+def test_a_port_that_another_process_has_is_named(runs: Runs, tmp_path: Path, job: str) -> None:
+    cluster = local_cluster(1, 1)
+    [address] = cluster[job]
+    port = int(address.rpartition(":")[2])
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps({"program": "many:Many", "run": "held", "steps": 10, "shared_dir": str(tmp_path)}))
+    with socket.create_server(("127.0.0.1", port)):
+        for other in {"ps", "worker", "chief"} - ({"chief"} if job == "ps" else set()):
+            config = json.dumps({"cluster": cluster, "task": {"type": other, "index": 0}})
+            task = runs.task(TF_CONFIG=config, TRAINER_SETTINGS=str(settings))
+            if other == job:
+                held = task
+        assert held.wait(MINUTE) == 75
+    assert f"another process has {job}-0's port {port}: ss -ltnp 'sport = :{port}' names it" in held.output
+    assert "UnknownError" not in held.output
+
+
 class Serving:
     """A ps with the settings of a run of 10 steps."""
 

@@ -94,6 +94,14 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
         ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
         ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),
+        (
+            "Stateful RNNs (created with `stateful=True`) are not yet supported with tf.distribute.Strategy",
+            "leave stateful out",
+        ),
+        (
+            "Detected unsupported operations when trying to compile graph step[] on XLA_CPU_JIT: AsString",
+            "leave jit_compile=True out of compile",
+        ),
         ("Python int 2791210558679442012 too large to convert to np.int32", "dtype_conversion_mode"),
     ],
 )

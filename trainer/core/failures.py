@@ -5,15 +5,17 @@ systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from trainer.core.own_frames import LINE_IN_MESSAGE, cause, user_line
-from trainer.core.transport_errors import AMBIGUOUS, transport_error
+from trainer.core.transport_errors import AMBIGUOUS, PORT_TAKEN, transport_error
 
 FINISHED = 0
 TRY_AGAIN = 75  # EX_TEMPFAIL: the infrastructure's trouble
@@ -55,6 +57,8 @@ MENDS = {
     "another trace reads it: keep it in a variable of the model (add_weight) (docs/programs.md)",
     "before flags were parsed": "the command line is the trainer's, and nobody parses flags: take options as arguments "
     "of the constructor (program_args)",
+    "Stateful RNNs (created with `stateful=True`) are not yet": "the next batch is another worker's: leave stateful "
+    "out, and give whole sequences",
     "Detected unsupported operations when trying to compile graph": "XLA can't compile that: leave jit_compile=True "
     "out of compile, or give it to a tf.function of what it can",
     "cannot be called when determinism is enabled": "workers update in any order, so no two runs are the same: leave "
@@ -117,6 +121,21 @@ class Misfit(UserError):
 
 class Infrastructure(Exception):
     """Trouble of machines, network or storage: trying again later may work."""
+
+
+@contextlib.contextmanager
+def naming_port(task: str, address: str) -> Iterator[None]:
+    """Name the port of a task's server, and what to do, where TensorFlow says only that it could not start there."""
+    try:
+        yield
+    except Exception as error:
+        if not PORT_TAKEN.search(str(error)):
+            raise
+        port = address.rpartition(":")[2]
+        raise Infrastructure(
+            f"another process has {task}'s port {port}: ss -ltnp 'sport = :{port}' names it. End it, or give the task "
+            "another port (in an inventory chief_port, worker_port or ps_port)"
+        ) from error
 
 
 class StalePath(Infrastructure):

@@ -37,6 +37,7 @@ def phrase(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE)
 
 
+PORT_TAKEN = phrase("could not start grpc server")
 TABLE = (
     TransportError(OF_A_CALL, phrase(""), "a call was ended from outside: by a server, its end, or a deadline"),
     TransportError(AMBIGUOUS, whole_line("Stream removed"), "the connection broke before the answer came"),
@@ -48,7 +49,7 @@ TABLE = (
     TransportError(AMBIGUOUS, whole_line("GOAWAY received(;.*)?"), "a server asked for no more calls"),
     TransportError(AMBIGUOUS, whole_line("keepalive watchdog timeout"), "a server was silent"),
     TransportError(AMBIGUOUS, whole_line("failed to connect to all addresses(;.*)?"), "nobody listens there"),
-    TransportError(ANY, phrase("could not start grpc server"), "the port is taken, as by the process before"),
+    TransportError(ANY, PORT_TAKEN, "the port is taken, as by the process before"),
     TransportError(ANY, phrase(r"unable to find a context_id matching"), "the server is a new process"),
     TransportError(ANY, phrase("unable to find the relevant tensor remote_handle"), "the server is a new process"),
     TransportError(ANY, phrase("unknown device"), "the server is a new process"),

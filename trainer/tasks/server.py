@@ -22,7 +22,7 @@ from trainer.cluster.spec import Cluster
 from trainer.cluster.way_probe import Ways
 from trainer.cluster.ways import CHIEF, targets
 from trainer.core.config import Config, ConfigError
-from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale
+from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale, naming_port
 from trainer.process.server_library import load_server_library
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
@@ -60,13 +60,14 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
     # A thread without work would go on looking for some, and take the processor from those that have it.
     options.experimental.disable_thread_spinning = True
     options.gpu_options.allow_growth = True
-    server = library.Server(
-        library.ClusterSpec(cluster.jobs),
-        job_name=cluster.job,
-        task_index=cluster.index,
-        protocol="grpc",
-        config=options,
-    )
+    with naming_port(cluster.task, cluster.address):
+        server = library.Server(
+            library.ClusterSpec(cluster.jobs),
+            job_name=cluster.job,
+            task_index=cluster.index,
+            protocol="grpc",
+            config=options,
+        )
     log.info("%s serves at %s", cluster.task, cluster.address)
     notifier.ready(f"{cluster.task} serves at {cluster.address}")
     own = f"localhost:{cluster.address.rpartition(':')[2]}"

@@ -15,6 +15,7 @@ import tensorflow as tf
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
 from trainer.core.contracts import Strategy
+from trainer.core.failures import naming_port
 from trainer.training.partitioners import make_partitioner
 from trainer.training.tf_internals.workers import connected_workers, forget_traces
 
@@ -40,9 +41,11 @@ def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str]
         FORMED[:] = [cluster.jobs]
         partitioner = make_partitioner(config, len(cluster.jobs["ps"]))
         forget_traces()
-        return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
+        with naming_port(cluster.task, cluster.address):
+            return tf.distribute.ParameterServerStrategy(make_resolver(cluster), variable_partitioner=partitioner)
     if config.strategy == "multi_worker_mirrored":
-        IN_STEP.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=make_resolver(cluster)))
+        with naming_port(cluster.task, cluster.address):
+            IN_STEP.append(tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=make_resolver(cluster)))
         return IN_STEP[-1]
     if config.strategy == "mirrored":
         return tf.distribute.MirroredStrategy(own_devices())
