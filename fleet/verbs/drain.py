@@ -137,6 +137,17 @@ def undrain(
         desk.say(f"nothing was done. Do it: fab undrain {host}")
         _answer(desk, "undrain", "planned", host, cost)
         return True
+    joined = _bring_back(cluster, desk, host, starts, reason, patience)
+    desk.say(_describe_return(host, tasks if starts else [], joined))
+    _answer(desk, "undrain", "done", host, cost)
+    return joined
+
+
+def _bring_back(
+    cluster: Cluster, desk: Desk, host: str, starts: Sequence[Task], reason: str | None, patience: float
+) -> bool:
+    """Take a host's drain back, and start tasks; returns whether they were seen to join in time."""
+    tasks = cluster.inventory.tasks_on(host)
     with Trail(cluster, desk, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)
@@ -148,14 +159,15 @@ def undrain(
         if not joined:
             _refuse_down(cluster, host, tasks)
         trail.end(joined=joined)
-    if not starts:
-        desk.say(f"{host} is ready; the cluster is stopped. Start it: fab start-cluster")
-    elif joined:
-        desk.say(f"{host} is back with {_names(tasks)}. Look: fab hosts")
-    else:
-        desk.say(f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status")
-    _answer(desk, "undrain", "done", host, cost)
     return joined
+
+
+def _describe_return(host: str, tasks: Sequence[Task], joined: bool) -> str:
+    if not tasks:
+        return f"{host} is ready; the cluster is stopped. Start it: fab start-cluster"
+    if joined:
+        return f"{host} is back with {_names(tasks)}. Look: fab hosts"
+    return f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status"
 
 
 def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
