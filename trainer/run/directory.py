@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,16 @@ class RunDirectory(LeasedDirectory):
         began = {"program": config.program, "program_args": dict(config.program_args)}
         self._keep_damaged_settings()
         write_record(self.settings, {**record, **began, "settings": config.as_dict()})
+
+    def declare_tables(self, names: Iterable[str]) -> None:
+        """Remember these layers, which the program gives dynamic tables, whatever the settings name later."""
+        write_record(self.settings, {**(read_record(self.settings) or {}), "declared_tables": sorted(names)})
+
+    @property
+    def dynamic_tables(self) -> set[str]:
+        """The names of the layers with dynamic tables, by the settings or by the program."""
+        record = read_record(self.settings) or {}
+        return {*record.get("settings", {}).get("dynamic_tables", {}), *record.get("declared_tables", ())}
 
     def set_damaged_records_aside(self) -> None:
         """Rename the damaged records that a run can do without: only the lease's holder may."""

@@ -5,6 +5,7 @@ It imports TensorFlow: import it where a generation begins, in the process that 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import numbers
 from trainer.training.data_service import DataService
+from trainer.training.declared_tables import name_declared_tables
 from trainer.training.evaluation import make_evaluation, refuse_best_metric
 from trainer.training.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.export_trial import try_export
@@ -126,6 +128,15 @@ def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, Data
     progress.tally.workers = name_workers(context, cluster)
     progress.tally.servers = membership.servers if membership else ()
     return strategy, service
+
+
+def with_declared_tables(context: RunContext) -> RunContext:
+    """Have the settings name the layers that ask for dynamic tables themselves, and the run remember that."""
+    config = name_declared_tables(context.config, context.program)
+    if config is context.config:
+        return context
+    context.directory.declare_tables(config.dynamic_tables)
+    return dataclasses.replace(context, config=config)
 
 
 def name_workers(context: RunContext, cluster: Cluster) -> list[str]:

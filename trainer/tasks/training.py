@@ -212,10 +212,12 @@ class Training:
         from trainer.run.memory import Memory
         from trainer.tasks import generation as wiring
 
+        strategy, service = wiring.form_strategy(self._context, cluster)
+        if self._memory is None:
+            self._context = wiring.with_declared_tables(self._context)
         context = self._context
         directory, progress, phases = context.directory, context.progress, context.phases
         self._memory = self._memory or Memory(directory, progress.post, progress.leads)
-        strategy, service = wiring.form_strategy(context, cluster)
         self._handover = wiring.make_handover(context, cluster)
         runner = wiring.make_runner(context, cluster, strategy, service, self._handover)
         model_bytes = wiring.measure_model(context, cluster, runner)

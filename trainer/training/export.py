@@ -308,8 +308,7 @@ def largest_bytes(saved: Path) -> int:
 
 def dynamic_tables(directory: RunDirectory, step: int) -> tuple[str, Collection[str]]:
     """Return where a checkpoint has its dynamic tables, and their names."""
-    settings = (read_record(directory.settings) or {}).get("settings", {})
-    return directory.catalogue.prefix(step), settings.get("dynamic_tables", {})
+    return directory.catalogue.prefix(step), directory.dynamic_tables
 
 
 @contextlib.contextmanager

@@ -67,15 +67,21 @@ def is_new(directory: RunDirectory) -> bool:
 
 def trace_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
     """Do what the export does but for the values; raises what goes wrong."""
-    own = copy.copy(program)  # what build_model keeps in it is not the training's
-    package, copies = type(program).__module__.partition(".")[0], {id(program): own}
-    for name, value in getattr(own, "__dict__", {}).items():
-        vars(own)[name] = apart(value, package, copies)
+    own = apart_from(program)
     with kept_randomness(), tf.variable_creator_scope(reserving()), tracing_saves():
         tables = ServedTables.of(directory)
         with tables.of_layers():
             model = build_model(own)
         save_model(own, model, str(directory.export), element_spec, tables=tables)
+
+
+def apart_from(program: Program) -> Program:
+    """Return a copy of a program: what build_model keeps in it is not the training's."""
+    own = copy.copy(program)
+    package, copies = type(program).__module__.partition(".")[0], {id(program): own}
+    for name, value in getattr(own, "__dict__", {}).items():
+        vars(own)[name] = apart(value, package, copies)
+    return own
 
 
 def apart(value: Any, package: str, copies: dict[int, Any]) -> Any:

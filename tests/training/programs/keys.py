@@ -21,8 +21,7 @@ class Keys:
     def build_model(self):
         keras = self.keras
         ids = keras.Input([IDS], dtype="int64")
-        rows = keras.layers.Embedding(100, 8, name="items")(ids)
-        mean = keras.layers.GlobalAveragePooling1D()(rows)
+        mean = keras.layers.GlobalAveragePooling1D()(self.rows(ids))
         model = keras.Model(ids, self.answer(mean))
         model.compile(
             optimizer=keras.optimizers.Adagrad(self.rate),
@@ -30,6 +29,9 @@ class Keys:
             metrics=["accuracy"],
         )
         return model
+
+    def rows(self, ids):
+        return self.keras.layers.Embedding(100, 8, name="items")(ids)
 
     def answer(self, mean):
         return self.keras.layers.Dense(2)(mean)

@@ -92,6 +92,8 @@ def attach(layer: Layer, table: Any) -> None:
     The table has `variables`, what is trained of it.
     """
     table.masks = layer.mask_zero
+    if hasattr(layer, "hashes_ids"):  # as trainer/examples/dynamic_embedding.py has it
+        object.__setattr__(layer, "hashes_ids", False)
     if isinstance(layer, tf.keras.layers.Layer):
         object.__setattr__(layer, "embeddings", table)
         layer._trainable_weights.extend(table.variables)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record
 from trainer.training.dynamic.hashing import checked, keys_of
 from trainer.training.dynamic.layers import attach, take_over_layers
 from trainer.training.dynamic.pieces import all_pieces_of, pieces_of
@@ -97,8 +96,7 @@ class ServedTables:
     @classmethod
     def of(cls, directory: RunDirectory) -> ServedTables:
         """Return those of a run's settings."""
-        settings = (read_record(directory.settings) or {}).get("settings", {})
-        return cls(settings.get("dynamic_tables", {}))
+        return cls(directory.dynamic_tables)
 
     @contextlib.contextmanager
     def of_layers(self) -> Iterator[None]:

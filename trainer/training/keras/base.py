@@ -8,7 +8,17 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.core.contracts import (
+    Callback,
+    ElementSpec,
+    Layer,
+    Model,
+    Optimizer,
+    Structure,
+    Traced,
+    Trackable,
+    Variable,
+)
 from trainer.training.dynamic.tables import DynamicTables
 
 SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
@@ -57,8 +67,8 @@ class KerasModel(Protocol):
         """The model's optimizers, each once."""
 
     @property
-    def layer_names(self) -> set[str]:
-        """The names of the model's layers, those within others too."""
+    def layers(self) -> list[Layer]:
+        """The model's layers, those within others too."""
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         """Have workers update rows, of dynamic tables too, and variables in one act each.

@@ -74,8 +74,8 @@ class Keras2Model:
         return [one for one in optimizers_of(self.model) if one is not None]
 
     @property
-    def layer_names(self) -> set[str]:
-        return {one.name for one in self.model.submodules if isinstance(one, tf.keras.layers.Layer)}
+    def layers(self) -> list[Layer]:
+        return [one for one in self.model.submodules if isinstance(one, tf.keras.layers.Layer)]
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         if tables is not None:

@@ -298,7 +298,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
         keras.check_step(train_step)
     warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
     if tables is not None:
-        tables.check(keras.layer_names)
+        tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
     return train_step
 

@@ -8,7 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.core.contracts import Callback, ElementSpec, Model, Optimizer, Structure, Traced, Trackable, Variable
+from trainer.core.contracts import (
+    Callback,
+    ElementSpec,
+    Layer,
+    Model,
+    Optimizer,
+    Structure,
+    Traced,
+    Trackable,
+    Variable,
+)
 from trainer.core.failures import UserError
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.base import SPARSE, has_call
@@ -68,8 +78,8 @@ class Keras3Model:
         return [one for _, one in optimizers_of(self.model)]
 
     @property
-    def layer_names(self) -> set[str]:
-        return {layer.name for layer in self.model._flatten_layers(include_self=False)}
+    def layers(self) -> list[Layer]:
+        return list(self.model._flatten_layers(include_self=False))
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
         """`build` gathers them, which makes the optimizer's variables."""

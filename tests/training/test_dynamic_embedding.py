@@ -1,0 +1,124 @@
+"""The layer DynamicEmbedding: a fixed table anywhere else, a dynamic one on parameter servers, without a setting."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import PROGRAMS
+
+from trainer import testing
+from trainer.core.failures import UserError
+from trainer.examples import dynamic_embedding as module
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.status import read_status
+
+# isort: split
+import keras
+import tensorflow as tf
+
+from trainer.training.dynamic.pieces import pieces_of
+
+pytestmark = pytest.mark.timeout(600)
+BOTH = pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+ITEMS = {key * 1_000_003 for key in range(2_000)}
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    import keys
+
+    return keys
+
+
+def test_it_needs_nothing_of_psfleet() -> None:
+    imports = [one for one in ast.walk(ast.parse(Path(str(module.__file__)).read_text())) if "Import" in str(type(one))]
+    assert "trainer" not in " ".join(ast.unparse(one) for one in imports)
+
+
+@BOTH
+def test_outside_it_trains_a_fixed_table_of_any_ids(library: Any, tmp_path: Path) -> None:
+    """Ids of the same hash share a row; a saved model has the layer again."""
+    layer = module.dynamic_embedding(library)(4, {"capacity": 100}, rows=50, name="items")
+    inputs = library.Input([None], dtype="string")
+    model = library.Model(inputs, library.layers.GlobalAveragePooling1D()(layer(inputs)))
+    model.compile(optimizer=library.optimizers.SGD(1.0), loss="mse")
+    before = layer.get_weights()[0]
+    model.fit(tf.constant([["a", "b"]]), tf.ones([1, 4]), verbose=0)
+    assert 0 < np.any(layer.get_weights()[0] != before, 1).sum() <= 2
+    model.save(tmp_path / "model.keras")
+    loaded = library.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(tf.constant([["a", "c"]])), model(tf.constant([["a", "c"]])))
+    assert loaded.get_layer("items").dynamic_table == {"capacity": 100}
+    assert loaded.get_layer("items").get_config() == layer.get_config()
+
+
+@BOTH
+def test_outside_ids_may_be_whole_numbers_texts_ragged_and_sparse(library: Any) -> None:
+    layer = module.dynamic_embedding(library)(4, {"capacity": 100}, rows=50)
+    numbers = tf.constant([[-(2**62), 2**62, 7]], tf.int64)
+    rows = layer(numbers)
+    np.testing.assert_array_equal(layer(tf.strings.as_string(numbers)), rows)  # a number and its text are one id
+    np.testing.assert_array_equal(layer(tf.RaggedTensor.from_tensor(numbers)).to_tensor(), rows)
+    np.testing.assert_array_equal(layer(tf.sparse.from_dense(numbers)), rows)
+
+
+def declaring(programs: Any, library: Any) -> Any:
+    """Return a program whose layer asks for a table."""
+    import declared
+
+    return (programs.of_keras3(declared.Declared) if library is keras else declared.Declared)()
+
+
+@BOTH
+def test_on_parameter_servers_it_trains_a_dynamic_table_without_a_setting(
+    programs: Any, library: Any, tmp_path: Path
+) -> None:
+    """The side-car and the export know it, too, and so does a run that goes on."""
+    is_three = library is keras
+    settings = {"evaluation": "distributed" if is_three else "sidecar", "export": not is_three}
+    for steps in (150, 200):
+        result = testing.train(declaring(programs, library), steps, ps=2, directory=tmp_path, **settings)
+    readers = [tf.train.load_checkpoint(path) for *_, path in pieces_of(prefix_of(result), "items")]
+    assert {int(key) for reader in readers for key in reader.get_tensor("keys")} == ITEMS
+    assert result.evaluation["loss"] < 0.68  # chance has 0.693
+    assert read_status(RunDirectory(tmp_path, "test")).tables["items"]["rows"] == len(ITEMS)
+    if not is_three:
+        loaded = tf.saved_model.load(str(result.directory / "export"))
+        served = loaded.serve(tf.constant([[1_000_003 * key] * programs.IDS for key in range(100)], tf.int64))
+        assert len(np.unique(served, axis=0)) == 100
+
+
+def prefix_of(result: testing.Result) -> str:
+    return str(result.directory / "checkpoints" / f"ckpt-{result.step}")
+
+
+def test_without_parameter_servers_it_trains_a_fixed_table(programs: Any, tmp_path: Path) -> None:
+    settings = {"strategy": "one_device", "evaluation": "none", "export": False}
+    result = testing.train(declaring(programs, tf.keras), 20, directory=tmp_path, **settings)
+    assert [100, 8] in tf.train.load_checkpoint(prefix_of(result)).get_variable_to_shape_map().values()
+
+
+def test_settings_that_no_dynamic_table_can_be_with_are_refused(programs: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"evaluation is 'exact'.*the program's layers items ask for dynamic tables"):
+        testing.train(declaring(programs, tf.keras), 20, directory=tmp_path, evaluation="exact", export=False)
+
+
+def test_the_settings_may_say_something_else_of_its_table(programs: Any, tmp_path: Path) -> None:
+    settings = {"dynamic_tables": {"items": {"capacity": 500}}, "evaluation": "none", "export": False}
+    testing.train(declaring(programs, tf.keras), 40, directory=tmp_path, **settings)
+    assert 0 < read_status(RunDirectory(tmp_path, "test")).tables["items"]["rows"] <= 500
+
+
+def test_the_next_coordinator_does_not_forget_which_layers_have_tables(programs: Any, tmp_path: Path) -> None:
+    """The side-car's evaluation may read of them at any moment."""
+    testing.train(declaring(programs, tf.keras), 20, directory=tmp_path, evaluation="none", export=False)
+    directory = RunDirectory(tmp_path, "test")
+    assert directory.dynamic_tables == {"items"}
+    program = testing.name_of(declaring(programs, tf.keras))
+    directory.claim(testing.config_of(program, 40, tmp_path, {}))
+    assert directory.dynamic_tables == {"items"}
