@@ -37,7 +37,7 @@ def jobs():
     with socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]
-    return {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    return {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:3", "127.0.0.1:2"]}
 
 
 def until(true):
@@ -49,7 +49,7 @@ def until(true):
 
 def test_all_go_on_together_once_the_last_is_there(jobs):
     members = [Member(jobs, "chief"), Member(jobs, "worker", 1)]
-    until(lambda: {"worker-0": "127.0.0.1:1"} in members[0].missing)
+    until(lambda: {"worker-0": "127.0.0.1:3"} in members[0].missing)
     assert {member.result for member in members} == {"waiting"}
     members.append(Member(jobs, "worker", 0))
     for member in members:
@@ -63,7 +63,7 @@ def test_the_members_are_not_listed_again_for_each_that_waits(jobs, monkeypatch)
     servers = Cluster.servers.fget
     monkeypatch.setattr(Cluster, "servers", property(lambda self: lists.append(self.job) or servers(self)))
     members = [Member(jobs, "chief"), Member(jobs, "worker", 1)]
-    until(lambda: {"worker-0": "127.0.0.1:1"} in members[0].missing)
+    until(lambda: {"worker-0": "127.0.0.1:3"} in members[0].missing)
     time.sleep(1.0)
     assert lists.count("chief") == 1
     members.append(Member(jobs, "worker", 0))
