@@ -206,7 +206,7 @@ class Cluster:
             scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
         answers = self.hosts.run(scripts)
         _refuse_bad_answers(answers, f"{BEFORE} can't be written")
-        return chief in answers and not answers[chief].stdout
+        return chief in answers and answers[chief].stdout.split()[-1:] != ["undone"]
 
     def put_back(self, hosts: Iterable[str]) -> None:
         """End what runs on hosts, and bring back the release, files and units that they remember."""

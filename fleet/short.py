@@ -342,6 +342,8 @@ class ShortWay:
             with undisturbed():
                 self._cluster.act({host: {"alone": True} for host in asked}, SWITCH_SECONDS)
             raise
+        if any(each["steps"]["stale"].get("tasks") for each in answers.values()):
+            self._cluster.publish_release(shipment.release)  # they may take minutes to end, and another to start
         leave_stale(self._cluster, answers)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 

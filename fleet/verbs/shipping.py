@@ -15,11 +15,13 @@ from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
-from fleet.run import HANGS, describe_hang
+from fleet.run import HANGS, PATH_SECONDS, describe_hang
 from fleet.site.inventory import Inventory
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 
+# For a script that writes on the shared path and then looks at it: both may hang.
+BOTH_SECONDS = ANSWER_SECONDS + 2 * PATH_SECONDS
 NOTHING_DONE = "nothing was stopped, switched or selected: what ran goes on"
 
 
@@ -92,7 +94,7 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
         records[RELEASE] = {"release": plan.release}
     write = " && ".join(cluster.script_of(name, record) for name, record in records.items())
     first = {chief: f"{REMOUNT}; {write}"} if write else None
-    seen = cluster.observe(plan.hosts, settings=True, by_trainer=True, first=first, first_seconds=ANSWER_SECONDS)
+    seen = cluster.observe(plan.hosts, settings=True, by_trainer=True, first=first, first_seconds=BOTH_SECONDS)
     if seen.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
         raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")

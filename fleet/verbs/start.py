@@ -20,10 +20,10 @@ from fleet.run import Run
 from fleet.short import ShortWay
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
-from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from fleet.verbs.put_back import Rollback
 from fleet.verbs.shipping import (
+    BOTH_SECONDS,
     NOTHING_DONE,
     agree_on_missing,
     compare,
@@ -365,7 +365,7 @@ def _say_that_it_trains(
 
     def look(script: str) -> bool:
         chief = cluster.inventory.chief.host
-        seen.take(cluster.observe(first={chief: script}, first_seconds=ANSWER_SECONDS))
+        seen.take(cluster.observe(first={chief: script}, first_seconds=BOTH_SECONDS))
         return chief not in seen.unreachable and chief not in seen.failed
 
     trail.end(DONE, look, step=run.step)

@@ -14,7 +14,16 @@ import pytest
 
 from trainer.__main__ import train_or_evaluate
 from trainer.cluster.spec import Cluster
-from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR, Infrastructure, StalePath, Stopped, UserError
+from trainer.core.failures import (
+    ENDS_PYTHON,
+    STOPPED,
+    TRY_AGAIN,
+    USER_ERROR,
+    Infrastructure,
+    StalePath,
+    Stopped,
+    UserError,
+)
 from trainer.core.states import RunState
 from trainer.run.records import write_record
 from trainer.tasks import exits
@@ -37,7 +46,7 @@ FULL_MESSAGE = "OSError: [Errno 28] No space left on device"
         (Stopped(), True, True, Exit(STOPPED, RunState.STOPPED)),
         (UserError("a setting is wrong"), True, True, Exit(USER_ERROR, RunState.FAILED, "a setting is wrong")),
         (ValueError("of the program"), True, True, Exit(USER_ERROR, RunState.FAILED, "ValueError: of the program")),
-        (SystemExit(0), True, True, Exit(USER_ERROR, RunState.FAILED, "SystemExit: 0")),
+        (SystemExit(0), True, True, Exit(USER_ERROR, RunState.FAILED, f"SystemExit: 0: {ENDS_PYTHON}")),
         (Infrastructure("ps-0 is gone"), True, False, Exit(TRY_AGAIN, RunState.WAITING, "ps-0 is gone")),
         (StalePath("mount it"), True, False, Exit(TRY_AGAIN, RunState.WAITING, "mount it", restarts_unit=True)),
         (FULL, True, False, Exit(TRY_AGAIN, RunState.WAITING, FULL_MESSAGE, pauses=True)),

@@ -91,10 +91,10 @@ def train_point(
             collector=collector,
             notifications=notifications,
         )
-        limit.give_up()
-        stopping.listen()  # what is written here is written to its end
     except Stopped:
         code = STOPPED
+    limit.give_up()
+    stopping.listen()  # what is written here is written to its end
     sweep = sweep_or_none(config) or sweep
     if sweep is None or not (code in (FINISHED, USER_ERROR) or (code == STOPPED and limit.reached is not None)):
         return code
