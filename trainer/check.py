@@ -79,12 +79,14 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     about += f", run {runs}" if options.part == "run" else ""
     print(f"{PROVEN}release {Path.cwd().name}{about}", flush=True)
     _print_marks(marks)
-    built, points = FINISHED, len(configs)
+    built, whole, points = FINISHED, True, len(configs)
     if options.build_here:
         for number, (config, program) in enumerate(zip(configs, programs, strict=True), start=1):
             point = f"{config.run}, point {number} of {points}" if points > 1 else ""
-            built = built or build(config, program, cluster, point)
-        if built == FINISHED:
+            if built == FINISHED:
+                ended = build(config, program, cluster, point)
+                built, whole = ended or FINISHED, whole and ended is not None
+        if built == FINISHED and whole:
             _print_marks([f"{mark}{BUILT}" for mark in marks])
     return built
 

@@ -120,6 +120,20 @@ def test_each_point_of_a_sweep_is_built_by_its_name_until_one_fails(
     assert code == (USER_ERROR if len(asked) == 2 else FINISHED)
 
 
+def test_what_was_given_up_of_a_build_is_not_marked_as_built(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, prove: Callable[..., str]
+) -> None:
+    """Of two points the first one is given up: the second one is built all the same."""
+    ends: list[int | None] = [None, FINISHED]
+    monkeypatch.setattr(trainer.check, "build", lambda *_: ends.pop(0))
+    points = [{"rate": 1}, {"rate": 2}]
+    sweep = {"name": "rates", "attempt": 1, "points": points}
+    selection = json.dumps({"run": "r", "program": "checked_program:Rated", "sweep": sweep})
+    said = prove("run", "--build-here", "--selection", selection)
+    assert ends == []
+    assert [line.endswith(" built") for line in said.splitlines() if line.startswith("mark: ")] == [False, False]
+
+
 def test_the_selection_on_the_shared_path_counts_for_the_run_alone(
     shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -166,8 +166,11 @@ class Heard:
         return f"{self._taking} took more than {limit:.0f} s" if took > limit else ""
 
 
-def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int:
-    """Build the model as a coordinator would, and say what is wrong, naming a sweep's point; returns the exit code."""
+def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int | None:
+    """Build the model as a coordinator would, and say what is wrong, naming a sweep's point.
+
+    Returns the exit code, None where the build was given up.
+    """
     from trainer.tasks.in_process import start_cluster
     from trainer.telemetry.logs import load_tensorflow
 
@@ -188,7 +191,7 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
         strategy = make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
     except Exception as error:  # no fault of the program's
         print(f"{UNPROVEN}build_model{of}: there is no strategy to build it in: {explain(error)}")
-        return FINISHED
+        return None
     if config.seed is not None:
         tf.keras.utils.set_random_seed(config.seed)
     methods = ["build_model"]  # the last one is under way
@@ -207,13 +210,13 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
     return FINISHED
 
 
-def say_failure(config: Config, program: Program, of: str, method: str, error: BaseException) -> int:
-    """Say why a method of the program's failed; returns the exit code."""
+def say_failure(config: Config, program: Program, of: str, method: str, error: BaseException) -> int | None:
+    """Say why a method of the program's failed; returns the exit code, None where the build was given up."""
     import tensorflow as tf
 
     if isinstance(error, MemoryError | tf.errors.ResourceExhaustedError):
         print(f"{UNPROVEN}{method}{of}: it needs more memory than there is: {explain(error)}")
-        return FINISHED
+        return None
     if isinstance(error, UserError):
         say_error(f"program {config.program}{of}: {error}")
         return USER_ERROR
