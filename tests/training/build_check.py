@@ -81,14 +81,37 @@ class NoData(Three):
         raise KeyError("no such file")
 
 
-PROGRAMS = (Good, Fails, NotCompiled, Enormous, Leaves, Three, Refused, NoData)
+class Asks(Good):
+    """A model whose layer asks for a dynamic table itself. No program before has any such class."""
+
+    evaluation = "distributed"
+
+    def __init__(self) -> None:
+        from trainer.examples.dynamic_embedding import DynamicEmbedding
+
+        self.layer = DynamicEmbedding
+
+    def build_model(self) -> Any:
+        ids = tf.keras.Input((1,), dtype=tf.int64)
+        found = self.layer(8, {"capacity": 1000}, rows=100, name="items")(ids)
+        model = tf.keras.Model(ids, tf.keras.layers.Dense(1)(found))
+        model.compile("sgd", "mse")
+        return model
+
+
+class AsksAndIsCopied(Asks):
+    evaluation = "exact"
+
+
+PROGRAMS = (Good, Fails, NotCompiled, Enormous, Leaves, Three, Refused, NoData, Asks, AsksAndIsCopied)
 
 
 def main() -> None:
     found = {}
     for strategy in ("parameter_server", "multi_worker_mirrored", "mirrored", "one_device"):
         for program in PROGRAMS if strategy == "parameter_server" else (Good,):
-            config = Config(program=f"build_check:{program.__name__}", strategy=strategy)
+            evaluation = getattr(program, "evaluation", Config.evaluation)
+            config = Config(program=f"build_check:{program.__name__}", strategy=strategy, evaluation=evaluation)
             out, err = io.StringIO(), io.StringIO()
             built = program()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

@@ -43,6 +43,9 @@ def test_a_model_is_built_in_its_strategys_scope_or_refused_with_the_programs_ow
     assert "looks at a whole table, and sequential_1/table/embeddings is split" in found["parameter_server Refused"][2]
     assert found["parameter_server NoData"][0] == USER_ERROR
     assert "train_dataset failed: " in found["parameter_server NoData"][2]
+    assert found["parameter_server Asks"][:2] == [FINISHED, "its model is built\n"]
+    assert found["parameter_server AsksAndIsCopied"][0] == USER_ERROR
+    assert "the program's layers items ask for dynamic tables" in found["parameter_server AsksAndIsCopied"][2]
     code, out, *_ = found["parameter_server Enormous"]
     assert code is None
     assert out.startswith("not proven: build_model: it needs more memory than there is")

@@ -175,6 +175,7 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
     from trainer.telemetry.logs import load_tensorflow
 
     tf = load_tensorflow()
+    from trainer.training.declared_tables import name_declared_tables
     from trainer.training.input import element_spec_of
     from trainer.training.keras.adapters import keras_of
     from trainer.training.steps.model import make_model
@@ -196,6 +197,7 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
         tf.keras.utils.set_random_seed(config.seed)
     methods = ["build_model"]  # the last one is under way
     try:
+        config = name_declared_tables(config, program)
         model, _ = make_model(program, strategy)
         keras = keras_of(model)
         keras.check_settings(config)
