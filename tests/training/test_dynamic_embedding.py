@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,18 @@ import pytest
 from processes import PROGRAMS
 
 from trainer import testing
+from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.examples import dynamic_embedding as module
 from trainer.run.directory import RunDirectory
+from trainer.run.records import read_record
 from trainer.telemetry.status import read_status
 
 # isort: split
 import keras
 import tensorflow as tf
 
+from trainer.tasks.generation import with_declared_tables
 from trainer.training.dynamic.pieces import pieces_of
 
 pytestmark = pytest.mark.timeout(600)
@@ -122,3 +126,17 @@ def test_the_next_coordinator_does_not_forget_which_layers_have_tables(programs:
     program = testing.name_of(declaring(programs, tf.keras))
     directory.claim(testing.config_of(program, 40, tmp_path, {}))
     assert directory.dynamic_tables == {"items"}
+
+
+@pytest.mark.parametrize(("leads", "known"), [(True, set()), (False, {"items"})])
+def test_a_coordinator_that_finds_no_table_takes_it_back(tmp_path: Path, leads: bool, known: set[str]) -> None:
+    config = Config(program="a:A", run="test", shared_dir=str(tmp_path), strategy="one_device")
+    directory = RunDirectory(tmp_path, "test")
+    directory.claim(config)
+    before = read_record(directory.settings)
+    directory.declare_tables({"items"})
+    progress = SimpleNamespace(leads=leads)
+    context: Any = SimpleNamespace(config=config, program=None, directory=directory, progress=progress)
+    assert with_declared_tables(context) is context
+    assert directory.dynamic_tables == known
+    assert (read_record(directory.settings) == before) is leads

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +173,13 @@ class RunDirectory(LeasedDirectory):
         self._keep_damaged_settings()
         write_record(self.settings, {**record, **began, "settings": config.as_dict()})
 
-    def declare_tables(self, names: Iterable[str]) -> None:
-        """Remember these layers, which the program gives dynamic tables, whatever the settings name later."""
-        write_record(self.settings, {**(read_record(self.settings) or {}), "declared_tables": sorted(names)})
+    def declare_tables(self, names: Collection[str]) -> None:
+        """Remember these layers as those with dynamic tables, whatever the settings name later."""
+        record = read_record(self.settings) or {}
+        declared = {"declared_tables": sorted(names)} if names else {}
+        changed = {key: value for key, value in record.items() if key != "declared_tables"} | declared
+        if changed != record:
+            write_record(self.settings, changed)
 
     @property
     def dynamic_tables(self) -> set[str]:

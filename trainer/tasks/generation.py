@@ -131,11 +131,12 @@ def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, Data
 
 
 def with_declared_tables(context: RunContext) -> RunContext:
-    """Have the settings name the layers that ask for dynamic tables themselves, and the run remember that."""
+    """Have the settings name the layers that ask for dynamic tables themselves, and the run remember all tables."""
     config = name_declared_tables(context.config, context.program)
+    if context.progress.leads:
+        context.directory.declare_tables(config.dynamic_tables)
     if config is context.config:
         return context
-    context.directory.declare_tables(config.dynamic_tables)
     return dataclasses.replace(context, config=config)
 
 
