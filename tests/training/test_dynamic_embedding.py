@@ -122,19 +122,19 @@ def test_the_next_coordinator_does_not_forget_which_layers_have_tables(programs:
     """The side-car's evaluation may read of them at any moment."""
     testing.train(declaring(programs, tf.keras), 20, directory=tmp_path, evaluation="none", export=False)
     directory = RunDirectory(tmp_path, "test")
-    assert directory.dynamic_tables == {"items"}
+    assert directory.dynamic_tables == ["items"]
     program = testing.name_of(declaring(programs, tf.keras))
     directory.claim(testing.config_of(program, 40, tmp_path, {}))
-    assert directory.dynamic_tables == {"items"}
+    assert directory.dynamic_tables == ["items"]
 
 
-@pytest.mark.parametrize(("leads", "known"), [(True, set()), (False, {"items"})])
-def test_a_coordinator_that_finds_no_table_takes_it_back(tmp_path: Path, leads: bool, known: set[str]) -> None:
+@pytest.mark.parametrize(("leads", "known"), [(True, []), (False, ["id", "items"])])
+def test_a_coordinator_that_finds_no_table_takes_it_back(tmp_path: Path, leads: bool, known: list[str]) -> None:
     config = Config(program="a:A", run="test", shared_dir=str(tmp_path), strategy="one_device")
     directory = RunDirectory(tmp_path, "test")
     directory.claim(config)
     before = read_record(directory.settings)
-    directory.declare_tables({"items"})
+    directory.declare_tables({"items", "id"})
     progress = SimpleNamespace(leads=leads)
     context: Any = SimpleNamespace(config=config, program=None, directory=directory, progress=progress)
     assert with_declared_tables(context) is context

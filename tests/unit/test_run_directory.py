@@ -86,6 +86,14 @@ def test_a_run_remembers_its_program(tmp_path: Path) -> None:
         RunDirectory(tmp_path, "r").claim(config.replace(program="mine:Two"))
 
 
+def test_a_run_names_its_dynamic_tables_in_one_order(tmp_path: Path) -> None:
+    directory, names = RunDirectory(tmp_path, "r"), [f"table_{letter}" for letter in "abcdefgh"]
+    tables = {name: {"capacity": 10} for name in reversed(names[:4])}
+    directory.claim(Config(program="mine:One", run="r", shared_dir=str(tmp_path), dynamic_tables=tables))
+    directory.declare_tables(set(names[2:]))
+    assert directory.dynamic_tables == names
+
+
 def test_the_name_of_a_run_that_failed_before_it_trained_is_free(tmp_path: Path) -> None:
     config, directory = Config(program="mine:Onee", run="r", shared_dir=str(tmp_path)), RunDirectory(tmp_path, "r")
     directory.claim(config)

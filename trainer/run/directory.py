@@ -182,10 +182,10 @@ class RunDirectory(LeasedDirectory):
             write_record(self.settings, changed)
 
     @property
-    def dynamic_tables(self) -> set[str]:
-        """The names of the layers with dynamic tables, by the settings or by the program."""
+    def dynamic_tables(self) -> list[str]:
+        """The names of the layers with dynamic tables, by the settings or by the program, in one order everywhere."""
         record = read_record(self.settings) or {}
-        return {*record.get("settings", {}).get("dynamic_tables", {}), *record.get("declared_tables", ())}
+        return sorted({*record.get("settings", {}).get("dynamic_tables", {}), *record.get("declared_tables", ())})
 
     def set_damaged_records_aside(self) -> None:
         """Rename the damaged records that a run can do without: only the lease's holder may."""
