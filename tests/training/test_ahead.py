@@ -15,9 +15,10 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
 from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.lookups import GIVEN
 from trainer.training.one_update import gather
 from trainer.training.staleness import Staleness
-from trainer.training.steps.ahead import CopyAhead
+from trainer.training.steps.ahead import CopyAhead, early_reads
 from trainer.training.steps.traced_call import trace_call
 
 # isort: split
@@ -141,6 +142,19 @@ def test_a_step_that_cannot_read_ahead_is_refused() -> None:
     for own_step, expected in refused.items():
         with pytest.raises(UserError, match=f"weights_ahead: train_step {expected}.*: leave weights_ahead out"):
             CopyAhead(traced(own_step))
+
+
+def test_a_table_that_is_no_captured_one_makes_no_other_read_early() -> None:
+    """What of a graph's handles is not captured may be anything: it stands for no trained variable."""
+    table, other = tf.Variable(tf.ones([6, 2])), tf.Variable(1.0, trainable=False)
+
+    @tf.function
+    def step(table: Any, other: Any) -> Any:
+        ids = tf.identity([0, 1], name=GIVEN)
+        rows = tf.raw_ops.ResourceGather(resource=table, indices=ids, dtype=tf.float32, name="rows")
+        return rows, tf.raw_ops.ReadVariableOp(resource=other, dtype=tf.float32, name="other")
+
+    assert early_reads(step.get_concrete_function(table.handle, other.handle).graph) == ([], [], [])
 
 
 @pytest.mark.parametrize(

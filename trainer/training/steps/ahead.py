@@ -122,7 +122,7 @@ def early_reads(graph: Graph) -> tuple[list[str], list[str], list[str]]:
     """
     handles, trained = handles_of(graph), {id(one.handle) for one in graph.trainable_variables}
     gathers = [one for one in graph.get_operations() if one.type == "ResourceGather" and lookups_of(one.inputs[1])]
-    trained |= {id(handles.get(id(one.inputs[0]))) for one in gathers}
+    trained |= {id(handles[id(one.inputs[0])]) for one in gathers if id(one.inputs[0]) in handles}
     trained -= {id(handles[id(inner)]) for _, inner in graph.captures if is_overwritten(inner)}
     operations = {one.name: one for one in graph.get_operations()}
     waits = {name: [one.name for one in sources(operation)] for name, operation in operations.items()}
