@@ -50,6 +50,8 @@ for name, program in programs.items():
     found[name] = [fetch_numbers(call.outputs) for call in calls]
     if isinstance(program, outside.OwnOptimizer):
         found[f"weights of {name}"] = program.model.weights[0].numpy().ravel().tolist()
+    if hasattr(program, "counted"):
+        found[f"counted of {name}"] = float(program.counted())
     found[f"places of {name}"] = getattr(program, "places", [])
     runner.close()  # and with it what this strategy's calls need
     strategy = make_strategy(config, start_cluster("parameter_server", WORKERS, 2))

@@ -81,6 +81,7 @@ def found() -> dict[str, Any]:
             "Called",
             "Kept",
             "CountsItself",
+            "SecondWithSchedule",
         ),
         deadline=5 * MINUTE,
     )
@@ -160,6 +161,10 @@ def test_an_optimizer_that_changes_gradients_and_counts_within_updates_trains_as
 ) -> None:
     steps, rate = 4, 2 * 0.0625
     assert found["weights of CountsItself"] == [-rate * (0.5 * 3 + steps - 3)] * 4
+
+
+def test_a_second_optimizer_with_a_schedule_may_change_gradients(found: dict[str, Any]) -> None:
+    assert found["counted of SecondWithSchedule"] == 1 - 4 * 0.0625
 
 
 def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ def applying(optimizer: Optimizer) -> Iterator[None]:
     yield
     updated = _updates.get(graph, set())
     for one in graph.get_operations()[before:]:
-        if writes(one) and one.name not in updated and APART not in one.name:
+        if writes(one) and not (one.name in updated or APART in one.name or sets_rate(one, optimizer)):
             kind, into = type(optimizer).__name__, "update_step"
             if hasattr(optimizer, "get_slot"):
                 into = "_resource_apply_dense and _resource_apply_sparse"
@@ -68,6 +68,12 @@ def writes(operation: Any) -> bool:
     if operation.type == "AssignAddVariableOp" and operation.inputs[1].op.type == "Const":
         return False
     return operation.type.startswith(WRITING) or (operation.type in CHOICES and bool(written_handles([operation])))
+
+
+def sets_rate(operation: Any, optimizer: Optimizer) -> bool:
+    """Return whether it is tf_keras's own writing of what a schedule says, which is the same for each worker."""
+    rate = getattr(optimizer, "_current_learning_rate", None)
+    return isinstance(rate, tf.Variable) and outermost(operation.inputs[0]) is rate.handle
 
 
 def refuse_turns(optimizer: Optimizer, made: Sequence[Any]) -> None:

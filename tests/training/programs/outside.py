@@ -346,6 +346,31 @@ class CountsItself(OwnOptimizer):
     make = ByItsCount
 
 
+class Clipping(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars, **named):
+        pairs = [(tf.clip_by_norm(gradient, 1.0), weight) for gradient, weight in grads_and_vars]
+        return super().apply_gradients(pairs, **named)
+
+
+class SecondWithSchedule(Plain):
+    """What works: Keras writes the rate of an optimizer beside the model's own at each of its steps."""
+
+    def build_model(self):
+        self.model = model = super().build_model()
+        model.scale = tf.Variable(1.0)
+        model.second = Clipping(keras.optimizers.schedules.PiecewiseConstantDecay([100], [0.0625, 0.0]))
+
+        def extra():
+            model.second.apply_gradients([(tf.constant(2.0), model.scale)])
+            return {}
+
+        model.extra = extra
+        return model
+
+    def counted(self):
+        return self.model.scale
+
+
 class Jitted(Plain):
     def build_model(self):
         model = Extra(self.extra)
