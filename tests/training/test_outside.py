@@ -38,6 +38,8 @@ OTHERS = {
     "CountsIterations": "ByIterations does something at each so many steps (iterations)",
     "CountsOfLegacy": "LegacyByIterations does something at each so many steps (iterations)",
     "CountsOfKeras3": "OfKeras3ByIterations does something at each so many steps (iterations)",
+    "CountsRest": "ByRest does something at each so many steps (iterations)",
+    "CountsByCast": "ByCast does something at each so many steps (iterations)",
     "MadeTwice": "tf.function only supports singleton tf.Variables",
     "PythonLoss": "Extra.train_step trains through py_function, whose gradient is Python",
     "Changing": "Extra.train_step uses the variable 'rest' of shape (None,), which workers can't have: give it",
@@ -81,6 +83,7 @@ def found() -> dict[str, Any]:
             "Called",
             "Kept",
             "CountsItself",
+            "WarmsUp",
             "SecondWithSchedule",
         ),
         deadline=5 * MINUTE,
@@ -165,6 +168,10 @@ def test_an_optimizer_that_changes_gradients_and_counts_within_updates_trains_as
 
 def test_a_second_optimizer_with_a_schedule_may_change_gradients(found: dict[str, Any]) -> None:
     assert found["counted of SecondWithSchedule"] == 1 - 4 * 0.0625
+
+
+def test_an_optimizer_may_ask_for_a_stretch_of_iterations(found: dict[str, Any]) -> None:
+    assert found["weights of WarmsUp"] == [-4 * 0.5 * 0.0625] * 4
 
 
 def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:

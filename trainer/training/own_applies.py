@@ -19,9 +19,11 @@ from trainer.core.failures import UserError
 from trainer.training.atomic_updates import WRITING, written_handles
 from trainer.training.tf_internals.graphs import APART, CHOICES, outermost
 
-DIVIDING = ("FloorDiv", "FloorMod", "Mod", "TruncateDiv", "TruncateMod")
+RESTS = ("FloorMod", "Mod", "TruncateMod")
+DIVIDING = ("FloorDiv", "TruncateDiv")
 # What a number of steps goes through before it is compared.
-COUNTING = (*DIVIDING, "Add", "AddV2", "Cast", "Identity", "Mul", "ReadVariableOp", "Sub")
+COUNTING = (*RESTS, "Add", "AddV2", "Cast", "Identity", "Mul", "ReadVariableOp", "Sub")
+COMPARING = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual")
 # The operations of updates, by name: an optimizer may have another one do the work.
 _updates: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
@@ -79,14 +81,30 @@ def sets_rate(operation: Any, optimizer: Optimizer) -> bool:
 def refuse_turns(optimizer: Optimizer, made: Sequence[Any]) -> None:
     """Raise UserError where operations compare what is left of `iterations` divided by something."""
     for one in made:
-        sources = counted(one) if one.type in ("Equal", "NotEqual") else []
-        if any(each.type in DIVIDING for each in sources) and any(is_read(each, optimizer) for each in sources):
+        if is_comparison(one) and compares_rest(one, optimizer):
             way = "add_slot" if hasattr(optimizer, "get_slot") else "add_variable_from_reference"
             raise UserError(
                 f"{type(optimizer).__name__} does something at each so many steps (iterations), and several workers "
                 f"may find the same number, or miss one: give each variable a count of its own ({way}), and add to it "
                 "in its update (docs/programs.md)"
             )
+
+
+def is_comparison(operation: Any) -> bool:
+    """Return whether an operation says yes or no of numbers."""
+    return operation.type in COMPARING or (operation.type == "Cast" and operation.outputs[0].dtype == tf.bool)
+
+
+def compares_rest(operation: Any, optimizer: Optimizer) -> bool:
+    """Return whether it compares a rest of `iterations`, or these with a multiple of what they are divided to.
+
+    The quotient alone is the same for many steps, as in a warm-up.
+    """
+    sources = counted(operation, (*COUNTING, *DIVIDING))
+    if any(each.type in RESTS for each in sources):
+        return any(is_read(each, optimizer) for each in sources)
+    undivided = counted(operation, COUNTING)
+    return len(undivided) < len(sources) and any(is_read(each, optimizer) for each in undivided)
 
 
 def is_read(operation: Any, optimizer: Optimizer) -> bool:
@@ -97,13 +115,13 @@ def is_read(operation: Any, optimizer: Optimizer) -> bool:
     return operation.type == "ReadVariableOp" and outermost(operation.inputs[0]) is counter.handle
 
 
-def counted(operation: Any) -> list[Any]:
-    """Return the operations that an operation's inputs come from, as far as these may count steps."""
+def counted(operation: Any, through: Sequence[str]) -> list[Any]:
+    """Return the operations that an operation's inputs come from, as far as they are of these types."""
     found: dict[str, Any] = {}
     todo = [given.op for given in operation.inputs]
     while todo:
         one = todo.pop()
-        if one.type in COUNTING and one.name not in found:
+        if one.type in through and one.name not in found:
             found[one.name] = one
             todo += [given.op for given in one.inputs if given.dtype != tf.resource]
     return list(found.values())

@@ -314,6 +314,21 @@ class OfKeras3ByIterations(keras3.optimizers.SGD):
         super().update_step(keras3.ops.where(third, gradient, 0.0), variable, learning_rate)
 
 
+class ByRest(Slow, keras.optimizers.SGD):
+    def update_step(self, gradient, variable):
+        super().update_step(tf.where(self.iterations % 3 < 1, gradient, 2 * gradient), variable)
+
+
+class ByCast(Slow, keras.optimizers.SGD):
+    def update_step(self, gradient, variable):
+        super().update_step(tf.where(tf.cast(self.iterations % 3, tf.bool), gradient, 2 * gradient), variable)
+
+
+class Warming(keras.optimizers.SGD):
+    def update_step(self, gradient, variable):
+        super().update_step(tf.where(tf.equal(self.iterations // 1000, 0), 0.5 * gradient, gradient), variable)
+
+
 class OwnOptimizer(Plain):
     """A line whose gradients are ones, at a rate whose multiples have no rounding."""
 
@@ -369,6 +384,18 @@ class SecondWithSchedule(Plain):
 
     def counted(self):
         return self.model.scale
+
+
+class CountsRest(OwnOptimizer):
+    make = ByRest
+
+
+class CountsByCast(OwnOptimizer):
+    make = ByCast
+
+
+class WarmsUp(OwnOptimizer):
+    make = Warming
 
 
 class Jitted(Plain):
