@@ -83,6 +83,7 @@ def found() -> dict[str, Any]:
             "Called",
             "Kept",
             "CountsItself",
+            "CountsGood",
             "WarmsUp",
             "SecondWithSchedule",
         ),
@@ -172,6 +173,10 @@ def test_a_second_optimizer_with_a_schedule_may_change_gradients(found: dict[str
 
 def test_an_optimizer_may_ask_for_a_stretch_of_iterations(found: dict[str, Any]) -> None:
     assert found["weights of WarmsUp"] == [-4 * 0.5 * 0.0625] * 4
+
+
+def test_an_apply_gradients_may_add_to_a_counter(found: dict[str, Any]) -> None:
+    assert found["counted of CountsGood"] == 4
 
 
 def test_tensors_and_functions_from_outside_work(found: dict[str, Any]) -> None:

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from trainer.core.contracts import Optimizer
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import WRITING, written_handles
-from trainer.training.tf_internals.graphs import APART, CHOICES, outermost
+from trainer.training.atomic_updates import WHOLE_BY_THEMSELVES, WRITING, written_handles
+from trainer.training.tf_internals.graphs import APART, CHOICES, handle_shape, outermost
 
 RESTS = ("FloorMod", "Mod", "TruncateMod")
 DIVIDING = ("FloorDiv", "TruncateDiv")
@@ -66,9 +66,10 @@ def updating(optimizer: Optimizer) -> Iterator[None]:
 
 
 def writes(operation: Any) -> bool:
-    """Return whether it writes a variable; to add a constant, as to `iterations`, is one act by itself."""
-    if operation.type == "AssignAddVariableOp" and operation.inputs[1].op.type == "Const":
-        return False
+    """Return whether it writes a variable; to add to a counter, as `iterations`, is one act by itself."""
+    if operation.type in WHOLE_BY_THEMSELVES:
+        handle, added = operation.inputs
+        return added.op.type != "Const" and handle_shape(handle).rank != 0
     return operation.type.startswith(WRITING) or (operation.type in CHOICES and bool(written_handles([operation])))
 
 

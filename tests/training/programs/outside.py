@@ -329,6 +329,17 @@ class Warming(keras.optimizers.SGD):
         super().update_step(tf.where(tf.equal(self.iterations // 1000, 0), 0.5 * gradient, gradient), variable)
 
 
+class CountingGood(keras.optimizers.SGD):
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.good = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+    def apply_gradients(self, grads_and_vars, **named):
+        pairs = list(grads_and_vars)
+        self.good.assign_add(tf.cast(tf.reduce_all(tf.math.is_finite(pairs[0][0])), tf.int64))
+        return super().apply_gradients(pairs, **named)
+
+
 class OwnOptimizer(Plain):
     """A line whose gradients are ones, at a rate whose multiples have no rounding."""
 
@@ -396,6 +407,13 @@ class CountsByCast(OwnOptimizer):
 
 class WarmsUp(OwnOptimizer):
     make = Warming
+
+
+class CountsGood(OwnOptimizer):
+    make = CountingGood
+
+    def counted(self):
+        return self.model.optimizer.good
 
 
 class Jitted(Plain):
