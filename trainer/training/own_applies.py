@@ -28,15 +28,15 @@ COMPARING = ("Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual"
 _updates: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
-def has_own(optimizer: Optimizer, method: str) -> bool:
-    """Return whether an optimizer's class, or one that it derives from, replaces this method of tf_keras."""
-    return not getattr(type(optimizer), method).__module__.startswith("tf_keras.")
+def applies_itself(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer's class, or one that it derives from, replaces tf_keras's apply_gradients."""
+    return not type(optimizer).apply_gradients.__module__.startswith("tf_keras.")
 
 
 @contextlib.contextmanager
 def applying(optimizer: Optimizer) -> Iterator[None]:
     """Raise UserError where an apply_gradients of the program's, which is traced meanwhile, writes beside updates."""
-    if not has_own(optimizer, "apply_gradients"):
+    if not applies_itself(optimizer):
         yield
         return
     graph = tf.compat.v1.get_default_graph()
