@@ -775,6 +775,23 @@ def test_a_class_that_derives_from_embedding_asks_for_rows(caplog: pytest.LogCap
     assert not caplog.records
 
 
+class Rotating(keras.layers.Embedding):
+    """An Embedding whose table is no variable of its own."""
+
+    def build(self, input_shape: Any = None) -> None:
+        self.turned = self.add_weight(shape=(8, 2), initializer="ones", name="turned")
+        self.built = True
+
+    @property
+    def embeddings(self) -> Any:
+        return self.turned * 2.0
+
+
+def test_an_embedding_without_a_table_of_its_own_works_where_it_is_not_prepared() -> None:
+    train_shards()
+    assert Rotating(8, 2)(tf.constant([3])).numpy().tolist() == [[2.0, 2.0]]
+
+
 def test_sparse_ids_ask_for_rows(caplog: pytest.LogCaptureFixture) -> None:
     layer, ids = keras.layers.Embedding(TABLE, 64), tf.sparse.from_dense([[3, 0], [3, 5]])
     layer.build()

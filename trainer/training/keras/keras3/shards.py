@@ -100,9 +100,11 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
     def call(layer: Layer, inputs: Tensor) -> Any:
         import keras
 
+        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor):
+            return plain(layer, inputs)
         table, ids = layer._embeddings._value, inputs
-        if LOOKS_UP_ROWS not in vars(layer) or isinstance(inputs, keras.KerasTensor) or table is None:
-            return plain(layer, inputs)  # without a table it only looks at shapes
+        if table is None:
+            return plain(layer, inputs)  # it only looks at shapes
         if not hasattr(table, "look_up"):  # a dynamic table takes ids as they are
             ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
         return tf.cast(rows_of(table, ids), layer.compute_dtype)
