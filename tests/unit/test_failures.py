@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import textwrap
 import traceback
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trainer.core.failures import EmptyPart, Infrastructure, UserError, explain, is_infrastructure
+from trainer.core.failures import EmptyPart, Infrastructure, UserError, explain, is_infrastructure, naming_port
 from trainer.core.own_frames import exception_info
 
 
@@ -237,3 +238,25 @@ def test_an_error_that_no_line_of_the_programs_took_part_in_keeps_all_frames() -
         error = pool.submit(scope["fail"]).exception()
     assert error is not None
     assert exception_info(error, None)[2] is error.__traceback__
+
+
+NO_SERVER = "Could not start gRPC server"  # TensorFlow's words for each cause
+
+
+def test_a_port_is_named_only_where_another_process_has_it() -> None:
+    with socket.create_server(("", 0)) as held:
+        port = held.getsockname()[1]
+        named = f"another process has ps-0's port {port}"
+        with pytest.raises(Infrastructure, match=named), naming_port("ps-0", f"192.0.2.1:{port}"):
+            raise RuntimeError(NO_SERVER)
+    with pytest.raises(RuntimeError, match=NO_SERVER), naming_port("ps-0", f"192.0.2.1:{port}"):
+        raise RuntimeError(NO_SERVER)
+
+
+def test_a_port_that_needs_rights_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(address: tuple[str, int]) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refused)
+    with pytest.raises(RuntimeError, match=NO_SERVER), naming_port("ps-0", "192.0.2.1:80"):
+        raise RuntimeError(NO_SERVER)

@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,13 +130,22 @@ def naming_port(task: str, address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not PORT_TAKEN.search(str(error)):
-            raise
         port = address.rpartition(":")[2]
+        if not PORT_TAKEN.search(str(error)) or not is_taken(int(port)):
+            raise
         raise Infrastructure(
             f"another process has {task}'s port {port}: ss -ltnp 'sport = :{port}' names it. End it, or give the task "
             "another port (in an inventory chief_port, worker_port or ps_port)"
         ) from error
+
+
+def is_taken(port: int) -> bool:
+    """Return whether nobody can listen at a port because another socket does."""
+    try:
+        with socket.create_server(("", port)):
+            return False
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
 
 
 class StalePath(Infrastructure):
