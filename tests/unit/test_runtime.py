@@ -14,7 +14,9 @@ def _kept_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
 
 
-@pytest.mark.parametrize(("name", "given"), [("KERAS_BACKEND", "torch"), ("TF_USE_LEGACY_KERAS", "0")])
+@pytest.mark.parametrize(
+    ("name", "given"), [("KERAS_BACKEND", "torch"), ("KERAS_BACKEND", "true"), ("TF_USE_LEGACY_KERAS", "0")]
+)
 def test_another_keras_than_training_has_is_warned_of_and_left_out(
     name: str, given: str, caplog: pytest.LogCaptureFixture
 ) -> None:

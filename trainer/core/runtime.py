@@ -47,7 +47,7 @@ def prepare_tensorflow() -> None:
     bypass_proxies()
     for name, value in OF_KERAS.items():
         given = os.environ.get(name, value)
-        if given.lower() not in (value, "true"):  # as TensorFlow reads a switch
+        if given != value and not (value == "1" and given.lower() == "true"):  # as TensorFlow reads a switch
             log.warning("%s=%s is set, which training can't use: it counts as %s", name, given, value)
             os.environ[name] = value
     for name, value in ENVIRONMENT.items():
