@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainer.cluster.spec import Cluster
 from trainer.core.config import Config
-from trainer.core.contracts import Program
+from trainer.core.contracts import Program, Strategy
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs
 from trainer.core.own_frames import own_lines
 from trainer.core.program import program_file
@@ -171,7 +171,6 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
 
     Returns the exit code, None where the build was given up.
     """
-    from trainer.tasks.in_process import start_cluster
     from trainer.telemetry.logs import load_tensorflow
 
     tf = load_tensorflow()
@@ -179,17 +178,14 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
     from trainer.training.input import element_spec_of
     from trainer.training.keras.adapters import keras_of
     from trainer.training.steps.model import make_model
-    from trainer.training.strategies import make_strategy
 
     of = f" of {point}" if point else ""
     if point:
         print(f"{BUILDING}{point}", flush=True)
-    os.environ.pop("TF_CONFIG", None)  # the servers are in this process
     if config.traits.in_step:
         config = config.replace(strategy="mirrored")  # which makes variables alike, without the other members
-    servers = len(cluster.jobs.get("ps", ())) if cluster else MOST_PS
     try:
-        strategy = make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
+        strategy = strategy_of(config, cluster)
     except Exception as error:  # no fault of the program's
         print(f"{UNPROVEN}build_model{of}: there is no strategy to build it in: {explain(error)}")
         return None
@@ -210,6 +206,16 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
         return say_failure(config, program, of, methods[-1], error)
     print("its model is built")
     return FINISHED
+
+
+def strategy_of(config: Config, cluster: Cluster | None) -> Strategy:
+    """Return the strategy, on servers in this process."""
+    from trainer.tasks.in_process import start_cluster
+    from trainer.training.strategies import make_strategy
+
+    os.environ.pop("TF_CONFIG", None)
+    servers = len(cluster.jobs.get("ps", ())) if cluster else MOST_PS
+    return make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
 
 
 def say_failure(config: Config, program: Program, of: str, method: str, error: BaseException) -> int | None:
