@@ -28,6 +28,7 @@ class Traced(NamedTuple):
 
 def trace(own_step: Callable[[tf.Tensor], Any], unrolled: int = 1) -> Traced:
     class Model:
+        jit_compile = False
         train_step = staticmethod(own_step)
 
     strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
@@ -129,6 +130,7 @@ def test_a_step_of_workers_draws_from_no_seed_of_the_run() -> None:
     """Else all workers would draw the same, and once more after each fault: the operations have their seeds by then."""
 
     class Model:
+        jit_compile = False
         train_step = staticmethod(
             lambda batch: {"loss": tf.cond(batch > 1, lambda: draw(None), lambda: 2.0) + draw(None)}
         )
