@@ -72,6 +72,7 @@ def test_a_known_bottleneck_is_named(
     assert (found[0].part, found[0].names) == (part, names), found
 
 
+@pytest.mark.matrix
 def test_slow_messages_are_told_from_a_slow_input(tmp_path: Path) -> None:
     """What the tasks send each other comes 20 ms later, in user space."""
     settings = {"steps": 10_000_000, "steps_per_execution": 1, "evaluation": "none", "log_seconds": 0.5}

@@ -96,8 +96,9 @@ def test_several_tables_are_trained_by_several_optimizers(programs: Any, three: 
 
 @pytest.mark.parametrize(
     ("kind", "three", "functional"),
-    [("sparse", False, True), ("sparse", True, True),
+    [("sparse", True, True),
      *(pytest.param(*one, marks=pytest.mark.matrix) for one in [
+        ("sparse", False, True),
         ("sparse", False, False), ("ragged", False, True), ("sparse", True, False), ("ragged", True, False)])],
 )  # fmt: skip
 def test_two_workers_train_sparse_and_ragged_ids_as_in_a_fixed_table(
