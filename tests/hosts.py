@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,19 @@ def listed_inventory() -> dict[str, Any]:
     return json.loads(listed.stdout)
 
 
-def add_journals(report: pytest.TestReport, item: pytest.Item, journal: Callable[[Host], str]) -> None:
-    """Add the journals of a failed test's hosts to its report."""
-    if report.failed and hasattr(item, "funcargs"):
-        host = item.funcargs.get("host")
-        for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
-            report.sections.append((f"journal of {name}", journal(one)))
+def adding_journals(journal: Callable[[Host], str]) -> Callable[[pytest.Item], Iterator[None]]:
+    """Return the hook `pytest_runtest_makereport` that adds the journals of a failed test's hosts to its report."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+        report = yield
+        if report.failed and hasattr(item, "funcargs"):
+            host = item.funcargs.get("host")
+            for name, one in ({name_of(host): host} if host else hosts_of("all")).items():
+                report.sections.append((f"journal of {name}", journal(one)))
+        return report
+
+    return pytest_runtest_makereport
 
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from testinfra.host import Host
 
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Drill
-from tests.hosts import ROOT, add_journals, answer
+from tests.hosts import ROOT, adding_journals, answer
 
 VERDICT = re.compile(r"^(pass|FAIL|skip)  ([a-z0-9-]+): ")
 
@@ -21,17 +20,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "dozen: one of the drills of `make dozen`, and so of `make test`")
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    add_journals(report, item, journal)
-    return report
-
-
 def journal(host: Host) -> str:
     """What the tasks did in the last half hour, in which a step's line tells nothing."""
     since = "journalctl --no-pager --output=short-precise --since=-30min --unit='trainer@*'"
     return answer(host, f"{since} | grep -v ' step [0-9]* of ' | tail --lines=400")
+
+
+pytest_runtest_makereport = adding_journals(journal)
 
 
 @pytest.fixture(scope="session")

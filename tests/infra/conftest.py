@@ -17,7 +17,7 @@ import testinfra
 import yaml
 from testinfra.host import Host
 
-from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
+from tests.hosts import ROOT, adding_journals, answer, listed_inventory, name_of, wait_until
 
 TRAINING_GROUPS = ("chief", "ps", "worker", "evaluator")
 LONG_RUN = "infra-long"
@@ -63,19 +63,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(item.path.stem))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    add_journals(report, item, journal)
-    return report
-
-
 def journal(host: Host) -> str:
     try:
         with host.sudo():
             return host.run("journalctl --no-pager --lines=25 --unit='trainer@*' --unit=tensorboard").stdout
     except RuntimeError as error:  # testinfra's word for a host that can't be reached
         return str(error)
+
+
+pytest_runtest_makereport = adding_journals(journal)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from testinfra.host import Host
 
 from fleet.site.wireguard import is_encrypted, tunnel_address
 from lab.vm import LIBVIRT
-from tests.hosts import ROOT, add_journals, answer, listed_inventory, name_of, wait_until
+from tests.hosts import ROOT, adding_journals, answer, listed_inventory, name_of, wait_until
 
 RUN = "vms"
 # From VMs just made right to a power failure, a training under way, the reboot of all, and the server's return.
@@ -35,16 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ORDER.index(item.path.stem))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report = yield
-    add_journals(report, item, journal)
-    return report
-
-
 def journal(host: Host) -> str:
     units = "--unit='trainer@*' --unit='*.mount' --unit='nfs-*' --unit=chrony --unit=psfleet-wireguard"
     return answer(host, f"journalctl --no-pager --lines=30 {units}")
+
+
+pytest_runtest_makereport = adding_journals(journal)
 
 
 def boot_of(host: Host) -> str:

@@ -118,9 +118,10 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     settings["program_args"] = read_assignments(settings.get("program_args", []))
     config = Config.from_dict(settings)
     config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
+    before = RunDirectory(config.shared_dir, config.run)
     with contextlib.suppress(ValueError):  # a damaged record is the coordinator's to judge
-        RunDirectory(config.shared_dir, config.run).read_claim(config)
-    finished = RunDirectory(config.shared_dir, config.run).finished(config.steps)
+        before.read_claim(config)
+    finished = before.finished(config.steps)
     workers, servers = cluster_size(config.strategy, options.workers, options.ps)
     data = data_workers(config, options.data)
     evaluator = config.evaluation == "sidecar" if options.evaluator is None else options.evaluator
