@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +32,8 @@ _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.
 _UNPARSED = "Completely failed to parse inventory source "
 _FOR_A_PLUGIN = "Plugin configuration YAML file"
+# What the clouds' plugins say without their libraries, each in its own words.
+_NO_LIBRARY = re.compile(r"Python library \(?(\w[\w-]*(?: and \w[\w-]*)*)")
 
 
 class HostVariables(Mapping[str, Any]):
@@ -212,20 +215,30 @@ def _make_manager(
             file = str(error).partition(_UNPARSED)[2].strip() or source
             if broken:
                 reasons["yaml"] = str(broken[0])
-            mend = "Mend it; what is no inventory belongs elsewhere"
-            unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}. {mend}", file=file))
+            mend = "" if _missing_library(reasons) else ". Mend it; what is no inventory belongs elsewhere"
+            unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}{mend}", file=file))
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
     return InventoryManager(loader=loader, sources=[source]), unparsed
 
 
 def _reason(file: str, reasons: Mapping[str, str], error: Exception) -> str:
     """What the plugins said that a file may be for: YAML's where it has its name, else also the one for INI files."""
+    if missing := _missing_library(reasons):
+        return missing
     likely = ("yaml",) if Path(file).suffix in _YAML else ("ini", "yaml")
     if "script" in reasons and os.access(file, os.X_OK):
         likely = ("script",)
     elif reasons.get("yaml", "").startswith(_FOR_A_PLUGIN):
         likely = ("auto",)  # which asks the plugin that the file names
     return "; ".join(f"{reasons[each]} (as {each})" for each in likely if each in reasons) or first_line(error)
+
+
+def _missing_library(reasons: Mapping[str, str]) -> str | None:
+    """Say which library a cloud's plugin lacks, and how to install it."""
+    found = _NO_LIBRARY.search(reasons.get("auto", ""))
+    command = f"{sys.executable} -m uv pip install --require-hashes -r {KIT / 'locks/cloud.txt'}"
+    needs = "its plugin needs the Python package"
+    return f"{needs} {found[1]}. Install what the clouds' plugins need: {command}" if found else None
 
 
 def _unreadable(file: str, error: Exception) -> Problem:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -356,6 +357,25 @@ def test_what_a_clouds_plugin_says_is_told(site: Path) -> None:
     (problem,) = problems(site)
     assert "psfleet.nowhere.cloud" in problem
     assert "(as yaml)" not in problem
+
+
+@pytest.mark.parametrize("named", ["aws", "gcp", "openstack"])
+def test_a_clouds_library_that_is_missing_is_named_with_the_command(
+    site: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    for library in ("boto3", "botocore", "google.auth", "openstack"):
+        monkeypatch.setitem(sys.modules, library, None)
+    (file,) = (ROOT / f"inventory/cloud-{named}").glob("*.yml")
+    (site / file.name).write_text(file.read_text())
+    package = {"aws": "botocore and boto3", "gcp": "google-auth", "openstack": "openstacksdk"}[named]
+    wanted = (
+        f"its plugin needs the Python package {package}. Install what the clouds' plugins need: "
+        f"{sys.executable} -m uv pip install --require-hashes -r {ROOT}/locks/cloud.txt"
+    )
+    assert problems(site) == [f"{site}/{file.name}: can't be read: {wanted}"]
+    with pytest.raises(OperatorMistake) as error:
+        load_inventory(str(site))
+    assert str(error.value).endswith(wanted)
 
 
 def test_a_file_that_nobody_may_read_is_left_to_ansible(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
