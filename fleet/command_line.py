@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -140,6 +140,7 @@ def verb(
             given = dict(bound.arguments)
             if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
                 sys.stdout.reconfigure(errors="backslashreplace")
+            _refuse_as_key(given["context"].config.get("connect_kwargs", {}).get("key_filename", []))
             body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
@@ -154,6 +155,14 @@ def verb(
 def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Leave out the arguments without flags where help is asked for: Invoke takes --help for the first of them."""
     return {**options, "positional": []} if {"-h", "--help"} & {*sys.argv} else options
+
+
+def _refuse_as_key(paths: Sequence[str]) -> None:
+    """Refuse Fabric's -i, a file with an SSH key, where it names an inventory, as with ansible-playbook."""
+    for path in paths:
+        if not os.path.isfile(path) or path.endswith((".yml", ".yaml", ".ini", ".json")):  # noqa: PTH113
+            expected = "expected the file of an SSH key. For an inventory write it after the verb: --inventory"
+            raise Exit(f"-i is {show(path)}: {expected} {shlex.quote(path)}", 2)
 
 
 @contextmanager

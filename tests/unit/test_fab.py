@@ -94,6 +94,22 @@ def test_wrong_inventory_exits_2(verb: str, capsys: pytest.CaptureFixture[str]) 
     assert "there is no inventory 'nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["", "hosts.yml", "no-key"])
+def test_an_inventory_after_fabrics_own_flag_for_a_key_exits_2(
+    name: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = str(silent_inventory.parent / name)
+    assert fab("-i", given, "status", "--inventory", str(silent_inventory)) == 2
+    expected = "expected the file of an SSH key. For an inventory write it after the verb: --inventory"
+    assert f"-i is '{given}': {expected} {given}" in capsys.readouterr().err
+
+
+def test_a_key_after_fabrics_own_flag_is_taken(silent_inventory: Path) -> None:
+    key = silent_inventory.with_name("id_ed25519")
+    key.touch()
+    assert fab("-i", str(key), "status", "--inventory", str(silent_inventory)) == 4
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_unreachable_host_exits_4(verb: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fab(verb, "--inventory", str(silent_inventory)) == 4
