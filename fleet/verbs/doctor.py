@@ -51,9 +51,9 @@ def doctor(cluster: Cluster, desk: Desk) -> None:
         )
         return
     desk.say(render_findings(found))
-    desk.say(
-        f"\n{errors} errors, {len(found) - errors} warnings; begin with: {found[0].mend}\nfor a report: fab bundle"
-    )
+    counts = ((errors, "error"), (len(found) - errors, "warning"))
+    said = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
+    desk.say(f"\n{said}; begin with: {found[0].mend}\nfor a report: fab bundle")
     raise ClusterTrouble("")
 
 

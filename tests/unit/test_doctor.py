@@ -376,7 +376,7 @@ def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Look) -> Non
     assert (ended.value.code, str(ended.value)) == (1, "")
     found = answers.answer_of(desk)
     assert (found["errors"], found["warnings"]) == (1, 1)
-    assert "begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
+    assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
 
 
 def test_a_drained_host_that_is_off_is_no_trouble(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
