@@ -232,13 +232,13 @@ def queue_remove(call: Call, run: str, stop: bool = False, reason: str | None = 
         queue_remove(cluster, call.desk, run, stop, reason, plan)
 
 
-@verb({**REASON}, MEANWHILE)
-def stop_cluster(call: Call, reason: str | None = None) -> None:
+@verb({**PLAN, **REASON}, MEANWHILE)
+def stop_cluster(call: Call, plan: bool = False, reason: str | None = None) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
     from fleet.verbs.stop import stop_cluster
 
     with call.cluster() as cluster, leaving("left; fab status shows what still runs"):
-        stop_cluster(cluster, call.desk, reason)
+        stop_cluster(cluster, call.desk, reason, plan)
 
 
 @verb(_START, MEANWHILE, flags_of=_start, iterable=["set"])

@@ -18,14 +18,17 @@ from fleet.verbs.status import status_record
 DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
 
 
-def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> None:
+def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_only: bool = False) -> None:
     """Stop and disable every task; what trains saves a checkpoint before the servers go.
 
-    Raises HostsUnreachable after the others are stopped.
+    Raises HostsUnreachable after the others are stopped, or shown where it is to `plan_only`.
     """
     before = cluster.observe(new_is_enough=True)
     refuse_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
     installed = _own_tasks(cluster, desk, before)
+    if plan_only:
+        _show_plan(cluster, desk, before, installed)
+        return
     with Trail(cluster, desk, "stop-cluster", reason) as trail:
         trail.begin(run=before.run.run if before.run else None)
         errors: list[FleetError] = []
@@ -46,13 +49,30 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None) -> Non
         if after.run:
             desk.say(report.render_run(after.run))
         if desk.answers is not None:
-            desk.answer("stop-cluster", status_record(cluster.inventory, after))
-        if away := {host: why for host, why in after.unreachable.items() if host not in after.drains}:
-            raise HostsUnreachable(away, "What runs there goes on; run `fab stop-cluster` again")
+            desk.answer("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
+        _refuse_away(after)
         if errors:
             raise errors[0]
         _refuse_running(cluster, after)
         trail.end(step=after.run.step if after.run else None)
+
+
+def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Sequence[Task]) -> None:
+    running = [task for task in installed if seen.units[task.name].health not in DOWN]
+    desk.say("stop-cluster")
+    saving, others = ([task.name for task in running if task.trains is trains] for trains in (True, False))
+    for what, names in (("stops after a checkpoint", saving), ("then stops", others)):
+        desk.say(f"  {what:<24}  {', '.join(names) or 'nothing'}")
+    desk.say("nothing was done. Do it: fab stop-cluster")
+    if desk.answers is not None:
+        record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
+        desk.answer("stop-cluster", record)
+    _refuse_away(seen)
+
+
+def _refuse_away(seen: Observation) -> None:
+    if away := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
+        raise HostsUnreachable(away, "What runs there goes on; run `fab stop-cluster` again")
 
 
 def stop_tasks(

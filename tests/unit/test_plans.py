@@ -28,6 +28,7 @@ from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.restore_run import restore_run
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import Request, update_hosts
 from tests.unit import test_canary as canaries
 from tests.unit import test_fleet_verbs as fleet
@@ -93,6 +94,12 @@ def restart(scene: Scene) -> Act:
     return lambda plan: start_cluster(
         day.cluster(hosts), scene.desk(hosts), StartRequest(restart=True, plan_only=plan)
     )  # fmt: skip
+
+
+def stop(scene: Scene) -> Act:
+    hosts = day.make_hosts()
+    hosts.unreachable["w-b"] = "no route"
+    return lambda plan: stop_cluster(day.cluster(hosts), scene.desk(hosts), plan_only=plan)
 
 
 def sweep(scene: Scene) -> Act:
@@ -235,6 +242,7 @@ def clone(scene: Scene) -> Act:
 CASES = {
     "start-cluster": [start],
     "restart-cluster": [restart],
+    "stop-cluster": [stop],
     "sweep": [sweep],
     "queue-add": [add],
     "queue-move": [move],
@@ -283,6 +291,21 @@ def test_a_plan_of_hosts_of_which_some_can_be_updated_is_a_plan(
     rows = json.loads(scene.answers.getvalue())["hosts"]
     assert [(row["host"], row["outcome"]) for row in rows] == [("w-a", "planned"), ("head", "left")]
     assert hosts.work == []
+
+
+def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, hosts = Scene(tmp_path, monkeypatch), day.make_hosts()
+    hosts.set("worker-1", active="inactive", sub="dead")
+    desk = scene.desk(hosts)
+    stop_cluster(day.cluster(hosts), desk, plan_only=True)
+    assert hosts.done == []
+    assert json.loads(scene.answers.getvalue())["planned"] == ["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"]
+    first, *then, last = fleet.printed(desk).splitlines()
+    assert (first, last) == ("stop-cluster", "nothing was done. Do it: fab stop-cluster")
+    assert then == [
+        "  stops after a checkpoint  chief-0",
+        "  then stops                ps-0, ps-1, worker-0, evaluator-0",
+    ]
 
 
 @pytest.mark.parametrize("plan", [True, False])
