@@ -99,7 +99,7 @@ def longest(points: list[Point]) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = parser_of("data_service", __doc__)
+    parser = parser_of("data-service", __doc__)
     add_names(parser, "part", ("speed", "faults"), default="both")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="data workers (default: 3)")
     parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, each row (default: 10)")
