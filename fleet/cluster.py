@@ -27,8 +27,8 @@ from fleet.host_scripts import (
 )
 from fleet.journal import EVERY_LINE, Chosen, Entry
 from fleet.lock import take_lock
-from fleet.observation import Observation, last_line, load_json, question, read_answer, read_status
-from fleet.run import HANGS, describe_hang, on_path
+from fleet.observation import Observation, describe_failure, last_line, load_json, question, read_answer, read_status
+from fleet.run import on_path
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS, Answer, Hosts
@@ -265,10 +265,9 @@ class Cluster:
             answer = self.hosts.run({host: f"{REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
-            elif answer.code == HANGS:  # as it would on each other host
-                raise ClusterTrouble(f"{trouble}: {describe_hang(self.inventory.shared_dir, host)}")
             elif answer.code:
-                raise ClusterTrouble(f"{trouble} on {host}: {last_line(answer)}")
+                why = describe_failure(answer, self.inventory.shared_dir, host)
+                raise ClusterTrouble(f"{trouble} on {host}: {why}")
             else:
                 return answer
         raise HostsUnreachable(away)

@@ -124,7 +124,8 @@ def _read_host(
     observation.clocks[host] = float(parts.get("now") or 0)
     observation.releases[host] = parts.get("release", "").rpartition("/")[2] or None
     if parts.get("first-code", "0") != "0":
-        observation.failed[host] = last_line(Answer(parts.get("first", ""), code=int(parts["first-code"])))
+        first = Answer(parts.get("first", ""), code=int(parts["first-code"]))
+        observation.failed[host] = describe_failure(first, inventory.shared_dir, host)
     if isinstance(look := load_json(parts.get("look", "")), dict):
         observation.looks[host] = look
     elif "look" in parts:
@@ -204,6 +205,11 @@ def load_json(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return None
+
+
+def describe_failure(answer: Answer, shared_dir: str, host: str) -> str:
+    """Say why a script that may use the shared path has failed."""
+    return describe_hang(shared_dir, host) if answer.code == HANGS else last_line(answer)
 
 
 def last_line(answer: Answer) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.foreign import refuse_foreign
-from fleet.observation import Observation
+from fleet.observation import Observation, last_line
 from fleet.readings import describe
 from fleet.run import AS_TRAINER
 from fleet.site.inventory import Inventory
@@ -382,8 +382,7 @@ class Stage:
             raise HostsUnreachable(silent)
         for host, answer in answers.items():
             if answer.code:
-                lines = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-                raise ClusterTrouble(f"{host}: {lines[-1] if lines else f'exit code {answer.code}'}")
+                raise ClusterTrouble(f"{host}: {last_line(answer)}")
         return {host: answer.stdout for host, answer in answers.items()}
 
 

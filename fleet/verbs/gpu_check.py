@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.observation import last_line
 from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
 from fleet.tables import render_table
@@ -59,8 +60,7 @@ def read_report(answer: Answer) -> dict[str, Any]:
     try:
         report = json.loads(answer.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        errors = [line for line in answer.stderr.splitlines() if line.strip()] or [f"exit code {answer.code}"]
-        problem = f"the check gave no report: {errors[-1]}"
+        problem = f"the check gave no report: {last_line(Answer(stderr=answer.stderr, code=answer.code))}"
         return {"expected": {}, "module": None, "smi": None, "gpus": [], "devices": [], "problems": [problem]}
     return dict(report)
 

@@ -15,7 +15,7 @@ from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
 from fleet.release import SWITCH, Shipment, Shipped
-from fleet.run import HANGS, PATH_SECONDS, describe_hang
+from fleet.run import PATH_SECONDS
 from fleet.site.inventory import Inventory
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
@@ -88,7 +88,7 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
 
     Raises ClusterTrouble where the shared path can't be written. Shows what is known and raises when a host is away.
     """
-    chief, shared = cluster.inventory.chief.host, cluster.inventory.shared_dir
+    chief = cluster.inventory.chief.host
     records: dict[str, Mapping[str, Any]] = {SELECTION: plan.choice.selection} if plan.choice.write else {}
     if not plan.by_ansible and cluster.inventory.is_shared:  # else a role has published it
         records[RELEASE] = {"release": plan.release}
@@ -99,9 +99,8 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
         raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")
     if why := seen.failed.get(chief):
-        hangs = describe_hang(shared, chief) if why == f"exit code {HANGS}" else why
-        paths = " and ".join(f"{shared}/{name}" for name in records)
-        raise ClusterTrouble(f"{paths} can't be written on {chief}: {hangs}")
+        paths = " and ".join(f"{cluster.inventory.shared_dir}/{name}" for name in records)
+        raise ClusterTrouble(f"{paths} can't be written on {chief}: {why}")
     return seen
 
 

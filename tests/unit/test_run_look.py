@@ -236,9 +236,13 @@ def test_what_can_not_be_written_on_a_path_that_hangs_is_tried_on_one_host_alone
 
     monkeypatch.setattr(hosts, "run", run_all)
     cluster = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
-    with pytest.raises(ClusterTrouble, match=r"selection.json can't be written: the shared path .* gives no answer"):
+    with pytest.raises(
+        ClusterTrouble, match=r"selection.json can't be written on head: the shared path .* gives no answer"
+    ):
         cluster.select({"run": "digits"})
-    with pytest.raises(ClusterTrouble, match=r"history.jsonl can't be written: the shared path .* is its server up"):
+    with pytest.raises(
+        ClusterTrouble, match=r"history.jsonl can't be written on head: the shared path .* is its server up"
+    ):
         history.append(cluster, {"verb": "stop-cluster"})
     assert tried == ["head", "head"]
 
