@@ -56,7 +56,7 @@ def describe_unknown(words: list[str]) -> str:
     key = name.removeprefix("--").replace("-", "_")
     if name == key:
         return f"local: {name!r} belongs to no option; a setting is written as --steps 1000"
-    return f"local: {unknown_key(key, [*(field.name for field in dataclasses.fields(Config)), *OPTIONS])}"
+    return f"local: {unknown_key(key, [*(field.name for field in dataclasses.fields(Config)), *OPTIONS, 'set'])}"
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

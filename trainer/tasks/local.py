@@ -28,32 +28,33 @@ from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status
 
 LIBRARIES = ("grpc", "tensorflow", "tf_keras")
-OPTIONS = ("workers", "ps", "data", "evaluator", "in_process", "metrics_port", "set")  # beside the run settings
+# Beside the run settings and --set.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "workers": {"type": int, "metavar": "N", "help": "workers (default: 2)"},
+    "ps": {"type": int, "metavar": "N", "help": "parameter servers (default: 1)"},
+    "data": {"type": int, "metavar": "N", "help": "data workers, with --input service (default: 1)"},
+    "evaluator": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "evaluate each checkpoint beside it (default: with --evaluation sidecar)",
+    },
+    "in_process": {
+        "action": "store_true",
+        "help": "serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
+    },
+    "metrics_port": {
+        "type": int,
+        "metavar": "N",
+        "help": "show Prometheus metrics at 127.0.0.1: the coordinator's at port N, the other tasks' at those after it",
+    },
+}
 FORK_SERVER = "TRAINER_FORK_SERVER"  # the socket of one that another process has started
 SCRAPED = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)  # the order of the metrics' ports, as on hosts
 
 
 def add_local_options(parser: argparse.ArgumentParser) -> None:
     """Add the size of the cluster and one option for every run setting."""
-    parser.add_argument("--workers", type=int, metavar="N", help="workers (default: 2)")
-    parser.add_argument("--ps", type=int, metavar="N", help="parameter servers (default: 1)")
-    parser.add_argument("--data", type=int, metavar="N", help="data workers, with --input service (default: 1)")
-    parser.add_argument(
-        "--evaluator",
-        action=argparse.BooleanOptionalAction,
-        help="evaluate each checkpoint beside it (default: with --evaluation sidecar)",
-    )
-    parser.add_argument(
-        "--in-process",
-        action="store_true",
-        help="serve the workers and ps in the coordinator's own process, for a debugger; evaluate at the end",
-    )
-    parser.add_argument(
-        "--metrics-port",
-        type=int,
-        metavar="N",
-        help="show Prometheus metrics at 127.0.0.1: the coordinator's at port N, the other tasks' at those after it",
-    )
+    for name, how in OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **how)
     settings = parser.add_argument_group("run settings", "docs/run-settings.md says what each of them means.")
     add_set_option(settings)
     for field in dataclasses.fields(Config):
