@@ -13,7 +13,7 @@ from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
 
 Facts = Mapping[str, Any]
-LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.9 GB
+LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.6 GB
 NO_BYTES = 200 * 10**6
 LITTLE_FILES = 30_000  # an environment has 28,000
 LITTLE_MEMORY = 256 * 2**20

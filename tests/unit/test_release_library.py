@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zipfile
 from pathlib import Path
@@ -175,25 +176,53 @@ def test_only_what_is_missing_is_asked_for():
     assert wheelhouse.excerpt(text, ["z==2"]) == "z==2\n"
 
 
+class Pip:
+    """Stands for the module: each pip writes its wheels, or fails where `broken` is asked for."""
+
+    def __init__(self, broken="", together=1):
+        self.params = {"lock": "locks/mine", "python": "3.13"}
+        self.held = []
+        self.broken = broken
+        self.together = threading.Barrier(together)
+
+    def run_command(self, command, environ_update):
+        self.together.wait(timeout=30)
+        held = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
+        done = subprocess.run(held, env=os.environ | environ_update, check=True, capture_output=True, text=True)
+        self.held.append(Path(done.stdout.strip()))
+        asked = Path(command[command.index("--requirement") + 1]).read_text().split()
+        for name in asked:
+            (Path(command[-1]) / f"{name.partition('==')[0]}-1.0-py3-none-any.whl").write_bytes(b"right")
+        return int(self.broken in asked), "", f"no {self.broken}"
+
+    def fail_json(self, **result):
+        raise RuntimeError(result["msg"])
+
+
 def test_downloads_are_held_beside_the_wheels(tmp_path):
-    class Module:
-        def __init__(self):
-            self.params = {"lock": "locks/mine", "python": "3.13"}
-
-        def run_command(self, command, environ_update):
-            held = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
-            done = subprocess.run(held, env=os.environ | environ_update, check=True, capture_output=True, text=True)
-            self.held = Path(done.stdout.strip())
-            (Path(command[-1]) / "my_tool-1.0-py3-none-any.whl").write_bytes(b"right")
-            return 0, "", ""
-
-    module = Module()
+    module = Pip()
     wheels = tmp_path / "3.13"
     wheels.mkdir()
-    wheelhouse._download(module, "my-tool==1.0\n", wheels)
-    assert module.held == tmp_path / "3.13.partial"
+    wheelhouse._download(module, ["my_tool==1.0\n"], wheels)
+    assert [held.parent for held in module.held] == [tmp_path / "3.13.partial"]
     assert [path.name for path in tmp_path.rglob("*.whl")] == ["my_tool-1.0-py3-none-any.whl"]
-    assert not module.held.exists()
+    assert not module.held[0].parent.exists()
+
+
+def test_each_processor_fetches_a_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    wheels = tmp_path / "3.13"
+    wheels.mkdir()
+    module = Pip(together=2)  # each waits for the other
+    wheelhouse._download(module, ["a==1\n", "b==1\n", "c==1\n"], wheels)
+    assert sorted(path.name[0] for path in wheels.iterdir()) == ["a", "b", "c"]
+    assert len(module.held) == len(set(module.held)) == 2
+
+
+def test_a_part_that_can_not_be_fetched_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"could not fetch the wheels of locks/mine(.|\n)*no b==1"):
+        wheelhouse._download(Pip(broken="b==1"), ["a==1\n", "b==1\n"], tmp_path / "3.13")
 
 
 @pytest.fixture
@@ -227,6 +256,47 @@ def test_a_damaged_file_is_found_though_its_size_is_right(environment):
 def test_a_missing_file_is_found(environment):
     (environment[1] / "my_tool.py").unlink()
     assert "is missing" in problems(environment[0])["my-tool"][0]
+
+
+def add_header(site):
+    """Give the distribution a header of TensorFlow's, with its row in the record."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"int op;").digest()).rstrip(b"=").decode()
+    with (site / "my_tool-1.0.dist-info/RECORD").open("a") as record:
+        record.write(f"tensorflow/include/op.h,sha256={digest},7\n")
+    header = site / "tensorflow/include/op.h"
+    header.parent.mkdir(parents=True)
+    header.write_bytes(b"int op;")
+    return header
+
+
+def test_headers_may_be_missing_and_are_compared_where_they_are_not(environment):
+    header = add_header(environment[1])
+    assert problems(environment[0]) == {}
+    header.write_bytes(b"int po;")
+    assert "op.h is not as its wheel has it" in problems(environment[0])["my-tool"][0]
+    header.unlink()
+    assert problems(environment[0]) == {}
+    assert thorough(environment[0]) == {}
+
+
+def test_an_installation_takes_the_headers_away(environment, compare, monkeypatch):
+    site = environment[1]
+    header = add_header(site)
+    (site / "my_tool.py").unlink()  # the one thing that makes it install
+    sync = []
+
+    def run_command(_module, command, **_options):
+        if "sync" in command:
+            sync.append(header.exists())
+            (site / "my_tool.py").write_bytes(b"answer = 42\n")
+        return 0, "", ""
+
+    monkeypatch.setattr(python_environment, "_unpack_uv", lambda *_: "uv")
+    monkeypatch.setattr(agent.AnsibleModule, "run_command", run_command)
+    assert compare() == [f"{site}/my_tool.py is missing"]
+    assert sync == [True]
+    assert not header.exists()
+    assert compare(thorough=True) == []
 
 
 def test_a_wrong_version_a_missing_and_an_extra_distribution_are_found(environment):

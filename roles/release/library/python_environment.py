@@ -29,6 +29,7 @@ description:
   - Compares the environment with its lock and with the records of the installed wheels, file by file, on every run.
     A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
   - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests.
+    TensorFlow's headers are taken away then. That they are missing is no damage.
     What M(wheel_bytecode) has compiled beside the wheels is taken from there, if its hash is right.
   - An interrupted installation is completed by the next run.
   - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and mended on every run.
@@ -85,6 +86,8 @@ problems:
 HASHED_BYTES = 2**20
 PART_BYTES = 2**24
 BYTECODE = "modules.bytecode"
+# Two of five files, and a sixth of all bytes: for compilers, which the hosts don't have.
+HEADERS = "tensorflow/include"
 # What a comparison noted: only root may write there, and root alone could set a clock to forge a ctime.
 SEEN = ".psfleet-compared"
 # A file may change twice within one tick of the clock that its ctime has.
@@ -224,7 +227,8 @@ def _damaged_files(site: Path, directory: Path, hashed: int | None) -> list[str]
             # Large files are compared by size alone: reading 1.4 GB of libraries on each run would take seconds a host.
             wrong = actual != int(size) or ((hashed is None or actual <= hashed) and _record_digest(file) != digest)
         except OSError:
-            damaged.append(f"{file} is missing")
+            if not path.startswith(f"{HEADERS}/"):
+                damaged.append(f"{file} is missing")
         else:
             if wrong:
                 damaged.append(f"{file} is not as its wheel has it")
@@ -317,6 +321,7 @@ def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: di
     python = str(environment / "bin" / "python")
     _code, magic, _ = module.run_command([python, "-c", "import importlib.util as u; print(u.MAGIC_NUMBER.hex())"])
     for site in environment.glob("lib/python3.*/site-packages"):
+        shutil.rmtree(site / HEADERS, ignore_errors=True)
         if put_bytecode(site, wheels / BYTECODE, module.params["bytecode"], magic.strip()):
             continue
         # Not the packages' own tests, which are a fifth of all and which nobody imports. Some hold examples of what
