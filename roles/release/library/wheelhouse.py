@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import re
 import shutil
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +19,8 @@ DOCUMENTATION = r"""
 module: wheelhouse
 short_description: Make a directory hold exactly the wheels of a lock file
 description:
-  - Runs C(pip download --require-hashes), for one Python minor version and x86-64 Linux, for what is missing.
+  - Runs C(pip download --require-hashes), for one Python minor version and x86-64 Linux, for what is missing;
+    where there are several processors, several at once.
   - A wheel that a directory beside this one has is linked from there and not fetched again.
   - Every file that is there already is proven against the lock's hashes; a damaged or left-over one is removed.
 options:
@@ -57,6 +60,7 @@ removed:
   returned: success
 """
 
+MOST_PIPS = 4
 BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
@@ -146,33 +150,43 @@ def main() -> None:
             adopt(lock, missing, directory)
             missing, _ = compare(lock, directory)
         if missing:
-            _download(module, excerpt(text, missing), directory)
+            _download(module, [excerpt(text, [name]) for name in missing], directory)
     module.exit_json(changed=changed, fetched=missing, removed=unknown)
 
 
-def _download(module: AnsibleModule, requirements: str, directory: Path) -> None:
+def _download(module: AnsibleModule, requirements: Sequence[str], directory: Path) -> None:
+    """Fetch by several pips at once: each uses one processor, and for most wheels more of it than of the network."""
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    wanted = partial / "requirements.txt"
-    wanted.write_text(requirements)
+    count = min(os.cpu_count() or 1, MOST_PIPS, len(requirements))
+    places = [partial / str(number) for number in range(count)]
+    for number, place in enumerate(places):
+        place.mkdir(parents=True)
+        (place / "requirements.txt").write_text("".join(requirements[number::count]))
+    with ThreadPoolExecutor() as pool:
+        for code, error, command in pool.map(functools.partial(_run_pip, module), places):
+            if code != 0:
+                module.fail_json(
+                    msg=f"pip could not fetch the wheels of {module.params['lock']} "
+                    "(it needs the package index, and hashes that match):\n"
+                    + "\n".join(error.strip().splitlines()[-15:]),
+                    cmd=command,
+                )
+    for file in partial.glob("*/*.whl"):
+        file.replace(directory / file.name)
+    shutil.rmtree(partial)
+
+
+def _run_pip(module: AnsibleModule, place: Path) -> tuple[int, str, list[str]]:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--implementation=cp", "--python-version", module.params["python"]]
     command += [f"--abi=cp{module.params['python'].replace('.', '')}", "--abi=abi3", "--abi=none"]
     command += [f"--platform={platform}" for platform in PLATFORMS]
-    command += ["--requirement", str(wanted), "--dest", str(partial)]
+    command += ["--requirement", str(place / "requirements.txt"), "--dest", str(place)]
     # pip holds all that it downloads in the directory for temporary files, which Debian 13 has in memory.
-    code, _out, error = module.run_command(command, environ_update={"TMPDIR": str(partial)})
-    if code != 0:
-        module.fail_json(
-            msg=f"pip could not fetch the wheels of {module.params['lock']} "
-            "(it needs the package index, and hashes that match):\n" + "\n".join(error.strip().splitlines()[-15:]),
-            cmd=command,
-        )
-    for file in partial.glob("*.whl"):
-        file.replace(directory / file.name)
-    shutil.rmtree(partial)
+    code, _out, error = module.run_command(command, environ_update={"TMPDIR": str(place)})
+    return code, error, command
 
 
 if __name__ == "__main__":
