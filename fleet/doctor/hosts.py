@@ -10,6 +10,7 @@ from fleet.cluster import Observation
 from fleet.doctor.finding import ERROR, WARNING, Finding
 from fleet.foreign import foreign_hosts
 from fleet.site.inventory import Inventory
+from fleet.site.paces import FEWEST_PEERS, far_below
 from fleet.tables import render_duration
 
 Facts = Mapping[str, Any]
@@ -20,13 +21,6 @@ LITTLE_MEMORY = 256 * 2**20
 CLOCK_SECONDS = 5.0  # between two hosts; host_look has those from the control machine
 SLOW_PATH = 5.0  # MiB/s
 OPEN_FILES = 1_048_576  # as trainer@.service has it
-# A host is far below its peers at one part in so many of their median; of fewer hosts there is none.
-FAR_BELOW, FEWEST_PEERS = 4.0, 3
-PACES = {
-    "disk_pace": ("disk", "writes {value:.3g} MiB/s to /var/tmp", "look at its disk: `dmesg`, `iostat -x 1`"),
-    "memory_pace": ("memory", "copies {value:.3g} GiB/s of memory", "look for other work there: `top`"),
-    "shared_pace": ("link", "writes {value:.3g} MiB/s to the shared path", "look at its link: `ip -s link`, fab ways"),
-}  # fmt: skip
 
 
 def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[str, Facts]) -> list[Finding]:
@@ -157,22 +151,5 @@ def judge_clocks(facts: Mapping[str, Facts]) -> list[Finding]:
 
 
 def judge_peers(facts: Mapping[str, Facts]) -> list[Finding]:
-    """Return the hosts that are far below their peers, in what PACES names."""
-    found = []
-    for key, (part, text, mend) in PACES.items():
-        paces = {host: pace for host, each in facts.items() if (pace := pace_of(each, key)) is not None}
-        if len(paces) < FEWEST_PEERS:
-            continue
-        middle = median(paces.values())
-        for host, value in paces.items():
-            if value * FAR_BELOW < middle:
-                what = f"{text.format(value=value)}, and its peers {middle:.3g} (median)"
-                found.append(Finding(WARNING, host, part, what, mend))
-    return found
-
-
-def pace_of(facts: Facts, key: str) -> float | None:
-    if key == "shared_pace":
-        return facts["shared"]["pace"] if facts["shared"] else None
-    pace: float | None = facts[key]
-    return pace
+    """Return the hosts that are far below their peers."""
+    return [Finding(WARNING, *slow) for slow in far_below(facts)]

@@ -16,7 +16,6 @@ from fleet.short import ShortWay
 
 PROBE = Path(__file__).with_name("probe.py")
 PATH_CHECK = "/usr/local/sbin/psfleet-check-shared-path"
-MEBIBYTES = 16
 # What a task reads before anything else.
 READABLE = (SETTINGS, f"{CURRENT}/trainer/__main__.py", f"{CURRENT}/env/bin/python")
 
@@ -26,7 +25,9 @@ class Look:
     """What was found: what `fab status` sees, each host's facts, and how each differs from the inventory."""
 
     observation: Observation
-    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: what probe.py returns, and `apart`
+    facts: dict[str, dict[str, Any]] = field(
+        default_factory=dict
+    )  # by host: what probe.py and host_pace return, and `apart`
     ways: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: `problems` and `notes` of host_look
     differs: Mapping[str, str] = field(default_factory=dict)  # by host: what only Ansible can bring right
     broken: dict[str, str] = field(default_factory=dict)  # by host: why it could not be probed
@@ -47,10 +48,10 @@ def look_at(cluster: Cluster) -> Look:
     apart = clocks_apart(cluster)
     for host, answer in observation.looks.items():
         steps = answer["steps"]
-        if steps["doctor"].get("failed"):
-            look.broken[host] = str(steps["doctor"]["msg"])
+        if failed := next((steps[name] for name in ("doctor", "pace") if steps[name].get("failed")), None):
+            look.broken[host] = str(failed["msg"])
         else:
-            look.facts[host] = {**steps["doctor"], "apart": apart.get(host)}
+            look.facts[host] = {**steps["doctor"], **steps["pace"], "apart": apart.get(host)}
         if not steps["ways"].get("failed"):
             look.ways[host] = steps["ways"]
     if not unfit:
@@ -78,16 +79,15 @@ def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: f
     tasks = inventory.tasks_on(host)
     probe = {
         "shared_dir": inventory.shared_dir if inventory.is_shared or host == inventory.chief.host else "/var",
-        "is_shared": inventory.is_shared,
-        "mebibytes": MEBIBYTES,
         "path_check": PATH_CHECK,
         "ports": [task.port for task in tasks if task.port is not None],
         "units": [task.unit for task in tasks],
         "readable": list(READABLE),
     }
     members = {task.host: task.address for task in inventory.tasks}
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"name": "doctor", "module": "doctor", "arguments": {"asked": probe}, "check": True},
+        {"name": "pace", "module": "host_pace", "arguments": {"path": inventory.shared_dir * inventory.is_shared}},
         {
             "name": "ways",
             "module": "host_look",

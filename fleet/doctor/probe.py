@@ -17,25 +17,11 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-MIB = 2**20
 AS_TRAINER = ("setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--")
-WRITE_SECONDS = 20
 PROXY_SECONDS = 3.0
 PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 PSFLEET_UNITS = ("trainer@*", "psfleet-*", "tensorboard*")
 CLOCK_UNITS = ("chrony", "systemd-timesyncd", "ntp", "ntpsec", "openntpd")
-# Prints the MiB/s of writing to a directory. A file system that compresses gets nothing to compress.
-PACE = """
-import os, sys, tempfile, time
-block, count = os.urandom(2**20), int(sys.argv[2])
-with tempfile.NamedTemporaryFile(dir=sys.argv[1], prefix=".psfleet-doctor-") as file:
-    begun = time.monotonic()
-    for _ in range(count):
-        file.write(block)
-    file.flush()
-    os.fsync(file.fileno())
-    print(count / (time.monotonic() - begun))
-"""
 
 
 def run(*command: str, seconds: float = 10.0) -> tuple[int, str, str]:
@@ -70,38 +56,6 @@ def room_in_time(path: str) -> dict[str, int] | None:
         return None
     block, size, free, files, files_free = map(int, printed.split())
     return {"size": size * block, "free": free * block, "files": files, "files_free": files_free}
-
-
-def own_pace(directory: str, mebibytes: int) -> float | None:
-    """Return the MiB/s of writing to a directory of this host, until they are on disk."""
-    pace: float | None = paced((), directory, mebibytes)["pace"]
-    return pace
-
-
-def shared_pace(path: str, mebibytes: int) -> dict[str, Any]:
-    """Return the MiB/s of the tasks' user on the shared path, or why it can't write there."""
-    return paced(AS_TRAINER, path, mebibytes)
-
-
-def paced(user: tuple[str, ...], path: str, mebibytes: int) -> dict[str, Any]:
-    """Run PACE, as another user where `user` begins the command."""
-    words = (*user, "/usr/bin/python3", "-c", PACE, path, str(mebibytes))
-    code, printed, errors = run(*words, seconds=WRITE_SECONDS)
-    with contextlib.suppress(ValueError):
-        return {"pace": float(printed), "why": ""}
-    lines = errors.strip().splitlines()
-    return {"pace": None, "why": lines[-1] if lines else f"exit code {code}"}
-
-
-def memory_pace(mebibytes: int = 64) -> float:
-    """Return the GiB/s of copying memory, the best of three."""
-    block = bytearray(mebibytes * MIB)
-    best = 0.0
-    for _ in range(3):
-        begun = time.monotonic()
-        bytes(block)
-        best = max(best, mebibytes / 1024 / (time.monotonic() - begun))
-    return best
 
 
 def memory() -> dict[str, int]:
@@ -190,17 +144,14 @@ def check_path(script: str) -> dict[str, Any]:
 
 
 def probe(asked: dict[str, Any]) -> dict[str, Any]:
-    """Measure everything, one after the other: what is measured at once disturbs itself."""
+    """Look at everything, one after the other."""
     shared = asked["shared_dir"]
     return {
         "clock": time.time(),
         "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp")}
         | {shared: room_in_time(shared)},
         "memory": memory(),
-        "memory_pace": memory_pace(),
-        "disk_pace": own_pace("/var/tmp", asked["mebibytes"]),
         "path": check_path(asked["path_check"]),
-        "shared": shared_pace(shared, asked["mebibytes"]) if asked["is_shared"] else None,
         "listeners": listeners(asked["ports"]),
         "units": units(),
         "limits": limits(asked["units"]),

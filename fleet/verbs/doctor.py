@@ -6,13 +6,14 @@ from statistics import median
 
 from fleet.cluster import Cluster
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
-from fleet.doctor.hosts import FAR_BELOW, FEWEST_PEERS, judge_hosts
+from fleet.doctor.hosts import judge_hosts
 from fleet.doctor.look import Look, look_at
 from fleet.doctor.whole import judge_control, judge_look
 from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
+from fleet.site.paces import FAR_BELOW, FEWEST_PEERS
 from fleet.site.schema.problems import Problem
 from fleet.verbs import Desk
 from fleet.verbs.gpu_check import ask_gpus, gpu_hosts

@@ -12,7 +12,7 @@ from typing import Any
 import cluster_note
 import pytest
 import yaml
-from host_look import noted_cluster
+from host_look import noted
 
 from fleet import agent, verbs
 from fleet.cluster import Cluster
@@ -98,11 +98,11 @@ def test_the_first_cluster_that_comes_is_noted_and_stays(file: Path) -> None:
     assert keep(file, "one", check=True)["changed"] is True
     assert not file.exists()
     assert keep(file, "one")["changed"] is True
-    first = noted_cluster(file)
+    first = noted(file)
     assert (first["name"], first["who"]) == ("one", "ben@lab")
     assert first["since"] == pytest.approx(time.time(), abs=60)
     assert keep(file, "one", who="cleo@desk") == {"changed": False, "warnings": []}
-    assert noted_cluster(file) == first
+    assert noted(file) == first
     assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o755, 0o644)
 
 
@@ -112,18 +112,18 @@ def test_another_cluster_takes_a_host_only_where_it_names_the_one_that_has_it(fi
         refused = keep(file, "two", takes_over=takes_over)
         assert refused["failed"]
         assert "it belongs to the cluster one; expected two" in refused["msg"]
-    assert noted_cluster(file)["name"] == "one"
+    assert noted(file)["name"] == "one"
     assert keep(file, "two", takes_over=["one"])["changed"] is True
-    assert noted_cluster(file)["name"] == "two"
+    assert noted(file)["name"] == "two"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
 def test_a_damaged_note_is_written_again(file: Path, text: str) -> None:
     file.parent.mkdir()
     file.write_text(text)
-    assert noted_cluster(file) == {}
+    assert noted(file) == {}
     assert keep(file, "one")["changed"] is True
-    assert noted_cluster(file)["name"] == "one"
+    assert noted(file)["name"] == "one"
 
 
 def test_site_yml_leaves_such_a_host_out_before_it_is_changed() -> None:

@@ -264,15 +264,11 @@ def test_a_host_without_a_place_for_temporary_files_is_looked_at(monkeypatch: py
     assert agent.answer({"steps": [step], "look": ["/nowhere"]})["steps"] == {"port": {"open": False}}
 
 
-def test_the_probe_measures_room_memory_and_paces(probe: Any, tmp_path: Path) -> None:
+def test_the_probe_measures_room_and_memory(probe: Any, tmp_path: Path) -> None:
     found = probe.room(str(tmp_path))
     assert 0 < found["free"] <= found["size"]
     assert probe.room("/nowhere") is None
     assert 0 < probe.memory()["available"] <= probe.memory()["size"]
-    assert probe.memory_pace(1) > 0
-    assert probe.own_pace(str(tmp_path), 1) > 0
-    assert probe.own_pace("/nowhere", 1) is None
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_probe_waits_for_no_path_that_hangs(probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -287,19 +283,9 @@ def test_the_probe_waits_for_no_path_that_hangs(probe: Any, monkeypatch: pytest.
         return real(path)
 
     monkeypatch.setattr(os, "statvfs", hang)
-    monkeypatch.setattr(probe, "AS_TRAINER", ())
-    asked = {"shared_dir": str(tmp_path), "path_check": "/nowhere", "mebibytes": 1, "is_shared": True}
+    asked = {"shared_dir": str(tmp_path), "path_check": "/nowhere"}
     found = probe.probe({**asked, "ports": [], "units": [], "readable": []})
     assert found["room"][str(tmp_path)]["size"] == measured["size"]
-
-
-def test_the_probe_says_why_the_tasks_user_cant_write(
-    probe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(probe, "AS_TRAINER", ())
-    assert probe.shared_pace(str(tmp_path), 1)["pace"] > 0
-    assert "No such file" in probe.shared_pace("/nowhere", 1)["why"]
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_probe_names_who_has_a_port(probe: Any) -> None:
@@ -441,9 +427,14 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
             if not data:
                 return {host: Answer("1000.5\n") for host in scripts}
             given = {host: json.loads(text) for host, text in data.items()}
-            assert all("doctor" in each["sources"] and "host_look" in each["sources"] for each in given.values())
-            steps = {"doctor": {**FACTS}, "ways": {"problems": [], "notes": []}}
-            broken = {"doctor": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
+            wanted = {"doctor", "host_look", "host_pace"}
+            assert all(wanted <= each["sources"].keys() for each in given.values())
+            paths = {
+                step["arguments"]["path"] for each in given.values() for step in each["steps"] if step["name"] == "pace"
+            }
+            assert paths == {"/srv/trainer"}
+            steps = {"doctor": {**FACTS}, "pace": {"disk_pace": 7.0}, "ways": {"problems": [], "notes": []}}
+            broken = {"doctor": {}, "pace": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
             looks = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
             found = super().run(scripts, timeout)
             looks["store"] = ""
@@ -458,3 +449,4 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
         ["far"],
     )
     assert seen.facts["far"]["apart"] < -1e6
+    assert seen.facts["far"]["disk_pace"] == 7.0

@@ -62,6 +62,10 @@ cluster:
   description: Which cluster the host says it belongs to, with C(name), C(since) and C(who); empty for none.
   type: dict
   returned: success
+pace:
+  description: What M(host_pace) has noted since the host booted; empty for nothing.
+  type: dict
+  returned: success
 notes:
   description: What is right, and may surprise.
   type: list
@@ -74,6 +78,7 @@ CLOCK_SECONDS = 600
 MOST_NAMED = 3
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 CLUSTER = Path("/var/lib/psfleet/cluster.json")
+PACE = Path("/run/psfleet-pace.json")
 PORT = 9  # of no service: nothing is sent there
 
 Resolve = Callable[[str], list[str]]
@@ -241,8 +246,8 @@ def look(name: str, members: Mapping[str, str], now: float, tunnel: str = "") ->
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
-def noted_cluster(file: Path = CLUSTER) -> dict[str, Any]:
-    """Return which cluster the host belongs to; empty where that is missing or damaged."""
+def noted(file: Path) -> dict[str, Any]:
+    """Return what a file notes; empty where that is missing or damaged."""
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -265,7 +270,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     problems, notes = look(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
-    module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), cluster=noted_cluster())
+    known = {"cluster": noted(CLUSTER), "pace": noted(PACE)}
+    module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), **known)
 
 
 if __name__ == "__main__":

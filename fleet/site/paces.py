@@ -1,0 +1,62 @@
+"""Which hosts are far below their peers, by what roles/host_check measures on each: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+# A host is far below its peers at one part in so many of their median; of fewer hosts there is none.
+FAR_BELOW, FEWEST_PEERS = 4.0, 3
+PACES = {
+    "disk_pace": ("disk", "writes {value:.3g} MiB/s to /var/tmp", "look at its disk: `dmesg`, `iostat -x 1`"),
+    "memory_pace": ("memory", "copies {value:.3g} GiB/s of memory", "look for other work there: `top`"),
+    "shared_pace": ("link", "writes {value:.3g} MiB/s to the shared path", "look at its link: `ip -s link`, fab ways"),
+}  # fmt: skip
+
+
+class Slow(NamedTuple):
+    """A host that is far below its peers."""
+
+    host: str
+    part: str
+    what: str
+    mend: str
+
+
+def far_below(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
+    """Return the hosts that are far below their peers, in what PACES names.
+
+    Args:
+        paces: by host what host_pace returned.
+    """
+    found = []
+    for key, (part, text, mend) in PACES.items():
+        known = {host: pace for host, each in paces.items() if (pace := pace_of(each, key)) is not None}
+        if len(known) < FEWEST_PEERS:
+            continue
+        middle = median(known.values())
+        for host, value in known.items():
+            if value * FAR_BELOW < middle:
+                what = f"{text.format(value=value)}, and its peers {middle:.3g} (median)"
+                found.append(Slow(host, part, what, mend))
+    return found
+
+
+def pace_of(measured: Mapping[str, Any], key: str) -> float | None:
+    if key == "shared_pace":
+        return measured["shared"]["pace"] if measured["shared"] else None
+    pace: float | None = measured[key]
+    return pace
+
+
+def slow_hosts(hosts: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say of a play's hosts which are far below the others, by what each has measured now or noted before."""
+    paces = {}
+    for host in hosts:
+        variables = hostvars[host]
+        now = variables.get("__host_check_pace", {})
+        measured = now if "disk_pace" in now else variables.get("__host_check_seen", {}).get("pace")
+        if measured:
+            paces[host] = measured
+    return [f"host '{each.host}': it {each.what}: {each.mend}. Measure again: fab doctor" for each in far_below(paces)]
