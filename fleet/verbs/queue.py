@@ -141,7 +141,8 @@ def queue_move(
     words = ["--name", name, "--to", to]
     if plan_only:
         answer = cluster.ask_queue("move", [*words, "--plan"])
-        desk.say(f"the order would be {', '.join(answer['order'])}\nnothing was done")
+        command = f"fab queue-move {name} --{to.replace(':', '=', 1)}"
+        desk.say(f"the order would be {', '.join(answer['order'])}\nnothing was done. Do it: {command}")
     else:
         with Trail(cluster, desk, "queue-move", reason) as trail:
             trail.begin(run=name, words=to)

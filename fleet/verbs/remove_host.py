@@ -41,6 +41,7 @@ rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.servic
 systemctl daemon-reload
 systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
 rm -rf /opt/trainer {NOTE}"""
+PLAYBOOK = "ansible-playbook site.yml"
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
 UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
 
@@ -75,7 +76,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
         f"the next `ansible-playbook site.yml` tells the others: {_restart(cluster, seen)}",
     ]
-    if _planned(cluster, desk, "remove-host", seen, host, steps, plan_only, [host]):
+    if _planned(cluster, desk, f"remove-host {host}", seen, host, steps, plan_only, [host]):
         return
     with Trail(cluster, desk, "remove-host", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
@@ -128,7 +129,8 @@ def replace_host(
     ]
     if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
         steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
-    if _planned(cluster, desk, "replace-host", seen, old, steps, plan_only, [old, new], chief_may_go=True):
+    command = f"replace-host {old} {new}" + (f" --address {address}" if address else "")
+    if _planned(cluster, desk, command, seen, old, steps, plan_only, [old, new], chief_may_go=True):
         return
     with Trail(cluster, desk, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
@@ -140,7 +142,7 @@ def replace_host(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         f"`{playbook}` and `fab start-cluster`"
     )
-    _answer(desk, "replace-host", "done", [old, new], steps)
+    _answer(desk, "replace-host", "done", [old, new], steps, playbook)
 
 
 def _takes_over(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> str:
@@ -213,7 +215,7 @@ def refusals_of(cluster: Cluster, seen: Observation, host: str, chief_may_go: bo
 def _planned(
     cluster: Cluster,
     desk: Desk,
-    verb: str,
+    command: str,
     seen: Observation,
     host: str,
     steps: Sequence[str],
@@ -221,13 +223,15 @@ def _planned(
     hosts: Sequence[str],
     chief_may_go: bool = False,
 ) -> bool:
-    """Say what is done, and whether that is all; raises OperatorMistake where it is refused."""
+    """Say what a command does, and whether that is all; raises OperatorMistake where it is refused."""
+    verb = command.partition(" ")[0]
     refusals = refusals_of(cluster, seen, host, chief_may_go)
     if plan_only or not refusals:
         desk.say("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
     if plan_only:
-        desk.say("\n".join([*(f"  refused {each}" for each in refusals), "nothing was done"]))
-        _answer(desk, verb, "refused" if refusals else "planned", hosts, steps)
+        last = "nothing was done" if refusals else f"nothing was done. Do it: fab {command}"
+        desk.say("\n".join([*(f"  refused {each}" for each in refusals), last]))
+        _answer(desk, verb, "refused" if refusals else "planned", hosts, steps, f"fab {command}")
     if refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
     return plan_only
@@ -321,7 +325,8 @@ def _composed(edits: Sequence[Callable[[str], str]]) -> Callable[[str], str]:
     return lambda text: reduce(lambda known, edit: edit(known), edits, text)
 
 
-def _answer(desk: Desk, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str]) -> None:
+def _answer(
+    desk: Desk, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str], following: str = PLAYBOOK
+) -> None:
     if desk.answers is not None:
-        record = {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": "ansible-playbook site.yml"}
-        desk.answer(verb, record)
+        desk.answer(verb, {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": following})

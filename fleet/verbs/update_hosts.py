@@ -336,7 +336,8 @@ def _plan(
 def _say_end(rounds: Rounds, states: Mapping[str, State], away: Mapping[str, str]) -> None:
     left = [row for row in rounds.rows if row.outcome == "left"]
     done = [row for row in rounds.rows if row.outcome == "updated"]
-    rounds.desk.say(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date")
+    look = "" if left or away else ". Look: fab hosts"  # else the error has the next command
+    rounds.desk.say(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date{look}")
     incomplete = rounds.stopped if left else rounds.again if away else ""
     _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
     _end(rounds, away)

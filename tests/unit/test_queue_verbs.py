@@ -277,7 +277,7 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
     queue_move(cluster(hosts), desk, "b", "first", plan_only=True)
     queue_move(cluster(hosts), desk, "b", "first", "it is urgent")
     output = fleet.printed(desk)
-    assert "the order would be digits, b, a\nnothing was done\n" in output
+    assert "the order would be digits, b, a\nnothing was done. Do it: fab queue-move b --first\n" in output
     assert "the order is digits, b, a\nlook: fab queue\n" in output
     queue_remove(cluster(hosts), desk, "a", plan_only=True)
     assert "a" in [point.run for point in hosts.queue.to_prove()]

@@ -387,6 +387,7 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
+@pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["", "recommender"])
 def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     place: Path, hosts: Hosts, desk: verbs.Desk, name: str
@@ -396,6 +397,10 @@ def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     hosts.unreachable["head"] = "no route"
     replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
     assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fleet.printed(desk)) is (not name)
+    desk.answers = io.StringIO()
+    replace_host(cluster(hosts), desk, "head", "head-2", "192.0.2.99")
+    takes_over = "" if name else " -e cluster_takes_over=192.0.2.10"
+    assert json.loads(desk.answers.getvalue())["next"] == f"ansible-playbook site.yml{takes_over}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,360 @@
+"""What holds for each verb of the second day: its plan, its line in the history, typed twice, left at any moment."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet import history
+from fleet.cluster import Cluster
+from fleet.site.inventory import load_inventory
+from fleet.verbs import Desk
+from fleet.verbs.backup import back_up
+from fleet.verbs.canary import Ask, canary
+from fleet.verbs.clone_run import clone_run
+from fleet.verbs.delete_run import delete_run
+from fleet.verbs.drain import drain, undrain
+from fleet.verbs.prune import prune
+from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove
+from fleet.verbs.remove_host import remove_host, replace_host
+from fleet.verbs.restore_run import restore_run
+from fleet.verbs.rollback import rollback
+from fleet.verbs.update_hosts import Request, update_hosts
+from tests.unit import test_canary as canaries
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_plans as plans
+from tests.unit import test_queue_verbs as queues
+from tests.unit import test_second_day as day
+from tests.unit import test_update_hosts as updates
+from tests.unit.test_upkeep import make
+from trainer.run.directory import run_directories
+
+WHY = "as agreed"
+# Their tests are test_fleet_verbs.py, test_short_way.py and test_put_back.py: what they have begun they put back.
+STARTS = {"start-cluster", "restart-cluster", "sweep"}
+
+
+@dataclass
+class Deed:
+    """A verb on pretended hosts, what it changes there, and the outcomes of its first call and of a second one."""
+
+    hosts: Any
+    do: Callable[[Desk, bool], None]
+    look: Callable[[], Any]
+    first: str = "done"
+    second: str = "nothing to do"
+
+    def call(self, plan: bool = False) -> tuple[str, str]:
+        """Return the outcome, and what was printed."""
+        clock, answers, out = fleet.Clock(hosts=self.hosts), io.StringIO(), io.StringIO()
+        release = "new" if isinstance(self.hosts, canaries.Hosts) else "abc123"
+        desk = Desk(out, clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: release, answers=answers)
+        desk.prove = lambda *_: None
+        self.do(desk, plan)
+        return str(json.loads(answers.getvalue())["outcome"]), out.getvalue()
+
+    def state(self) -> Any:
+        units = {name: (unit.up, unit.parked, unit.file_state) for name, unit in self.hosts.units.items()}
+        return units, self.hosts.release, self.look()
+
+
+Make = Callable[[plans.Scene], Deed]
+
+
+def drains(hosts: day.Hosts) -> Any:
+    return set(hosts.marks), set(hosts.recorded), set(hosts.leavers)
+
+
+def leave(scene: plans.Scene) -> Deed:
+    hosts = day.make_hosts()
+    return Deed(hosts, lambda desk, plan: drain(day.cluster(hosts), desk, "ps-b", WHY, plan), lambda: drains(hosts))
+
+
+def come_back(scene: plans.Scene) -> Deed:
+    hosts = day.make_hosts()
+    drain(day.cluster(hosts), scene.desk(hosts), "ps-b")
+
+    def act(desk: Desk, plan: bool) -> None:
+        undrain(day.cluster(hosts), desk, "ps-b", WHY, plan)
+
+    return Deed(hosts, act, lambda: drains(hosts))
+
+
+def update(scene: plans.Scene) -> Deed:
+    hosts = updates.make_hosts()
+    hosts.updates, hosts.reboots = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b": "linux-image"}
+    ask = {"reason": WHY}
+
+    def act(desk: Desk, plan: bool) -> None:
+        update_hosts(day.cluster(hosts), desk, Request(**ask, plan_only=plan))  # type: ignore[arg-type]
+
+    return Deed(hosts, act, lambda: (drains(hosts), hosts.updates, hosts.reboots))
+
+
+def try_out(scene: plans.Scene) -> Deed:
+    hosts = canaries.make_hosts(scene.monkeypatch)
+
+    def act(desk: Desk, plan: bool) -> None:
+        canary(day.cluster(hosts), desk, Ask("w-b", 20, reason=WHY, plan_only=plan))
+
+    return Deed(hosts, act, lambda: hosts.done[-1:] in ([], ["end on w-b"]), "passed", "passed")
+
+
+def go_back(scene: plans.Scene) -> Deed:
+    hosts = day.keep_releases(day.make_hosts(), scene.monkeypatch)
+    hosts.lines = [day.shipped("old1", day.NOW), day.shipped("abc123", day.NOW)]
+    return Deed(hosts, lambda desk, plan: rollback(day.cluster(hosts), desk, None, WHY, plan), lambda: None)
+
+
+def of_a_site(scene: plans.Scene) -> tuple[day.Hosts, Path]:
+    place = scene.site()
+    hosts = day.Hosts(load_inventory(str(place)), run_status=fleet.status("training", 20))
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **fleet.UP)
+    drain(day.cluster(hosts), scene.desk(hosts), "w-a")
+    return hosts, place
+
+
+def take_away(scene: plans.Scene) -> Deed:
+    hosts, place = of_a_site(scene)
+
+    def act(desk: Desk, plan: bool) -> None:
+        remove_host(Cluster(load_inventory(str(place)), hosts), desk, "w-a", WHY, plan)
+
+    return Deed(hosts, act, lambda: (hosts.recorded, (place / "hosts.yml").read_text()))
+
+
+def replace(scene: plans.Scene) -> Deed:
+    hosts, place = of_a_site(scene)
+    written: dict[str, Any] = {}
+    scene.monkeypatch.setattr(Cluster, "_write_shared", lambda _, name, record: written.update({name: record}))
+
+    def act(desk: Desk, plan: bool) -> None:
+        replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-a", "w-x", "192.0.2.99", WHY, plan)
+
+    return Deed(hosts, act, lambda: (hosts.recorded, dict(written), (place / "hosts.yml").read_text()))
+
+
+def wait_in_turn(scene: plans.Scene) -> Deed:
+    hosts = queues.make_hosts(scene.path)
+
+    def act(desk: Desk, plan: bool) -> None:
+        queue_add(queues.cluster(hosts), desk, Asked("next", reason=WHY), plan_only=plan)
+
+    return Deed(hosts, act, lambda: order(hosts), second="there already")
+
+
+def with_queue(scene: plans.Scene) -> queues.Hosts:
+    hosts = queues.make_hosts(scene.path)
+    for name in ("next", "last"):
+        desk = scene.desk(hosts)
+        desk.prove = lambda *_: None
+        queue_add(queues.cluster(hosts), desk, Asked(name))
+    hosts.lines = []
+    return hosts
+
+
+def order(hosts: queues.Hosts) -> list[str]:
+    return [entry.name for entry in hosts.queue.entries] if (hosts.place / "queue.json").exists() else []
+
+
+def move(scene: plans.Scene) -> Deed:
+    hosts = with_queue(scene)
+
+    def act(desk: Desk, plan: bool) -> None:
+        queue_move(queues.cluster(hosts), desk, "last", "first", WHY, plan)
+
+    return Deed(hosts, act, lambda: order(hosts), second="done")
+
+
+def take_out(scene: plans.Scene) -> Deed:
+    hosts = with_queue(scene)
+
+    def act(desk: Desk, plan: bool) -> None:
+        queue_remove(queues.cluster(hosts), desk, "next", reason=WHY, plan_only=plan)
+
+    return Deed(hosts, act, lambda: order(hosts), second="not there")
+
+
+def of_runs(scene: plans.Scene) -> tuple[Cluster, Callable[[], Any]]:
+    config = scene.config()
+    for number, name in enumerate(["old", "digits"]):
+        directory = make(config, name)
+        for path in (directory.status, directory.state, directory.settings):
+            os.utime(path, (number, number))
+    cluster = scene.keeper()
+
+    def look() -> Any:
+        copies = sorted(path.name for path in (scene.path / "backups").iterdir())
+        return copies, [each.run for each in run_directories(Path(config.shared_dir))]
+
+    return cluster, look
+
+
+def copy(scene: plans.Scene) -> Deed:
+    cluster, look = of_runs(scene)
+    to = str(scene.path / "backups")
+    return Deed(
+        cluster.hosts, lambda desk, plan: back_up(cluster, desk, "digits", to, plan, WHY), look, second="there already"
+    )
+
+
+def take_back(scene: plans.Scene) -> Deed:
+    cluster, look = of_runs(scene)
+    back_up(cluster, scene.desk(cluster.hosts), "digits", str(scene.path / "backups"))
+    where = str(scene.path / "backups/digits@20")
+    return Deed(
+        cluster.hosts,
+        lambda desk, plan: restore_run(cluster, desk, where, "again", plan, WHY),
+        look,
+        second="there already",
+    )
+
+
+def clone(scene: plans.Scene) -> Deed:
+    cluster, look = of_runs(scene)
+    return Deed(
+        cluster.hosts,
+        lambda desk, plan: clone_run(cluster, desk, "digits", "twin", plan, WHY),
+        look,
+        second="there already",
+    )
+
+
+def delete(scene: plans.Scene) -> Deed:
+    cluster, look = of_runs(scene)
+    return Deed(
+        cluster.hosts, lambda desk, plan: delete_run(cluster, desk, "old", True, plan, WHY), look, second="not there"
+    )
+
+
+def remove_old(scene: plans.Scene) -> Deed:
+    cluster, look = of_runs(scene)
+    return Deed(
+        cluster.hosts, lambda desk, plan: prune(cluster, desk, 1, ["runs"], True, plan, WHY), look, second="done"
+    )
+
+
+DEEDS: Mapping[str, Make] = {
+    "queue-add": wait_in_turn,
+    "queue-move": move,
+    "queue-remove": take_out,
+    "drain": leave,
+    "undrain": come_back,
+    "update-hosts": update,
+    "canary": try_out,
+    "rollback": go_back,
+    "remove-host": take_away,
+    "replace-host": replace,
+    "delete-run": delete,
+    "prune": remove_old,
+    "backup": copy,
+    "restore-run": take_back,
+    "clone-run": clone,
+}
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The history's lines, which the hosts get too."""
+    found: list[dict[str, Any]] = []
+    write = history._script_of
+
+    def noted(inventory: Any, line: Mapping[str, Any], settings: bool) -> str:
+        found.append(dict(line))
+        return write(inventory, line, settings)
+
+    monkeypatch.setattr(history, "_script_of", noted)
+    return found
+
+
+def make_deed(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Deed:
+    path.mkdir(exist_ok=True)
+    return DEEDS[verb](plans.Scene(path, monkeypatch))
+
+
+def test_each_verb_with_a_plan_is_here() -> None:
+    assert DEEDS.keys() == plans.CASES.keys() - STARTS
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_a_plan_does_nothing_and_names_the_command(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]]
+) -> None:
+    deed = make_deed(verb, tmp_path, monkeypatch)
+    lines.clear()
+    before = deed.state(), list(deed.hosts.done), list(deed.hosts.holds)
+    outcome, printed = deed.call(plan=True)
+    assert (outcome, lines) == ("planned", [])
+    assert (deed.state(), deed.hosts.done, deed.hosts.holds) == before
+    assert re.search(rf"[Dd]o it: fab {verb}\b", printed), printed
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_what_is_done_leaves_its_reason_and_says_what_comes_next(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]]
+) -> None:
+    deed = make_deed(verb, tmp_path, monkeypatch)
+    lines.clear()
+    outcome, printed = deed.call()
+    assert outcome == deed.first
+    noted = [line for line in lines if line["verb"] == verb]
+    assert [(line["outcome"], line["reason"]) for line in (noted[0], noted[-1])] == [("begun", WHY), ("done", WHY)]
+    assert all(line["who"] and line["from"] for line in noted)
+    assert re.search(r"fab [a-z-]+|ansible-playbook site.yml", printed.splitlines()[-1]), printed
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_typed_twice_it_changes_nothing_more(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deed = make_deed(verb, tmp_path, monkeypatch)
+    deed.call()
+    before = deed.state()
+    assert (deed.call()[0], deed.state()) == (deed.second, before)
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_left_before_any_question_to_the_hosts_it_goes_on(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before the first script that the hosts get, before the second, and so on."""
+    whole = make_deed(verb, tmp_path / "whole", monkeypatch)
+    number = interrupt(whole.hosts, monkeypatch, 0)
+    whole.call()
+    for at in range(1, len(number) + 1):
+        deed = make_deed(verb, tmp_path / str(at), monkeypatch)
+        with monkeypatch.context() as patch:
+            interrupt(deed.hosts, patch, at)
+            with pytest.raises(KeyboardInterrupt):
+                deed.call()
+        assert deed.call()[0] in (deed.first, deed.second), at
+        assert comparable(deed, tmp_path / str(at)) == comparable(whole, tmp_path / "whole"), at
+
+
+def interrupt(hosts: Any, patch: pytest.MonkeyPatch, at: int) -> list[None]:
+    """Have the hosts' call number `at` be Ctrl-C instead; returns as many entries as there were calls."""
+    calls: list[None] = []
+
+    def counted(ask: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*words: Any, **more: Any) -> Any:
+            calls.append(None)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return ask(*words, **more)
+
+        return run
+
+    for name in ("run", "follow", "hold"):
+        patch.setattr(hosts, name, counted(getattr(hosts, name)))
+    return calls
+
+
+def comparable(deed: Deed, path: Path) -> str:
+    return repr(deed.state()).replace(str(path), "")
