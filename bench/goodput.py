@@ -18,14 +18,16 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.faults import Fault, Outcome, Steps, schedule, value_at
 from bench.kept import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.options import add_names, parser_of, scratch_directory
 from bench.points import Point, read_point
+from bench.recommender import settings_of_tables
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, TRAINER, write_settings
 from trainer.run.directory import RunDirectory
@@ -48,7 +50,15 @@ KINDS = ("worker kill", "ps kill", "freeze", "partition")
 class Training:
     """One side's cluster, and what can be seen of it."""
 
-    def __init__(self, side: str, program: str, directory: Path, networks: Networks | None) -> None:
+    def __init__(
+        self,
+        side: str,
+        program: str,
+        directory: Path,
+        networks: Networks | None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`settings` are run settings of psfleet's sides."""
         who, api = side.split("-")
         directory.mkdir()
         self.directory = directory
@@ -58,9 +68,9 @@ class Training:
         environment = {"BENCH_STEPS": str(self.steps.directory)}
         if who == "psfleet":
             self._run: RunDirectory | None = RunDirectory(directory, "goodput")
-            settings = {"api": api if api == "fit" else "custom_loop", "steps": 10**9, "evaluation": "none"}
+            own = {"api": api if api == "fit" else "custom_loop", "steps": 10**9, "evaluation": "none", **(settings or {})}
             saves = {"checkpoint_steps": SAVE_STEPS, "checkpoint_seconds": 0}
-            environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", program, **settings, **saves)
+            environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", program, **own, **saves)
             commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), TRAINER)
             if networks:
                 networks.set("ipv4/tcp_retries2", "6")  # as Ansible sets it on hosts
@@ -92,9 +102,11 @@ class Training:
                 sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
 
 
-def measure(side: str, program: str, seconds: float, directory: Path, networks: Networks | None) -> Outcome:
-    """Train one side under the faults of so many seconds."""
-    training = Training(side, program, directory, networks)
+def measure(
+    side: str, program: str, seconds: float, directory: Path, networks: Networks | None, settings: Mapping[str, Any]
+) -> Outcome:
+    """Train one side under the faults of so many seconds; `settings` are run settings of psfleet's."""
+    training = Training(side, program, directory, networks, settings)
     with training.cluster.running():
         training.until(lambda: len(training.saves) >= 2, "two checkpoints")
         quiet = min(QUIET_SECONDS, seconds / 3)
@@ -160,9 +172,11 @@ def main(arguments: list[str]) -> None:
     parser = parser_of("goodput", __doc__)
     add_names(parser, "side", SIDES, default="all, in this order")
     parser.add_argument("--program", choices=PROGRAMS, default="waiting", help="what is trained (default: waiting)")
+    parser.add_argument("--dynamic", action="store_true", help="psfleet's recommender has dynamic tables")
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults, for each side (default: 10)")
     parser.add_argument("--keep", type=Path, help="leave the processes' logs, and what was seen, in this directory")
     options = parser.parse_args(arguments)
+    settings = settings_of_tables()["dynamic"] if options.dynamic else {}
     sides = [side for side in SIDES if not options.side or side in options.side]
     why = missing()
     with contextlib.ExitStack() as stack:
@@ -174,7 +188,7 @@ def main(arguments: list[str]) -> None:
                 networks = Networks(NAMES)
             try:
                 program = PROGRAMS[options.program]
-                outcomes[side] = measure(side, program, 60 * options.minutes, directory / side, networks)
+                outcomes[side] = measure(side, program, 60 * options.minutes, directory / side, networks, settings)
             finally:
                 if networks:
                     networks.end()

@@ -4,8 +4,11 @@ First how fast: samples a second, of all tasks of a side together and for each p
 time. The sides stay beside each other and work in turns, and each worker reads the same batches again and again. One
 process that trains alone, with nothing to send, is the floor: on a machine that they share no side can be faster. Then
 what is learnt: the AUC of examples that no worker reads, after so many samples, of a training of each side. It stands
-beside the AUC of the odds by which clicks were drawn, which no model can exceed but by chance. Two ps; for the AUC two
-workers.
+beside the AUC of the odds by which clicks were drawn, which no model can exceed but by chance, and the seconds from the
+coordinator's start to the checkpoint. Two ps; for the AUC two workers.
+
+The memory of the ps is what both had at the end of the turns, and what went over the wire is what they sent and got.
+With faults: `bench/goodput --program recommender`, and with `--dynamic` for dynamic tables.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from bench.options import add_names, parser_of, scratch_directory
@@ -38,7 +43,7 @@ class Size:
     steps: int
 
 
-FULL, QUICK = Size(12, 3.0, 6000), Size(4, 3.0, 900)
+FULL, QUICK = Size(12, 3.0, 6000), Size(3, 3.0, 600)
 
 
 def settings_of_tables() -> dict[str, dict[str, Any]]:
@@ -62,20 +67,39 @@ def compare_speed(bench: Bench, model: str, size: Size, workers: int) -> None:
         for name, side in zip(names, sides, strict=True):
             samples = BATCH * side.speed()
             cells = f"{samples:,.0f}", f"{side.speed() / guide:.2f}", f"{samples / (os.cpu_count() or 1):,.0f}"
-            print_row(model, str(workers), name, *cells, side.milliseconds())
+            kept = f"{side.resident('ps'):.0f}", f"{side.step_kilobytes():,.0f}"
+            print_row(model, str(workers), name, *cells, side.milliseconds(), *kept)
 
 
 def compare_auc(bench: Bench, model: str, size: Size) -> None:
     """Print a row with the AUC of each side after each third of its samples."""
     program, part = f"bench.programs:{model}", size.steps // 3
-    judge = Judge(model)
-    for side, train in (("guide", train_plainly), ("psfleet", train_with_psfleet)):
-        with train(bench, program, part) as found:
-            aucs = [judge.auc(found(number * part)) for number in (1, 2, 3)]
-        print_row(model, side, *(f"{auc:.4f}" for auc in aucs), f"{judge.best:.4f}")
+    sides = {"guide": train_plainly(bench, program, part)}
+    judges = {"guide": Judge(model)}
+    for kind, settings in settings_of_tables().items():
+        name = f"psfleet, {kind}"
+        sides[name] = train_with_psfleet(bench, program, part, kind, settings)
+        judges[name] = Judge(model, settings["dynamic_tables"]) if settings else judges["guide"]
+    for name, train in sides.items():
+        with train as found:
+            saved = [found(number * part) for number in (1, 2, 3)]
+            aucs = [f"{judges[name].auc(one.prefix):.4f} ({one.seconds:.0f} s)" for one in saved]
+        print_row(model, name, *aucs, f"{judges[name].best:.4f}")
 
 
-Found = Callable[[int], str]
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint, and how many seconds after the coordinator's start it was there."""
+
+    prefix: str
+    seconds: float
+
+    @classmethod
+    def at(cls, prefix: Path, began: float) -> Saved:
+        return cls(str(prefix), prefix.with_name(f"{prefix.name}.index").stat().st_mtime - began)
+
+
+Found = Callable[[int], Saved]
 
 
 @contextlib.contextmanager
@@ -83,24 +107,29 @@ def train_plainly(bench: Bench, program: str, part: int) -> Iterator[Found]:
     """Train as the guide does, three epochs; gives what finds the checkpoint of a step."""
     directory = bench.directory / f"guide-{program.rpartition(':')[2]}"
     with bench.cluster(workers=2, servers=2).serving(command=PLAIN_SERVER) as cluster:
+        began = time.time()
         task = cluster.start("chief", 0, ("-m", "bench.plain_loop", program, str(part), str(directory)))
         until_step(task, 3 * part)
         task.end()  # it would go on, and delete what it saved
-    yield lambda step: str(directory / f"ckpt-{step // part}")
+    yield lambda step: Saved.at(directory / f"ckpt-{step // part}", began)
 
 
 @contextlib.contextmanager
-def train_with_psfleet(bench: Bench, program: str, part: int) -> Iterator[Found]:
+def train_with_psfleet(
+    bench: Bench, program: str, part: int, kind: str, settings: Mapping[str, Any]
+) -> Iterator[Found]:
     """Train with psfleet's coordinator, three epochs; gives what finds the checkpoint of a step."""
-    run = f"auc-{program.rpartition(':')[2]}"
+    run = f"auc-{program.rpartition(':')[2]}-{kind}"
     # An epoch whose end is evaluated ends with exact steps; one batch is enough for that.
-    wanted: dict[str, Any] = {"epoch_steps": part, "checkpoint_steps": part, "checkpoint_seconds": 0}
+    wanted: dict[str, Any] = {"epoch_steps": part, "checkpoint_steps": part, "checkpoint_seconds": 0, **settings}
     wanted |= {"evaluation": "inline", "export": False}
-    settings = write_settings(bench.directory, run, program, steps=3 * part, **wanted)
+    written = write_settings(bench.directory, run, program, steps=3 * part, **wanted)
     with bench.cluster(workers=2, servers=2).serving() as cluster:
-        task = cluster.start("chief", 0, settings=settings)
+        began = time.time()
+        task = cluster.start("chief", 0, settings=written)
         task.until(lambda: task.process.poll() == 0, "it had trained", deadline=DEADLINE)
-    yield lambda step: str(bench.directory / "runs" / run / "checkpoints" / f"ckpt-{step}")
+    checkpoints = bench.directory / "runs" / run / "checkpoints"
+    yield lambda step: Saved.at(checkpoints / f"ckpt-{step}", began)
 
 
 def until_step(task: Task, step: int) -> None:
@@ -114,15 +143,18 @@ def until_step(task: Task, step: int) -> None:
 class Judge:
     """Has a model of its own, into which it reads the weights of a checkpoint, and examples that no worker reads."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, tables: Collection[str] = ()) -> None:
+        """`tables` are the layers that had dynamic tables."""
         os.environ["TF_USE_LEGACY_KERAS"] = "1"  # before TensorFlow is imported
         import tensorflow as tf
 
         from bench import programs
         from trainer.examples.criteo import SCATTERED, true_logit
+        from trainer.training.dynamic.served import ServedTables
 
-        program = getattr(programs, model)()
-        self._model = program.build_model()
+        program, self._tables = getattr(programs, model)(), ServedTables(tables)
+        with self._tables.of_layers():
+            self._model = program.build_model()
         self._batches = list(program.eval_dataset(tf.distribute.InputContext()))
         self.best = self._measure(lambda given: true_logit(given["numbers"], given["ids"] // SCATTERED))
 
@@ -132,6 +164,7 @@ class Judge:
 
         read = tf.train.Checkpoint(model=self._model).read(checkpoint)
         read.assert_existing_objects_matched().expect_partial()
+        self._tables.restore(checkpoint)
         return self._measure(tf.function(lambda given: self._model(given, training=False)))
 
     def _measure(self, logit: Callable[[Any], Any]) -> float:
@@ -145,17 +178,19 @@ class Judge:
 
 def main(arguments: list[str]) -> None:
     parser = parser_of("recommender", __doc__)
-    add_names(parser, "model", MODELS, default="both")
+    add_names(parser, "model", MODELS, default="both, with --quick the first")
     parser.add_argument("--quick", action="store_true", help="measure and train for a shorter time")
     parser.add_argument("--only", choices=("speed", "auc"), help="one of the two parts")
     parser.add_argument("--workers", type=int, nargs="+", default=[2], help="whose speed is measured (default: 2)")
     options = parser.parse_args(arguments)
-    size, models = QUICK if options.quick else FULL, options.model or MODELS
+    size, models = (QUICK, MODELS[:1]) if options.quick else (FULL, MODELS)
+    models = options.model or models
     print(f"13 numbers and 26 ids an example, batches of {BATCH:,}, 2 ps, {os.cpu_count()} processors\n")
     with scratch_directory() as directory:
         bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), directory)
         if options.only != "auc":
-            heads = "samples/s", "of the guide's", "samples/s a processor", "ms of processor time a step"
+            heads = ["samples/s", "of the guide's", "samples/s a processor", "ms of processor time a step"]
+            heads += ["MiB of both ps", "KB a step, from and to the ps"]
             print_row("model", "workers", "side", *heads, head=True)
             for model in models:
                 for workers in options.workers:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bench.commands import run_command
+from bench.memory import read_memory
 from bench.points import Point, spans, speed
 from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, processor_seconds
 from bench.throughput import Bench, Observed
@@ -35,6 +38,7 @@ class Side:
         self._observed = observed
         self._turns: list[tuple[float, float]] = []  # when each began and ended (of time.time)
         self._before: dict[str, float] = {}
+        self._bytes_before = 0
         self._since = 0.0
 
     def warm_up(self, seconds: float) -> None:
@@ -42,6 +46,7 @@ class Side:
         self._coordinator.until(lambda: spans(self._observed(), seconds), "it had trained for a while")
         self._signal(signal.SIGSTOP)
         self._since, self._before = time.time(), self._processor_seconds()
+        self._bytes_before = bytes_of(self._cluster.spec("ps")["ps"])
 
     def work(self, seconds: float) -> None:
         """Work for so long."""
@@ -63,8 +68,20 @@ class Side:
     def step_milliseconds(self) -> dict[str, float]:
         """Return the processor time for a step, of all tasks of a job together."""
         spent = {job: seconds - self._before[job] for job, seconds in self._processor_seconds().items()}
-        steps = self.speed() * sum(end - began for began, end in self._turns)
+        steps = self._steps()
         return {job: 1000 * seconds / steps for job, seconds in spent.items()}
+
+    def step_kilobytes(self) -> float:
+        """Return what the ps sent and got for a step; 0 where there is no ps."""
+        return (bytes_of(self._cluster.spec("ps")["ps"]) - self._bytes_before) / 1000 / self._steps()
+
+    def resident(self, job: str) -> float:
+        """Return the memory of all tasks of a job together (MiB)."""
+        tasks = [task for task in self._cluster.tasks if task.name.rpartition("-")[0] == job]
+        return sum(read_memory(*task.pids).rss for task in tasks)
+
+    def _steps(self) -> float:
+        return self.speed() * sum(end - began for began, end in self._turns)
 
     def milliseconds(self) -> str:
         """Show the processor time for a step, and each job's part of it."""
@@ -87,6 +104,19 @@ class Side:
             for pid in task.pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
+
+
+def bytes_of(addresses: Sequence[str]) -> int:
+    """Return what servers at these addresses have sent and got, by the connections that they have (`ss`)."""
+    if not addresses:
+        return 0
+    ports = " or ".join(f"sport = :{address.rpartition(':')[2]}" for address in addresses)
+    return sent_and_got(run_command(["ss", "--tcp", "--info", "--numeric", "--no-header", f"( {ports} )"]))
+
+
+def sent_and_got(said: str) -> int:
+    """Return the bytes of all connections together, of which `ss --info` says this."""
+    return sum(map(int, re.findall(r"\bbytes_(?:sent|received):(\d+)", said)))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,39 @@
+"""bench/recommender judges checkpoints of dynamic tables, too, and counts what goes over the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.recommender import Judge, Saved
+from bench.turns import sent_and_got
+from trainer import testing
+from trainer.examples import criteo
+
+STEPS = 60
+TABLES = {f"kind_{number:02}": {"capacity": 4000} for number in range(4)}
+
+
+def test_dynamic_tables_have_the_auc_that_their_training_evaluates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(criteo, "KINDS", (200, 50, 700, 30))
+    monkeypatch.setattr(criteo, "EVALUATED", 8)
+    program, wanted = "bench.programs:WideAndDeep", {"evaluation": "inline", "export": False}
+    result = testing.train(program, STEPS, workers=2, ps=2, directory=tmp_path, dynamic_tables=TABLES, **wanted)
+    judge = Judge("WideAndDeep", TABLES)
+    found = judge.auc(str(tmp_path / "runs/test/checkpoints" / f"ckpt-{STEPS}"))
+    assert found == pytest.approx(result.evaluation["auc"], abs=2e-3)
+    assert 0.55 < found < judge.best
+
+
+def test_a_checkpoint_is_there_when_its_index_is(tmp_path: Path) -> None:
+    index = tmp_path / "ckpt-3.index"
+    index.write_text("")
+    assert Saved.at(tmp_path / "ckpt-3", began=index.stat().st_mtime - 2).seconds == pytest.approx(2)
+
+
+def test_what_all_connections_have_sent_and_got_is_added_up() -> None:
+    said = "ESTAB 0 0 a:1 b:2\n\t bytes_sent:5 bytes_acked:6 bytes_received:10\nESTAB 0 0 a:1 c:2\n\t bytes_sent:100\n"
+    assert sent_and_got(said) == 115
