@@ -50,7 +50,8 @@ class Trail:
     def __init__(
         self, cluster: Cluster, desk: Says, verb: str, reason: str | None = None, settings: bool = False
     ) -> None:
-        """With `settings` the last line has the run settings of the host that writes it, for a rollback."""
+        """With `settings` the last line has the members, and the run settings of the host that writes it: a rollback
+        goes back to them."""
         self._cluster = cluster
         self._settings = settings
         self._desk = desk
@@ -88,6 +89,8 @@ class Trail:
     def _write(self, outcome: str, beside: Act | None = None) -> None:
         line = {**self._line, "outcome": outcome}
         settings = self._settings and outcome == DONE
+        if settings:
+            line["members"] = members_of(self._cluster.inventory)
         if beside and beside(_script_of(self._cluster.inventory, line, settings)):
             return
         try:
@@ -108,6 +111,12 @@ def digest_of(inventory: Inventory) -> str:
     settings = {key: inventory.run_settings[key] for key in inventory.run_settings}
     text = json.dumps([groups, tasks, settings], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def members_of(inventory: Inventory) -> dict[str, list[str]]:
+    """Return by host the names of its tasks."""
+    found = {host: [task.name for task in inventory.tasks_on(host)] for host in inventory.hosts}
+    return {host: names for host, names in found.items() if names}
 
 
 def append(cluster: Cluster, line: Mapping[str, Any], settings: bool = False) -> None:

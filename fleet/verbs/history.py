@@ -29,6 +29,7 @@ APART = (
     "settings",
     "switched",
     "accounted",
+    "members",
 )
 
 

@@ -13,7 +13,7 @@ from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.foreign import refuse_foreign
-from fleet.history import Trail
+from fleet.history import Trail, members_of
 from fleet.observation import Observation
 from fleet.run import SETTINGS
 from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
@@ -21,6 +21,8 @@ from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.verbs import Desk
+from fleet.verbs.members_then import Members, Return, came_since, drain_new, members_back
+from fleet.verbs.members_then import read as read_members
 from fleet.verbs.waiting import wait
 
 RELEASES = "/opt/trainer/releases"
@@ -31,14 +33,23 @@ TRAIN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class State:
-    """A release with its run settings; None where nobody wrote them down."""
+    """A release with its run settings and members; None where nobody wrote them down."""
 
     release: str
     settings: Mapping[str, Any] | None
+    members: Members | None = None
 
     def differs(self, other: State) -> bool:
         """Whether going to the other changes anything."""
+        return self.has_other_files(other) or bool(came_since(self.members, other.members))
+
+    def has_other_files(self, other: State) -> bool:
         return self.release != other.release or (other.settings is not None and self.settings != other.settings)
+
+    @classmethod
+    def read(cls, act: Mapping[str, Any]) -> State:
+        """Read what an act of the history has brought."""
+        return cls(str(act["release"]), act.get("settings"), read_members(act))
 
 
 def rollback(
@@ -61,32 +72,36 @@ def rollback(
         raise HostsUnreachable(lost, f"{why} {next(iter(lost))}")
     hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
     kept, settings = _look(cluster, hosts)
-    present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
+    members = {host: names for host, names in members_of(cluster.inventory).items() if host not in seen.drains}
+    present = State(seen.releases[cluster.inventory.chief.host] or "", settings, members)
     acts = history.read(cluster)[0]
     again = to is None and is_rolled_back(acts, present)
     target = present if again else choose(acts, present, to, kept)
-    running = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
-    if not present.differs(target) and set(seen.releases.values()) == {target.release}:
-        more = (
-            ". The last rollback brought them: to go elsewhere, fab rollback --to RELEASE (fab history)"
-            if again
-            else ""
+    back = members_back(cluster, members, target.members)
+    files = present.has_other_files(target) or set(seen.releases.values()) != {target.release}
+    up = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
+    running = [task for task in up if task.host not in back.drained] if files else []
+    if not files and not back.drained:
+        more = ". The last rollback brought them: to go elsewhere, fab rollback --to RELEASE (fab history)" * again
+        desk.say(
+            "\n".join([f"the hosts have release {target.release} and these settings already{more}", *back.lines()])
         )
-        desk.say(f"the hosts have release {target.release} and these settings already{more}")
-        _answer(desk, "nothing to do", present, target, running)
+        _answer(desk, "nothing to do", present, target, up, back)
         return
-    desk.say(describe(present, target, running))
+    desk.say("\n".join([describe(present, target, running), *back.lines()]))
     if plan_only:
         desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
-        _answer(desk, "planned", present, target, running)
+        _answer(desk, "planned", present, target, running, back)
         return
     with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
         run = seen.run
         about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
         trail.begin(partial(cluster.remember, hosts), release=target.release, before=present.release, **about)
-        _switch(cluster, desk, hosts, present, target, running)
+        drain_new(cluster, desk, back, reason)
+        if files:
+            _switch(cluster, desk, hosts, present, target, running)
         trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
-        trained = _wait_for_a_step(cluster, desk, seen)
+        trained = files and _wait_for_a_step(cluster, desk, seen)
         trail.end()
     desk.say(
         f"release {target.release} is on {len(hosts)} hosts"
@@ -94,7 +109,7 @@ def rollback(
         + ". The checkout may still have what was rolled back: the next fab start-cluster ships it again. "
         "Look: fab history"
     )
-    _answer(desk, "done", present, target, running)
+    _answer(desk, "done", present, target, running, back)
 
 
 def is_rolled_back(acts: Sequence[Mapping[str, Any]], present: State) -> bool:
@@ -106,7 +121,7 @@ def is_rolled_back(acts: Sequence[Mapping[str, Any]], present: State) -> bool:
     ]
     if not brought or brought[-1]["verb"] != "rollback":
         return False
-    return not present.differs(State(str(brought[-1]["release"]), brought[-1].get("settings")))
+    return not present.differs(State.read(brought[-1]))
 
 
 def choose(
@@ -117,7 +132,7 @@ def choose(
     `kept` has the releases of each host. Raises OperatorMistake where there is none, or a host lacks it.
     """
     states = [
-        State(str(act["release"]), act.get("settings"))
+        State.read(act)
         for act in acts
         if act.get("verb") in SHIPPING and act.get("outcome") == "done" and act.get("release")
     ]
@@ -137,8 +152,8 @@ def choose(
         earlier = [state for state in states if present.differs(state)]
         if not earlier:
             raise OperatorMistake(
-                "the history has nothing before the present release and settings: name a release, --to RELEASE; the "
-                f"hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
+                "the history has nothing before the present release, settings and members: name a release, --to "
+                f"RELEASE; the hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
             )
         target = earlier[-1]
     if without := [host for host, names in kept.items() if target.release not in names]:
@@ -259,7 +274,7 @@ def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
     return True
 
 
-def _answer(desk: Desk, outcome: str, present: State, target: State, running: Sequence[Task]) -> None:
+def _answer(desk: Desk, outcome: str, present: State, target: State, running: Sequence[Task], back: Return) -> None:
     if desk.answers is not None:
         desk.answer(
             "rollback",
@@ -269,6 +284,9 @@ def _answer(desk: Desk, outcome: str, present: State, target: State, running: Se
                 "before": present.release,
                 "settings": dict(target.settings) if target.settings is not None else None,
                 "restarts": [task.name for task in running],
+                "drains": [*back.drained],
+                "stays": list(back.stays),
+                "gone": list(back.gone),
                 "next": "fab history",
             },
         )

@@ -548,8 +548,17 @@ def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
     assert (sorted(int(act["id"]) for act in acts), damaged) == (list(range(20)), 1)
 
 
-def shipped(release: str, settings: dict[str, Any] | None, verb: str = "start-cluster", outcome: str = "done") -> str:
-    line = {"time": 1.0, "id": f"{release}{settings}", "verb": verb, "outcome": outcome, "release": release}
+def shipped(
+    release: str,
+    settings: dict[str, Any] | None,
+    verb: str = "start-cluster",
+    outcome: str = "done",
+    members: Mapping[str, list[str]] | None = None,
+) -> str:
+    name = f"{release}{settings}{members}"
+    line: dict[str, Any] = {"time": 1.0, "id": name, "verb": verb, "outcome": outcome, "release": release}
+    if members is not None:
+        line["members"] = members
     return json.dumps(line if settings is None else {**line, "settings": settings})
 
 
@@ -606,7 +615,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
 @pytest.mark.parametrize(
     ("to", "lines", "message"),
     [
-        (None, [], "the history has nothing before the present release and settings"),
+        (None, [], "the history has nothing before the present release, settings and members"),
         (None, [shipped("abc123", NOW)], "the history has nothing before"),
         (
             "new",
@@ -659,6 +668,78 @@ def test_a_rollback_typed_twice_does_not_go_forward_again(
     assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(desk)
     rollback(cluster(back), desk, "abc")
     assert back.release == "abc123"
+
+
+FEWER = {"head": ["chief-0", "evaluator-0"], "ps-a": ["ps-0"], "ps-b": ["ps-1"], "w-a": ["worker-0"]}
+
+
+def test_a_start_and_a_rollback_note_the_members(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", OLD)]
+    rollback(cluster(back), desk)
+    assert json.loads(back.lines[-1])["members"] == {**FEWER, "w-b": ["worker-1"]}
+    assert "members" not in json.loads(back.lines[1])  # once is enough
+    assert describe(json.loads(back.lines[-1])) == describe({**json.loads(back.lines[-1]), "members": None})
+
+
+def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
+    rollback(cluster(back), desk, plan_only=True)
+    assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(desk)
+    assert back.done == []
+    rollback(cluster(back), desk, reason="worse")
+    assert back.done.index("mark w-b") < back.done.index("head has old1")
+    assert (json.loads(back.recorded["w-b"])["verb"], json.loads(back.recorded["w-b"])["reason"]) == (
+        "rollback",
+        "worse",
+    )
+    assert back.release == "old1"
+    assert up(back) == ALL - {"worker-1"}
+    back.done.clear()
+    rollback(cluster(back), desk)  # typed twice
+    assert back.done == []
+    undrain(cluster(back), desk, "w-b")
+    assert up(back) == ALL
+    rollback(cluster(back), desk)
+    assert up(back) == ALL  # who has it back keeps it
+
+
+def test_a_rollback_of_new_hosts_alone_restarts_nothing(back: Hosts, desk: verbs.Desk) -> None:
+    desk.answers = io.StringIO()
+    back.lines = [shipped("abc123", NOW, members=FEWER), shipped("abc123", NOW, members={**FEWER, "w-b": ["worker-1"]})]
+    rollback(cluster(back), desk)
+    answer = json.loads(desk.answers.getvalue())
+    assert (answer["drains"], answer["restarts"], answer["stays"], answer["gone"]) == (["w-b"], [], [], [])
+    assert up(back) == ALL - {"worker-1"}
+    assert not [line for line in back.done if " has " in line or line.startswith("park")]
+    assert json.loads(back.lines[-1])["verb"] == "rollback"
+    back.done.clear()
+    rollback(cluster(back), desk)
+    assert back.done == []
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ({key: FEWER[key] for key in ("head", "ps-a", "ps-b")}, "stays    w-a: "),
+        ({**FEWER, "w-b": ["worker-1"], "w-c": ["worker-2"]}, "gone     worker-2 on w-c: to have it again, add it to"),
+        ({**FEWER, "head": ["chief-0"], "w-b": ["worker-1"]}, "stays    evaluator-0: head has tasks of then too"),
+        ({**FEWER, "w-old": ["worker-1"]}, "release  abc123 -> old1"),  # a replaced host keeps its task
+    ],
+)
+def test_members_that_cant_be_brought_back_hold_up_no_rollback(
+    back: Hosts, desk: verbs.Desk, members: dict[str, list[str]], says: str
+) -> None:
+    back.lines = [shipped("old1", OLD, members=members)]
+    rollback(cluster(back), desk)
+    assert says in fleet.printed(desk)
+    assert (back.release, up(back), back.marks) == ("old1", ALL, {})
+
+
+@pytest.mark.parametrize("members", [None, [], "x", {"w-a": "worker-0"}])
+def test_members_that_nobody_noted_change_nothing(back: Hosts, desk: verbs.Desk, members: Any) -> None:
+    back.lines = [shipped("old1", OLD, members=members)]
+    rollback(cluster(back), desk)
+    assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
 def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, desk: verbs.Desk) -> None:
