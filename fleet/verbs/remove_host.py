@@ -99,7 +99,8 @@ def replace_host(
 ) -> None:
     """Have a new machine take an old one's place and numbers; the old one has left, or is dead.
 
-    `address` is the new one's, for Ansible and for the members. Raises OperatorMistake where the old one takes part.
+    `address` is the new one's, for Ansible and for the members. An old one that another cluster has is not touched.
+    Raises OperatorMistake where the old one takes part.
     """
     inventory = cluster.inventory
     if new in inventory.hosts and old not in inventory.variables:
@@ -112,7 +113,8 @@ def replace_host(
     if not plan_only:
         cluster.keep_starts_away("replace-host")
     seen = cluster.observe(new_is_enough=True)
-    refuse_foreign(inventory, seen, [old])
+    refuse_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
+    seen = _without_foreign(inventory, seen, old)
     untouched = _why_untouched(inventory, seen, old)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)

@@ -195,7 +195,6 @@ VERBS: dict[str, Callable[[Cluster, verbs.Desk], object]] = {
     "undrain": lambda cluster, desk: undrain(cluster, desk, "w-b"),
     "canary": lambda cluster, desk: canary(cluster, desk, Ask("w-b")),
     "drill": lambda cluster, desk: drill(cluster, desk, ["worker"]),
-    "replace-host": lambda cluster, desk: replace_host(cluster, desk, "w-b", "gpu-9", "192.0.2.99"),
     "rollback": lambda cluster, desk: rollback(cluster, desk),
     "start-cluster": lambda cluster, desk: start_cluster(cluster, desk, StartRequest()),
     "update-hosts": lambda cluster, desk: update_hosts(cluster, desk, Request()),
@@ -216,7 +215,11 @@ def test_fab_refuses_a_host_of_another_cluster(
 
 
 @pytest.mark.parametrize("plan", [True, False])
-def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touched(tmp_path: Path, plan: bool) -> None:
+@pytest.mark.parametrize("new", [None, "gpu-9"])
+def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touched(
+    tmp_path: Path, plan: bool, new: str | None
+) -> None:
+    """As where site.yml has refused the machine that was to replace another."""
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "hosts.yml").write_text(removals.HOSTS)
     (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
@@ -230,11 +233,25 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
         answer(host, script),
     )[1]
     desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
-    remove_host(Cluster(hosts.inventory, hosts), desk, "w-b", plan_only=plan)
-    assert ("w-b:" in (tmp_path / "hosts.yml").read_text()) is plan
+    if new:
+        replace_host(Cluster(hosts.inventory, hosts), desk, "w-b", new, "192.0.2.99", plan_only=plan)
+    else:
+        remove_host(Cluster(hosts.inventory, hosts), desk, "w-b", plan_only=plan)
+    written = (tmp_path / "hosts.yml").read_text()
+    assert ("w-b:" in written) is plan
+    assert ("gpu-9:" in written) is (new is not None and not plan)
     assert all("@units" in script for script in scripts)  # it was only looked at
-    said = "nothing on the host: it belongs to another cluster" if plan else "w-b belongs to another cluster, and was"
+    where = "the old host" if new else "the host"
+    said = f"nothing on {where}: it belongs to another cluster" if plan else "w-b belongs to another cluster, and was"
     assert said in fleet.printed(desk)
+
+
+def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, desk: verbs.Desk) -> None:
+    hosts.theirs = frozenset({hosts.inventory.chief.host})
+    for old in (hosts.inventory.chief.host, "w-b"):
+        with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
+            replace_host(Cluster(hosts.inventory, hosts), desk, old, "gpu-9", "192.0.2.99")
+    assert hosts.lines == []
 
 
 def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, desk: verbs.Desk) -> None:
