@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from fleet.asked import sources
@@ -20,9 +20,10 @@ SECONDS = 600
 FEWEST_RELEASES = 2
 NOTED = 20  # of each kind, in the history
 ROOT = "/opt/trainer"
-# As envs/cpu-3.11-<hash>: the set of wheels that it was installed from is 3.11. Of cuda-3.11 and mine-cuda-3.11 it is
-# cuda-3.11, of cpu-no-gpu-3.11 no-gpu-3.11.
-ENVIRONMENT = re.compile(r"(?:(?:.+-)?(?P<kind>cuda|no-gpu)|.+)-(?P<python>3\.\d+)-[0-9a-f]+")
+# A line for each release: its environments with their locks, by Python's version.
+_RELEASES = (
+    f"""for each in {ROOT}/releases/*/release.json; do [ ! -e "$each" ] || {{ tr -d '\\n' <"$each"; echo; }}; done"""
+)
 _USED = "du --summarize --block-size=1 --total {paths} 2>/dev/null | tail -n 1 | cut -f 1"
 
 
@@ -101,12 +102,15 @@ def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | Non
     """Remove sets of wheels that no host has an environment of: `site.yml` brings those back that it needs."""
     chief, place = cluster.inventory.chief.host, f"{cluster.inventory.shared_dir}/wheels"
     carriers = [chief] if cluster.inventory.is_shared else list(cluster.inventory.hosts)
-    answers = cluster.act({host: {"list": [place, f"{ROOT}/envs"]} for host in cluster.inventory.hosts}, SECONDS)
+    look = {"list": [place, f"{ROOT}/envs"], "steps": [{"name": "releases", "command": ["sh", "-c", _RELEASES]}]}
+    answers = cluster.act(dict.fromkeys(cluster.inventory.hosts, look), SECONDS)
     removed: list[str] = []
     freed = 0
     for host in carriers:
         mine = answers.values() if cluster.inventory.is_shared else [answers[host]]
-        needed = {wheel_set(name) for each in mine for name in each["names"][f"{ROOT}/envs"]}
+        needed: set[str] = set()
+        for each in mine:
+            needed |= wheel_sets(each["names"][f"{ROOT}/envs"], each["steps"]["releases"]["stdout"])
         spare = [name for name in answers[host]["names"][place] if name not in needed]
         shown = {name: name if cluster.inventory.is_shared else f"{host}:{name}" for name in spare}
         spare = [name for name in spare if agreed is None or shown[name] in agreed]
@@ -122,10 +126,23 @@ def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | Non
     return {"removed": removed, "bytes": freed}
 
 
-def wheel_set(environment: str) -> str:
-    """Return the set of wheels that an environment was installed from."""
-    found = ENVIRONMENT.fullmatch(environment)
-    return environment if found is None else "-".join(filter(None, (found["kind"], found["python"])))
+def wheel_sets(environments: Collection[str], releases: str) -> set[str]:
+    """Return the sets of wheels that a host's environments were installed from, as roles/release names them.
+
+    `releases` has a line for each of the host's releases. An environment of none has no set, and is removed itself.
+    """
+    found = set()
+    for line in releases.splitlines():
+        try:
+            release = json.loads(line)
+        except ValueError:  # damaged, as its list of files says at each start
+            continue
+        for kind in ("environments", "gpu_environments"):
+            for python, each in release.get(kind, {}).items():
+                no_gpu = "no-gpu-" if each["lock"].endswith(f"-no-gpu-{python}.txt") else ""
+                if each["name"] in environments:
+                    found.add(f"{'cuda-' if kind.startswith('gpu') else no_gpu}{python}")
+    return found
 
 
 def _measure(paths: Sequence[str]) -> dict[str, Any]:

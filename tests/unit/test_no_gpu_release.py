@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from fleet.places import KIT
 from fleet.release import make_release
 from fleet.roles import Role
 from fleet.site.inventory import Inventory
-from fleet.verbs.prune import wheel_set
+from fleet.verbs.prune import wheel_sets
 
 
 def cluster(gpu: Sequence[str] = (), **variables: Any) -> Inventory:
@@ -67,7 +68,8 @@ def test_the_role_fetches_the_wheels_of_the_releases_own_locks(
         each = role(inventory, host)
         assert each.value("__release_wheel_set") == wheels
         environment = each.value("__release_environment")
-        assert wheel_set(environment["name"]) == wheels  # by which `fab prune` keeps the set
+        made = json.dumps(make_release(inventory)[0])
+        assert wheel_sets([environment["name"]], made) == {wheels}  # by which `fab prune` keeps the set
         found = each._template(fetched["wheelhouse"], {**fetched["vars"], "item": wheels})
         assert (found["lock"], found["python"]) == (str(KIT / environment["lock"]), "3.11")
 

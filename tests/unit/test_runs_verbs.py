@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,10 +24,11 @@ from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.run_work import render_bytes
 from fleet.ssh import Answer
 from fleet.verbs import Desk
+from fleet.verbs import prune as prune_module
 from fleet.verbs.backup import back_up
 from fleet.verbs.clone_run import clone_run
 from fleet.verbs.delete_run import delete_run
-from fleet.verbs.prune import prune, wheel_set
+from fleet.verbs.prune import prune, wheel_sets
 from fleet.verbs.restore_run import restore_run
 from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
@@ -43,6 +45,7 @@ class Hosts(fleet.Pretence):
 
     settings_file: str = ""
     envs: Mapping[str, list[str]] = field(default_factory=dict)
+    releases: str = ""
     spare: Mapping[str, list[str]] = field(default_factory=dict)
     wheels: list[str] = field(default_factory=list)
     worked: list[str] = field(default_factory=list)
@@ -79,6 +82,8 @@ class Hosts(fleet.Pretence):
                     self.done.append(f"{host}: prune, keep {step['arguments']['keep']}")
             elif step["name"] == "used":
                 steps["used"] = {"rc": 0, "stdout": "1000000\n", "stderr": ""}
+            elif step["name"] == "releases":
+                steps["releases"] = {"rc": 0, "stdout": self.releases, "stderr": ""}
             else:
                 steps[step["name"]] = {"rc": 0, "stdout": "", "stderr": ""}
                 self.done.append(f"{host}: {shlex.join(step['command'][-3:])}")
@@ -209,6 +214,7 @@ def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_free
     hosts.spare = {"head": ["/opt/trainer/releases/old", "/opt/trainer/envs/cpu-3.11-0000"]}
     hosts.envs = {host: ["cpu-3.11-abc123", "cuda-3.11-abc123"] for host in hosts.inventory.hosts}
     hosts.wheels = ["3.11", "3.13", "cuda-3.11"]
+    hosts.releases = release("locks/cpu", "locks/cuda")
     cluster = Cluster(hosts.inventory, hosts)
     desk = Desk(io.StringIO(), answers=io.StringIO())
     prune(cluster, desk, 1, plan=True)
@@ -293,11 +299,43 @@ def test_the_reason_of_each_verb_that_keeps_runs_is_in_the_history(
     ]
 
 
-def test_an_environment_names_its_set_of_wheels() -> None:
-    assert [wheel_set(name) for name in ("cpu-3.11-0a1b", "cuda-3.11-0a1b", "odd")] == ["3.11", "cuda-3.11", "odd"]
-    assert [wheel_set(f"{name}-3.11-0a") for name in ("mine", "mine-cuda", "mine-no-gpu", "cpu-no-gpu")] == [
-        "3.11", "cuda-3.11", "no-gpu-3.11", "no-gpu-3.11",
-    ]  # fmt: skip
+def release(lock: str, lock_gpu: str | None = None) -> str:
+    """Return what a host says of a release, whose environments it names as release_archive does."""
+    found = {"id": "abc"}
+    for kind, each in (("environments", lock), ("gpu_environments", lock_gpu)):
+        if each:
+            found[kind] = {"3.11": {"name": f"{Path(each).name}-3.11-abc123", "lock": f"{each}-3.11.txt"}}  # type: ignore[assignment]
+    return json.dumps(found) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "sets"),
+    [
+        (release("locks/cpu", "locks/cuda"), {"3.11", "cuda-3.11"}),
+        (release("locks/mine", "locks/gpu"), {"3.11", "cuda-3.11"}),  # whatever the locks are called
+        (release("locks/cpu-no-gpu"), {"no-gpu-3.11"}),
+        (release("locks/mine-cuda"), {"3.11"}),
+        (release("locks/gpu") + release("locks/one", "locks/gpu"), {"3.11", "cuda-3.11"}),
+        ("{\n" + release("locks/mine"), {"3.11"}),
+        ("", set()),
+    ],
+)
+def test_the_release_says_from_which_wheels_an_environment_is(said: str, sets: set[str]) -> None:
+    names = ["cpu", "cuda", "mine", "gpu", "cpu-no-gpu", "mine-cuda"]
+    assert wheel_sets([f"{name}-3.11-abc123" for name in names], said) == sets
+    assert wheel_sets([], said) == set()
+
+
+def test_the_releases_of_a_host_are_read(tmp_path: Path) -> None:
+    """As the host does, whose files have many lines."""
+    for name in ("one", "two"):
+        (tmp_path / "releases" / name).mkdir(parents=True)
+        (tmp_path / "releases" / name / "release.json").write_text(json.dumps(json.loads(release(name)), indent=2))
+    (tmp_path / "releases/half").mkdir()
+    script = prune_module._RELEASES.replace(prune_module.ROOT, str(tmp_path))
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert wheel_sets(["one-3.11-abc123"], done.stdout) == {"3.11"}
+    assert len(done.stdout.splitlines()) == 2
 
 
 def test_bytes_are_told_by_powers_of_ten() -> None:
