@@ -157,6 +157,7 @@ def test_hot_rows_and_uneven_files_are_known(tmp_path: Path, three: bool, monkey
     known = {"lookups": status["lookups"], "dynamic": tuple(status["tables"]), "data": status["data"]}
     later = {"time": SECONDS, "workers": {"worker-0": 100, "worker-1": 100}, "seconds": used}
     found = {each.part: each for each in advise(first, dataclasses.replace(first, **later, **known))}
+    print(*found.values(), sep="\n")
     assert ("each id is sent" if three else "Ids that come often lie together") in found["ps"].text
     assert found["data"].names == ["worker-1"]
     assert "examples of worker-0 are trained 4 times as often" in found["data"].text
@@ -186,4 +187,6 @@ def advice(status: Path, pids: Callable[[], Mapping[str, int]], say: Callable[[]
     until(both_train, "steps of both workers", say=say)
     first = look(status, pids())
     time.sleep(SECONDS)
-    return advise(first, look(status, pids()))
+    found = advise(first, look(status, pids()))
+    print(*found, sep="\n")
+    return found

@@ -441,15 +441,16 @@ def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
 
 
 def test_starts_and_stops_leave_lines(hosts: Hosts, desk: verbs.Desk) -> None:
-    stop_cluster(cluster(hosts), desk)
+    stop_cluster(cluster(hosts), desk, "a new switch")
     hosts.run_status, hosts.heeds = fleet.status("new", None), False
     hosts.tick = fleet.train()
     desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
+    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True, reason="it is there"))
     desk.answers = io.StringIO()
     show_history(cluster(hosts), desk)
     acts = json.loads(desk.answers.getvalue())["history"]
     assert [(act["verb"], act["outcome"]) for act in acts] == [("stop-cluster", "done"), ("start-cluster", "done")]
+    assert [act["reason"] for act in acts] == ["a new switch", "it is there"]
     assert (acts[1]["run"], acts[1]["release"], acts[1]["before"]) == ("digits-2", "abc123", "abc123")
     assert all(act["who"] and act["from"] and act["inventory"] for act in acts)
 

@@ -163,7 +163,9 @@ def with_queue(scene: plans.Scene) -> queues.Hosts:
 
 
 def order(hosts: queues.Hosts) -> list[str]:
-    return [entry.name for entry in hosts.queue.entries] if (hosts.place / "queue.json").exists() else []
+    """Return what trains and waits; nothing where no queue was made yet."""
+    entries = hosts.queue.entries if (hosts.place / "queue.json").exists() else []
+    return [entry.name for entry in entries if "removed" not in entry.record]
 
 
 def move(scene: plans.Scene) -> Deed:
