@@ -41,6 +41,8 @@ ORDER = [
     "test_reboot",
     "test_planned_reboot",
     "test_second_day",
+    "test_replaced_hosts",
+    "test_reset",
     "test_plan",
     "test_fab",
     "test_runs",

@@ -27,6 +27,10 @@ def queued(lab, tmp_path_factory):
         add(inventory, "c", "--steps", "1000000", "--minutes", "0.5"),
         add(inventory, "d", "--set", "dropout=0.3", "--priority", "5"),
     ]
+    assert add(inventory, "f")["ahead"][-1] == f"{NAME}-c"
+    for words in (("queue-move", f"{NAME}-f", "--first"), ("queue-remove", f"{NAME}-f", "--reason", "no need")):
+        done = fab(*words, inventory=inventory)
+        assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: all(queue_of(inventory).get(key) for key in ("over", "evaluated")), 900, "the end of the queue")
     yield inventory, added
     fab("stop-cluster", inventory=inventory)
@@ -46,18 +50,26 @@ def queue_of(inventory):
     return json.loads(asked.stdout)["queue"] if asked.returncode == 0 else {}
 
 
+def worked_off(inventory):
+    return [entry for entry in queue_of(inventory)["entries"] if entry["state"] != "removed"]
+
+
 def test_what_trained_was_not_interrupted_and_went_first(queued):
     inventory, added = queued
     assert [each["outcome"] for each in added] == ["done"] * 3
     assert added[0]["ahead"] == [f"{NAME}-a"]
-    entries = queue_of(inventory)["entries"]
+    known = queue_of(inventory)["entries"]
+    assert [(each["name"], each["points"][0]["step"]) for each in known if each["state"] == "removed"] == [
+        (f"{NAME}-f", None)
+    ]
+    entries = worked_off(inventory)
     assert [entry["name"] for entry in entries] == [f"{NAME}-{name}" for name in "adbc"]
     states = [(entry["state"], entry["points"][0]["step"]) for entry in entries[:2]]
     assert states == [("finished", 15000), ("finished", 15000)]
 
 
 def test_a_failure_and_a_limit_hold_nothing_up(queued):
-    failed, limited = queue_of(queued[0])["entries"][2:]
+    failed, limited = worked_off(queued[0])[2:]
     assert failed["state"] == "failed"
     assert "Invalid value 1.5 received for `rate`" in failed["message"]
     assert (limited["state"], limited["message"]) == ("stopped", "its limit of 0.5 min is used up")
@@ -70,7 +82,7 @@ def test_the_cluster_is_idle_and_says_so(lab, queued):
             wait_until(lambda host=host: not running(host), 60, f"the tasks of {name} end")
     assert "nothing is left to train" in fab("queue", inventory=queued[0]).stdout
     history = json.loads(fab("history", "--verb", "queue-add", "--json", inventory=queued[0]).stdout)["history"]
-    assert [act.get("reason") for act in history[-3:]] == ["to see it fail", None, None]
+    assert [act.get("reason") for act in history[-4:]] == ["to see it fail", None, None, None]
 
 
 def test_an_idle_cluster_begins_with_what_is_added(lab, queued):
