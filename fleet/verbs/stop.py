@@ -55,6 +55,7 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_o
             raise errors[0]
         _refuse_running(cluster, after)
         trail.end(step=after.run.step if after.run else None)
+    desk.say("start it again: fab start-cluster")
 
 
 def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Sequence[Task]) -> None:

@@ -27,6 +27,7 @@ from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.restore_run import restore_run
 from fleet.verbs.rollback import rollback
+from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import Request, update_hosts
 from tests.unit import test_canary as canaries
 from tests.unit import test_fleet_verbs as fleet
@@ -59,7 +60,9 @@ class Deed:
         desk = Desk(out, clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: release, answers=answers)
         desk.prove = lambda *_: None
         self.do(desk, plan)
-        return str(json.loads(answers.getvalue())["outcome"]), out.getvalue()
+        record = json.loads(answers.getvalue())  # a stop's is that of fab status, with what was planned
+        outcome = record["outcome"] if "outcome" in record else "planned" if record["planned"] else "done"
+        return str(outcome), out.getvalue()
 
     def state(self) -> Any:
         units = {name: (unit.up, unit.parked, unit.file_state) for name, unit in self.hosts.units.items()}
@@ -71,6 +74,13 @@ Make = Callable[[plans.Scene], Deed]
 
 def drains(hosts: day.Hosts) -> Any:
     return set(hosts.marks), set(hosts.recorded), set(hosts.leavers)
+
+
+def stop(scene: plans.Scene) -> Deed:
+    hosts = day.make_hosts()
+    return Deed(
+        hosts, lambda desk, plan: stop_cluster(day.cluster(hosts), desk, WHY, plan), lambda: None, second="done"
+    )
 
 
 def leave(scene: plans.Scene) -> Deed:
@@ -246,6 +256,7 @@ def remove_old(scene: plans.Scene) -> Deed:
 
 
 DEEDS: Mapping[str, Make] = {
+    "stop-cluster": stop,
     "queue-add": wait_in_turn,
     "queue-move": move,
     "queue-remove": take_out,
