@@ -22,6 +22,7 @@ from trainer.training.steps.ahead import CopyAhead, early_reads
 from trainer.training.steps.traced_call import trace_call
 
 # isort: split
+import keras
 import tensorflow as tf
 
 pytestmark = pytest.mark.timeout(300)
@@ -227,26 +228,34 @@ def test_two_workers_train_right_numbers_and_lose_no_update(tmp_path: Path) -> N
 class ByKey:
     """A table of ones, of which a batch names some rows twice, and each row comes again in one of the next batches."""
 
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
     def build_model(self) -> Any:
-        ids = tf.keras.Input([4], dtype="int64")
-        rows = tf.keras.layers.Embedding(40, 8, name="items", embeddings_initializer="ones")(ids)
-        model = tf.keras.Model(ids, tf.reduce_sum(rows * tf.reduce_sum(rows, 1, keepdims=True), [1, 2]))
-        model.compile(tf.keras.optimizers.Adagrad(0.1), loss=lambda _, found: found)
+        library = self.library
+        ids = library.Input([4], dtype="int64")
+        rows = library.layers.Embedding(40, 8, name="items", embeddings_initializer="ones")(ids)
+        sums = library.layers.GlobalAveragePooling1D()(rows)
+        model = library.Model(ids, library.layers.Dot(1)([sums, sums]))
+        model.compile(library.optimizers.Adagrad(0.1), loss=lambda _, found: found[:, 0])
         return model
 
     def train_dataset(self, context: Any) -> Any:
         ids = np.random.default_rng(1).integers(40, size=(50, 2, 4))
-        return tf.data.Dataset.from_tensor_slices((ids, np.zeros([50, 2], np.float32))).repeat()
+        return tf.data.Dataset.from_tensor_slices((ids, np.zeros([50, 2, 1], np.float32))).repeat()
 
     eval_dataset = train_dataset
 
 
-def test_rows_by_key_are_trained_as_those_of_a_fixed_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_rows_by_key_are_trained_as_those_of_a_fixed_table(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainer.training.steps.remote.ROUND_OPERATIONS", 1_000_000)  # the same rounds for both
 
     def train(name: str, **settings: Any) -> Any:
         more = {"evaluation": "none", "export": False, "steps_per_execution": 17, "partitioner_min_bytes": 64}
-        result = testing.train(ByKey(), 60, workers=1, ps=2, directory=tmp_path / name, **more, **settings)
+        result = testing.train(ByKey(library), 60, workers=1, ps=2, directory=tmp_path / name, **more, **settings)
         return str(result.directory / "checkpoints" / "ckpt-60")
 
     dynamic = {"dynamic_tables": {"items": {"capacity": 100}}}

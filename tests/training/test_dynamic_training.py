@@ -23,6 +23,7 @@ from trainer.telemetry.status import describe, read_status
 from trainer.telemetry.tally import Tally
 
 # isort: split
+import keras
 import tensorflow as tf
 
 from trainer.training.dynamic.hashing import keys_of
@@ -92,6 +93,40 @@ def test_several_tables_are_trained_by_several_optimizers(programs: Any, three: 
         assert set(found["users"]) == texts
         for name, first in (("items", 0.05), ("users", 0.05), ("wide", 0.0)):
             assert np.abs(list(found[name].values())).max() > first  # they are trained
+
+
+class Repeated:
+    """A batch names the row 7 three times and 8 once, each with the same gradient: any order of workers is the same."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
+    def build_model(self) -> Any:
+        library = self.library
+        ids = library.Input([2], dtype="int64")
+        rows = library.layers.Embedding(10, 4, name="items", embeddings_initializer="ones")(ids)
+        model = library.Model(ids, library.layers.Flatten()(rows))
+        model.compile(library.optimizers.Adagrad(0.1), loss=lambda _, found: 4.0 * (found[:, 0] + found[:, 4]))
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        batch = np.array([[7, 7], [7, 8]]), np.zeros([2, 1], np.float32)
+        return tf.data.Dataset.from_tensors(batch).repeat()
+
+    eval_dataset = train_dataset
+
+
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_two_workers_train_rows_that_a_batch_repeats_as_keras_does(library: Any, tmp_path: Path) -> None:
+    """Adagrad of Keras 3 adds up the squares of single ids' gradients, and that of tf_keras the square of a row's."""
+    program, settings = Repeated(library), {**SETTINGS, "evaluation": "none"}
+    alone = program.build_model()
+    alone.fit(program.train_dataset(None).take(40), verbose=0)
+    expected = alone.get_layer("items").get_weights()[0]
+    result = testing.train(program, 40, workers=2, ps=2, directory=tmp_path, **settings)
+    rows = rows_of(str(result.directory / "checkpoints" / "ckpt-40"))
+    np.testing.assert_allclose([rows[7], rows[8]], expected[7:9], rtol=1e-6)
+    assert (expected[7, 0] == expected[8, 0]) == (library is tf.keras)  # the first accumulator is small
 
 
 @pytest.mark.parametrize(

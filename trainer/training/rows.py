@@ -55,6 +55,15 @@ class Rows:
     def assign_sub(self, change: Any, **_: object) -> None:
         self.assign(self.value - change)
 
+    def scatter_add(self, change: tf.IndexedSlices, **_: object) -> None:
+        self.assign(tf.tensor_scatter_nd_add(self.value, change.indices[:, tf.newaxis], change.values))
+
+    def scatter_sub(self, change: tf.IndexedSlices, **_: object) -> None:
+        self.assign(tf.tensor_scatter_nd_sub(self.value, change.indices[:, tf.newaxis], change.values))
+
+    def sparse_read(self, numbers: Tensor, **_: object) -> Tensor:
+        return tf.gather(self.value, numbers)
+
     def write(self) -> None:
         """Write the rows, if they have changed."""
         if self._is_changed:

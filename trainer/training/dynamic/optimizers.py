@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
-from trainer.training.row_updates import LAZY, add_up_rows_once, changes_rows, has_momentum
+from trainer.training.row_updates import LAZY, add_up_rows_once, changes_rows, has_momentum, is_same
 from trainer.training.rows import NOT_BUILT, own, slots_of, with_slots
 from trainer.training.tf_internals.variables import Reserved
 
@@ -76,6 +76,12 @@ def clips(optimizer: Optimizer) -> bool:
     return any(getattr(optimizer, one, None) for one in ("clipnorm", "clipvalue", "global_clipnorm"))
 
 
+def takes_one_by_one(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer does other things to a row's gradients than to their sum, as Adagrad of Keras 3."""
+    libraries = [sys.modules["keras"].optimizers] if "keras" in sys.modules else []
+    return any(type(optimizer) is one.Adagrad for one in libraries) and is_same(optimizer)
+
+
 def leave_out(optimizer: Optimizer) -> None:
     """Have an optimizer, of either Keras, make no variables for dynamic tables; call it before it is built."""
     if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
@@ -102,7 +108,13 @@ def train_rows(optimizer: Optimizer, tables: Trains) -> None:
             plain(gradient, variable, *rate)
             return
 
-        def change(values: Tensor, own_variable: Variable, slots: dict[str, Any], numbers: Tensor) -> None:
+        def change(
+            values: Tensor, places: Tensor | None, own_variable: Variable, slots: dict[str, Any], numbers: Tensor
+        ) -> None:
+            if places is not None and takes_one_by_one(optimizer):
+                values = tf.IndexedSlices(values, places)
+            elif places is not None:
+                values = tf.math.unsorted_segment_sum(values, places, tf.size(numbers))
             with with_slots(optimizer, own_variable, slots, numbers) as rows:
                 plain(values, rows, *rate)
 

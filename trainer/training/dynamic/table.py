@@ -16,7 +16,7 @@ from trainer.training.lookups import GIVEN, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type
 from trainer.training.tf_internals.variables import Reserved
 
-Change = Callable[[Tensor, Reserved, Mapping[str, Any], Tensor], None]
+Change = Callable[[Tensor, Tensor | None, Reserved, Mapping[str, Any], Tensor], None]
 _giving = [False]
 
 
@@ -91,7 +91,8 @@ class Table:
     def update(self, variable: Reserved, gradient: tf.IndexedSlices, change: Change) -> None:
         """Have a gradient change the rows of one shard; call it on that shard's ps.
 
-        `change` takes the gradients, the variable, the slots by their names, and the numbers of rows, each named once.
+        `change` takes gradients, the place of each among the rows (None where each row has one), the variable, the
+        slots by their names, and the numbers of rows, each named once.
         """
         # Variables compare by their values.
         shard = next(shard for shard, one in zip(self.shards, self.variables, strict=True) if one is variable)
@@ -108,14 +109,12 @@ class Table:
                 "in the model's call itself"
             )
         rows, keys = (tf.concat(each, 0) for each in zip(*filter(None, lookups), strict=True))
-        values = gradient.values
+        places = None
         if len(lookups) > 1 or not self.asks_once:  # a row may be named several times
             rows, places = tf.unique(rows)
-            count = tf.size(rows)
-            values = tf.math.unsorted_segment_sum(values, places, count)
-            keys = tf.math.unsorted_segment_max(keys, places, count)
+            keys = tf.math.unsorted_segment_max(keys, places, tf.size(rows))
         with shard.changing(rows, keys) as numbers:
-            change(values, variable, shard.slots, numbers)
+            change(gradient.values, places, variable, shard.slots, numbers)
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})

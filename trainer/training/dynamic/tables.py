@@ -20,7 +20,15 @@ from trainer.core.failures import UserError, first_line
 from trainer.training.dynamic.arrays import CONTAINER, Index, parts_of
 from trainer.training.dynamic.eviction import Eviction
 from trainer.training.dynamic.layers import attach, check_layer, first_values_of, take_over_layers
-from trainer.training.dynamic.optimizers import Slots, clips, leave_out, refused, row_slots, train_rows
+from trainer.training.dynamic.optimizers import (
+    Slots,
+    clips,
+    leave_out,
+    refused,
+    row_slots,
+    takes_one_by_one,
+    train_rows,
+)
 from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import EVICTED, GIVEN_ROWS, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Change, Table
@@ -165,7 +173,8 @@ class DynamicTables:
         train rows. Which one of several trains a table is known when the first step is traced.
         """
         self._optimizers = list(optimizers)
-        self._asks_once = not own_step and not any(map(clips, self._optimizers))
+        looks = any(clips(one) or takes_one_by_one(one) for one in self._optimizers)
+        self._asks_once = not own_step and not looks
         for optimizer in self._optimizers:
             leave_out(optimizer)
         for table in self.tables.values():
