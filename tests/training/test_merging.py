@@ -193,6 +193,44 @@ def test_states_are_merged_each_in_its_way() -> None:
     assert found == [4, 5, 4]
 
 
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_what_a_step_returns_of_metrics_is_over_all_calls_whatever_its_name(library: Any) -> None:
+    """Of two workers' calls: a metric under another name, and one number of two metrics."""
+
+    class Named(library.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = library.layers.Dense(1, kernel_initializer="ones")
+            self.right, self.wrong = library.metrics.Mean(name="a"), library.metrics.Sum(name="b")
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.right, self.wrong]
+
+        def call(self, values: Any) -> Any:
+            return self.line(values)
+
+        def train_step(self, values: Any) -> Any:
+            self.right.update_state(self(values))
+            self.wrong.update_state(values)
+            share = self.right.result() / tf.sqrt(self.wrong.result())
+            own = self.right.result() + tf.reduce_max(values)
+            return {"mean": self.right.result(), "share": share, "a": self.wrong.result(), "own": own}
+
+    model = Named()
+    model(tf.ones([1, 1]))
+    model.compile("sgd", "mse", jit_compile=False)
+    step = tf.function(model.train_step).get_concrete_function(tf.TensorSpec([None, 1]))
+    metrics, outputs = CallMetrics(model, step), {}
+    for values in ([[1.0], [2.0]], [[6.0]]):
+        kept = metrics.states.in_call()
+        metrics.states.exchange(step, kept)
+        outputs = step(tf.constant(values))
+        metrics.add([one.read_value() for one in kept])
+    found = {name: float(value) for name, value in metrics.over_all_calls(outputs).items()}
+    assert found == {"mean": 3.0, "share": 1.0, "a": 9.0, "own": 12.0}
+
+
 def test_what_cannot_be_merged_is_told_by_name(caplog: pytest.LogCaptureFixture) -> None:
     made = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     made.compile("sgd", "mse", metrics=[metric_of(keras, WAYS["moving average"][1])], jit_compile=False)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Metric, Model, Operation, Structure, Tensor, Traced, Variable
 from trainer.core.variables import flatten
+from trainer.training.metric_outputs import trace_outputs
 from trainer.training.tf_internals.graphs import CALLS, LOOPS, called_graphs
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class CallMetrics:
         self._results = tf.function(model.get_metrics_result).get_concrete_function()
         self._variables = [tf.Variable(value, trainable=False) for value in self.states.initial]
         self.states.exchange(self._results, self._variables)
+        self._outputs = trace_outputs(step, self.states.pieces, self._variables)
         self._total = self._last = self.states.initial
 
     def add(self, states: Sequence[Tensor]) -> None:
@@ -108,12 +110,14 @@ class CallMetrics:
     def over_all_calls(self, outputs: Structure) -> Structure:
         """Return what train_step returned in the call that was added last, with the metrics' results over all calls.
 
-        What is no metric's result stays as it is.
+        What is computed of other things than metrics stays as it is. Of what nobody sees how it is computed, as by a
+        function of its own, a metric's result is what has its name and its value.
         """
         if not isinstance(outputs, dict):
             return outputs
         alone, together = self._compute(self._last), self._compute(self._total)
-        return {name: together[name] if same(value, alone.get(name)) else value for name, value in outputs.items()}
+        found = {name: together[name] for name, value in outputs.items() if same(value, alone.get(name))}
+        return {**outputs, **found, **self._outputs()}
 
     def write(self) -> None:
         """Give the model's metrics the states over all calls; nothing may be in flight."""
