@@ -203,22 +203,28 @@ def change(
         for path, there in moved.items():
             path.rename(there)
         read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
-        found, wanted = (
-            {(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read.tasks, expected)
-        )
-        if found != wanted or old in read.variables:
-            raise NotPlain("its tasks would not be the expected ones then")
+        _refuse_others(read, expected, old)
     except BaseException as error:
-        for path, there in moved.items():
-            if there.exists() and not path.exists():
-                there.rename(path)
-        for path, backup in backups.items():
-            shutil.copy2(backup, path)
-            backup.unlink()
+        _put_back(moved, backups)
         if isinstance(error, FleetError):
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
     return [*backups.values(), *(() if new else moved.values())]
+
+
+def _refuse_others(read: Inventory, expected: Sequence[Task], old: str) -> None:
+    found, wanted = ({(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read.tasks, expected))
+    if found != wanted or old in read.variables:
+        raise NotPlain("its tasks would not be the expected ones then")
+
+
+def _put_back(moved: Mapping[Path, Path], backups: Mapping[Path, Path]) -> None:
+    for path, there in moved.items():
+        if there.exists() and not path.exists():
+            there.rename(path)
+    for path, backup in backups.items():
+        shutil.copy2(backup, path)
+        backup.unlink()
 
 
 def _with_values(text: str, variables: Mapping[str, Any]) -> str:

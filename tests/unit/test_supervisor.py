@@ -402,7 +402,8 @@ def test_what_a_fork_can_not_mend_is_left_to_systemd(start: Start) -> None:
 RELEASED = """
 release = here / "current"
 os.chdir(release)
-sys.path.insert(0, os.getcwd())
+from trainer.process.warm_start import import_from
+import_from([os.getcwd(), *sys.path])
 def stop(number, frame):
     print("saved", file=sys.stderr)
     sys.exit(143)

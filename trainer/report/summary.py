@@ -72,8 +72,6 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
     settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
     rows = [line for line in records.history if whole(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
-    series = summarize_series(records, rows, most_points)
-    evaluations = summarize_evaluations(records)
     began, until = span_of(records)
     first = whole(text(records.settings.get("from")).rpartition("@")[2]) or 0
     marks, saves = summarize_marks(records.events, steps_by_time(rows, first)), summarize_saves(records.events)
@@ -92,25 +90,28 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
         "goodput": finite(mapping(status.get("ledger")).get("goodput")),
         "elapsed": finite(mapping(status.get("ledger")).get("elapsed")),
         "ledger": ledger,
-        "series": series,
-        "evaluations": evaluations,
+        "series": summarize_series(records, rows, most_points),
+        "evaluations": summarize_evaluations(records),
         "marks": marks[-MOST_MARKS:],
         "time": summarize_time(records.history, ledger, began, until),
         "lanes": summarize_lanes(records, until),
         "gave": summarize_worker_steps(records.history, mapping(status.get("workers"))),
         "saves": saves[-MOST_SAVES:],
-        "totals": {
-            "marks": len(marks),
-            "saves": len(saves),
-            "faults": sum(mark["kind"] == "fault" for mark in marks),
-            "lost": sum(mark["lost"] for mark in marks if mark["kind"] == "recovery"),
-        },
+        "totals": count_marks(marks) | {"saves": len(saves)},
         "placed": summarize_placed(records.history),
         "tasks": summarize_tasks(records.tasks),
         "damage": records.damage,
     }
     story["advice"] = advise(story)
     return story
+
+
+def count_marks(marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "marks": len(marks),
+        "faults": sum(mark["kind"] == "fault" for mark in marks),
+        "lost": sum(mark["lost"] for mark in marks if mark["kind"] == "recovery"),
+    }
 
 
 def span_of(records: Records) -> tuple[float | None, float | None]:
