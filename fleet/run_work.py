@@ -58,8 +58,7 @@ def have_copied(
     answer = have_done(cluster, desk, verb, words, plan=True)
     if not plan and answer["outcome"] != "there already":
         answer = have_done(cluster, desk, verb, words, plan=False, expected=answer["bytes"], reason=reason)
-    if desk.answers is not None:
-        desk.answer(verb, answer)
+    desk.answer(verb, answer)
     return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"
 
 

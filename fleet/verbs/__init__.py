@@ -68,7 +68,9 @@ class Desk:
             line.end()
 
     def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
-        """Print what `--json` asked for."""
+        """Print what `--json` asked for, if it did."""
+        if self.answers is None:
+            return
         if isinstance(record.get("next"), str):
             record = {**record, "next": self.complete(record["next"])}
-        put(self.answers or self.out, render_answer(verb, record, on_a_line=on_a_line))
+        put(self.answers, render_answer(verb, record, on_a_line=on_a_line))

@@ -48,10 +48,7 @@ def bundle(cluster: Cluster, desk: Desk, out: str | None = None, lines: int = 20
             f"nothing was written: a secret of the inventory is still in {leaking[0]}. Report that, please"
         )
     size = write(place, files)
-    if desk.answers is not None:
-        desk.answer(
-            "bundle", {"bundle": str(place.resolve()), "files": sorted(files), "size": size, "missing": missing}
-        )
+    desk.answer("bundle", {"bundle": str(place.resolve()), "files": sorted(files), "size": size, "missing": missing})
     for what, why in missing.items():
         desk.say(f"without {what}: {why}")
     desk.say(f"{place}: {len(files)} files, {render_bytes(size)}, secrets removed\nlook through it: tar -tzf {place}")

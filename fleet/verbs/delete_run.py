@@ -24,7 +24,6 @@ def delete_run(
     else:
         refuse_unless_agreed(desk, yes, f"Remove run {run} for ever ({size})?")
     answer = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False, reason=reason)
-    if desk.answers is not None:
-        desk.answer("delete-run", answer)
+    desk.answer("delete-run", answer)
     if answer["outcome"] == "done":
         desk.say(f"run {run} is removed: {size}\nthe others: fab runs")

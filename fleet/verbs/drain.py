@@ -262,7 +262,6 @@ def _names(tasks: Sequence[Task]) -> str:
 
 
 def _answer(desk: Desk, verb: str, outcome: str, host: str, cost: Cost) -> None:
-    if desk.answers is not None:
-        following = f"fab undrain {host}" if verb == "drain" else "fab hosts"
-        record: dict[str, Any] = {"outcome": outcome, "hosts": [host], "cost": cost.as_json(), "next": following}
-        desk.answer(verb, record)
+    following = f"fab undrain {host}" if verb == "drain" else "fab hosts"
+    record: dict[str, Any] = {"outcome": outcome, "hosts": [host], "cost": cost.as_json(), "next": following}
+    desk.answer(verb, record)

@@ -63,8 +63,7 @@ def prune(
             looks = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}
         outcome = "done"
         desk.say(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
-    if desk.answers is not None:
-        desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
+    desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
 
 
 def _describe(found: Mapping[str, Any]) -> str:

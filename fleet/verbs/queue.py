@@ -203,5 +203,4 @@ def _after(ahead: Sequence[str]) -> str:
 
 
 def _answer(desk: Desk, verb: str, answer: Mapping[str, Any]) -> None:
-    if desk.answers is not None:
-        desk.answer(verb, {**answer, "next": "fab queue"})
+    desk.answer(verb, {**answer, "next": "fab queue"})

@@ -384,9 +384,8 @@ def _raise_not_evaluated(cluster: Cluster) -> None:
 
 
 def _answer(desk: Desk, request: StartRequest, outcome: str, **known: Any) -> None:
-    if desk.answers is not None:
-        nothing = dict.fromkeys(("plan", "changes", "run", "sweep", "seconds", "evaluated"))
-        desk.answer(request.verb, {"outcome": outcome, **nothing, **known})
+    nothing = dict.fromkeys(("plan", "changes", "run", "sweep", "seconds", "evaluated"))
+    desk.answer(request.verb, {"outcome": outcome, **nothing, **known})
 
 
 @contextmanager

@@ -48,8 +48,7 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_o
         desk.say(report.render_tasks(rows))
         if after.run:
             desk.say(report.render_run(after.run))
-        if desk.answers is not None:
-            desk.answer("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
+        desk.answer("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
         _refuse_away(after)
         if errors:
             raise errors[0]
@@ -65,9 +64,8 @@ def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Seque
     for what, names in (("stops after a checkpoint", saving), ("then stops", others)):
         desk.say(f"  {what:<24}  {', '.join(names) or 'nothing'}")
     desk.say("nothing was done. Do it: fab stop-cluster")
-    if desk.answers is not None:
-        record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
-        desk.answer("stop-cluster", record)
+    record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
+    desk.answer("stop-cluster", record)
     _refuse_away(seen)
 
 

@@ -18,8 +18,7 @@ def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
     address, _, remote_port = url.removeprefix("http://").rpartition(":")
     chief = cluster.inventory.chief.host
     with cluster.hosts.tunnel(chief, port, address.strip("[]"), int(remote_port)) as is_there:
-        if desk.answers is not None:
-            desk.answer("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
+        desk.answer("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
         desk.say(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
         while is_there():
             desk.sleep(1.0)

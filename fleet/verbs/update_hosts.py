@@ -352,6 +352,5 @@ def _end(rounds: Rounds, away: Mapping[str, str]) -> None:
 
 
 def _answer(rounds: Rounds, outcome: str, following: str) -> None:
-    if rounds.desk.answers is not None:
-        rows = [row.as_json() for row in rounds.rows]
-        rounds.desk.answer(VERB, {"outcome": outcome, "hosts": rows, "next": following})
+    rows = [row.as_json() for row in rounds.rows]
+    rounds.desk.answer(VERB, {"outcome": outcome, "hosts": rows, "next": following})

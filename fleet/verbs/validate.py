@@ -30,14 +30,13 @@ def validate(
             notes, tasks = list_notes(inventory), len(inventory.tasks)
     except OperatorMistake as error:
         problems = [Problem(str(error))]
-    if desk.answers is not None:
-        shown = {
-            "inventory": source,
-            "right": not problems,
-            "problems": [problem.as_json() for problem in problems],
-            "notes": notes,
-        }
-        desk.answer("validate", shown)
+    shown = {
+        "inventory": source,
+        "right": not problems,
+        "problems": [problem.as_json() for problem in problems],
+        "notes": notes,
+    }
+    desk.answer("validate", shown)
     if problems:
         listed = f"{source or 'no inventory'}: {len(problems)} wrong\n{describe_problems(problems)}"
         raise OperatorMistake(listed if desk.answers is None else "")
