@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forks import STEPS_OF_A_ROUND
 from processes import DIGITS, MINUTE, Process, Runs, run_check
 
 from trainer.core.runtime import prepare_tensorflow
@@ -13,6 +15,8 @@ from trainer.telemetry.logs import DRIVER
 
 # Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
 prepare_tensorflow()
+remote = importlib.import_module("trainer.training.steps.remote")  # it imports TensorFlow
+remote.UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
 if DRIVER.exists():  # with a GPU: what these tests compute in their own process stands for a ps
     import tensorflow as tf
 

@@ -1,8 +1,7 @@
 """Real trainer processes on the loopback interface, watched through what an operator sees: output and status.
 
 `Runs.start` starts what a user types. Single tasks, the tasks of `local` and the scripts beside the tests are forked
-from one process of the whole session that has imported TensorFlow (trainer/process/fork_server.py), which saves most
-of their time.
+from one process of the whole session that has imported TensorFlow (forks.py), which saves most of their time.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ def until(holds: Callable[[], Any], what: str, deadline: float = 2 * MINUTE, say
 @functools.cache
 def fork_server() -> ForkServer:
     """Start the session's server; it ends with the tests."""
-    server = ForkServer(Path(tempfile.mkdtemp(prefix="psfleet-tests-")) / "forks", environment())
+    server = ForkServer(Path(tempfile.mkdtemp(prefix="psfleet-tests-")) / "forks")
+    command = [sys.executable, "-u", str(Path(__file__).with_name("forks.py")), str(server.path), str(os.getpid())]
+    subprocess.Popen(command, env=environment(), process_group=0)
     atexit.register(shutil.rmtree, server.path.parent)
     assert server.wait(3 * MINUTE), "the fork server is not ready"
     return server

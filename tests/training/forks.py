@@ -1,0 +1,20 @@
+"""python forks.py SOCKET PARENT: the fork server of the tests. What it forks trains in rounds of two steps.
+
+Of rounds of eight, which the trainer has, each worker optimises a graph that is four times as large: with a tiny model
+that is a third of a training. Coordinators that a supervisor starts have them, and those on hosts.
+"""
+
+import sys
+
+from trainer.process.fork_server import Server, open_door
+from trainer.process.warm_start import die_with_parent, warm_up
+
+STEPS_OF_A_ROUND = 2
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[2]))
+    sys.path.pop(0)  # the tests': no trainer has them
+    server = Server()
+    warm_up()
+    sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
+    server.run(open_door(sys.argv[1]))
