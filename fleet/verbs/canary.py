@@ -30,6 +30,7 @@ from fleet.signals import undisturbed
 from fleet.tables import ProgressLine, render_metrics, render_number, render_table
 from fleet.trial import Seen, Trial
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 from fleet.verbs.names import find_host
 
 GIB = 2**30
@@ -114,8 +115,7 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
     inventory = cluster.inventory
     host = find_host(inventory, ask.host)
     release = desk.build(inventory)
-    if not ask.plan_only:
-        cluster.keep_starts_away("canary")
+    begin_alone(cluster, desk, "canary", ask.plan_only)
     short = ShortWay(cluster)
     seen = _observe(cluster, short, host)
     plan = _plan(cluster, desk, short, seen, host, release, ask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fleet.cluster import Cluster
 from fleet.run_work import have_done, refuse_name, refuse_unless_agreed, render_bytes
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 
 
 def delete_run(
@@ -12,8 +13,7 @@ def delete_run(
 ) -> None:
     """Say what would go, ask, and remove it; a run that is gone already is no mistake."""
     refuse_name(run)
-    if not plan:
-        cluster.keep_starts_away("delete-run")  # nobody may select it between the look and the removal
+    begin_alone(cluster, desk, "delete-run", plan)  # nobody may select it between the look and the removal
     planned = have_done(cluster, desk, "delete-run", [run], plan=True)
     size = f"{planned['files']} files, {render_bytes(planned['bytes'])}"
     if not planned["files"]:

@@ -13,6 +13,7 @@ from fleet.history import Trail
 from fleet.run_work import have_done, refuse_unless_agreed, render_bytes
 from fleet.site.schema.problems import show
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 
 KINDS = ("runs", "releases", "wheels")
 SECONDS = 600
@@ -45,8 +46,7 @@ def prune(
             f"--only is {show(wrong[0])}: expected {', '.join(KINDS)}; it may be given more than once"
         )
     kinds = [kind for kind in KINDS if kind in (only or KINDS)]
-    if not plan:
-        cluster.keep_starts_away("prune")
+    begin_alone(cluster, desk, "prune", plan)
     planned = {kind: _LOOKS[kind](cluster, desk, keep, None) for kind in kinds}
     for kind, found in planned.items():
         desk.say(f"{kind}: {_describe(found)}")

@@ -23,6 +23,7 @@ from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.units import Health
 from fleet.verbs import Desk, inventory_file
+from fleet.verbs.alone import begin_alone
 from fleet.verbs.cost import find_chief, find_shortages
 from fleet.verbs.drain import is_drained
 from fleet.verbs.inventory_file import NotPlain
@@ -60,8 +61,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         _answer(desk, "remove-host", "nothing to do", [host], [])
         return
     host = find_host(cluster.inventory, host)
-    if not plan_only:
-        cluster.keep_starts_away("remove-host")  # which would bring the tasks back
+    begin_alone(cluster, desk, "remove-host", plan_only)  # which would bring the tasks back
     seen = _without_foreign(cluster.inventory, cluster.observe(new_is_enough=True), host)
     untouched = _why_untouched(cluster.inventory, seen, host)
     numbers = numbers_to_write(cluster.inventory, host)
@@ -110,8 +110,7 @@ def replace_host(
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
-    if not plan_only:
-        cluster.keep_starts_away("replace-host")
+    begin_alone(cluster, desk, "replace-host", plan_only)
     seen = cluster.observe(new_is_enough=True)
     refuse_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
     seen = _without_foreign(inventory, seen, old)

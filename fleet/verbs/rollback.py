@@ -21,6 +21,7 @@ from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 from fleet.verbs.members_then import Members, Return, came_since, drain_new, members_back
 from fleet.verbs.members_then import read as read_members
 from fleet.verbs.waiting import wait
@@ -60,8 +61,7 @@ def rollback(
     The run goes on: the coordinator saves, and each task restarts on the older files. Raises OperatorMistake where
     nothing is known of it, or hosts don't have it any more.
     """
-    if not plan_only:
-        cluster.keep_starts_away("rollback")
+    begin_alone(cluster, desk, "rollback", plan_only)
     seen = cluster.observe(new_is_enough=True)
     refuse_foreign(cluster.inventory, seen, cluster.inventory.hosts)
     lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}

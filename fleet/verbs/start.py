@@ -21,6 +21,7 @@ from fleet.short import ShortWay
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 from fleet.verbs.put_back import Rollback
 from fleet.verbs.shipping import (
     BOTH_SECONDS,
@@ -108,8 +109,7 @@ def start_cluster(cluster: Cluster, desk: Desk, request: StartRequest) -> None:
     inventory = cluster.inventory
     _check(inventory, desk, request)
     release = desk.build(inventory)
-    if not request.plan_only:
-        cluster.keep_starts_away()
+    begin_alone(cluster, desk, "start", request.plan_only)
     short = ShortWay(cluster)
     with cooled(cluster, [] if request.plan_only else [inventory.chief], short.start) as warm:
         proven = _plan_and_prove(cluster, desk, request, release, short, warm)

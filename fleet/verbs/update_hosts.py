@@ -17,6 +17,7 @@ from fleet.observation import Observation, last_line
 from fleet.site.schema.problems import show
 from fleet.tables import render_duration
 from fleet.verbs import Desk
+from fleet.verbs.alone import begin_alone
 from fleet.verbs.cost import Cost, cost_of
 from fleet.verbs.drain import drain, is_drained, undrain
 from fleet.verbs.names import find_hosts
@@ -231,8 +232,7 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
             f"--reboot is {show(request.reboot)}: expected {', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
         )
     chosen = find_hosts(cluster.inventory, request.hosts) if request.hosts else list(cluster.inventory.hosts)
-    if not request.plan_only:
-        cluster.keep_starts_away(VERB)
+    begin_alone(cluster, desk, VERB, request.plan_only)
     seen, checkpoints = look_around(cluster)
     chief = cluster.inventory.chief
     refuse_foreign(cluster.inventory, seen, {chief.host, *chosen})

@@ -156,6 +156,8 @@ class Pretence:
             return self._before(host, script)
         if "HISTORY=" in script:
             return Answer()
+        if "flock --shared" in script:
+            return Answer(self.held.stdout.removeprefix("taken by ") if self.held.stdout != "held" else "")
         if "-m trainer export" in script:
             self.done.append(script.rpartition(" -m ")[2])
             return self.exported
@@ -1377,6 +1379,11 @@ def test_two_starts_are_not_made_at_once(hosts: Pretence, desk: verbs.Desk) -> N
     desk.ship = shipping(lambda: None)
     start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", plan_only=True))
     assert hosts.holds == ["held"]  # a plan harms nobody
+    assert "this cluster is taken by a start of ann@laptop since 10:41:07 UTC. Until that is over" in printed(desk)
+    hosts.held = Answer("held")
+    calm = verbs.Desk(io.StringIO(), desk.clock, desk.sleep, desk.ship, desk.find, desk.build)
+    start_cluster(Cluster(hosts.inventory, hosts), calm, StartRequest("digits-2", plan_only=True))
+    assert "this cluster is taken" not in printed(calm)
 
 
 def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts: Pretence, desk: verbs.Desk) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 import fleet.lock
 from fleet.errors import OperatorMistake
-from fleet.lock import hold_for, take_lock
+from fleet.lock import hold_for, take_lock, who_is_at_work
 from fleet.places import KIT
 from fleet.site.routes import Host
 from fleet.ssh import Answer
@@ -64,7 +64,10 @@ class Here:
         self.let_go()
 
     def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
-        raise NotImplementedError
+        ((host, script),) = scripts.items()
+        command = ["sh", "-c", f"{self.root}\n{script.replace('/run/', f'{self.directory}/')}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return {host: Answer(done.stdout, done.stderr, done.returncode)}
 
     def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
         raise NotImplementedError
@@ -85,6 +88,18 @@ def test_a_second_one_is_told_who_is_at_work(tmp_path: Path) -> None:
     first.let_go()
     assert take_lock(second, "head", "start") is None
     second.let_go()
+
+
+def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> None:
+    first, looker = Here(tmp_path), Here(tmp_path)
+    assert who_is_at_work(looker, "head") is None
+    assert list(tmp_path.iterdir()) == []  # it makes no file of its own
+    take_lock(first, "head", "drill")
+    assert re.fullmatch(r"a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC", str(who_is_at_work(looker, "head")))
+    first.let_go()
+    assert who_is_at_work(looker, "head") is None
+    assert take_lock(first, "head", "start") is None
+    first.let_go()
 
 
 def test_who_has_just_ended_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

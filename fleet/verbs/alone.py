@@ -1,0 +1,14 @@
+"""One start, drill or other change at a time, and what a plan says meanwhile."""
+
+from __future__ import annotations
+
+from fleet.cluster import Cluster
+from fleet.verbs import Desk
+
+
+def begin_alone(cluster: Cluster, desk: Desk, what: str, plan_only: bool) -> None:
+    """Keep others away; a plan, which harms nobody, only says who is at work. Raises OperatorMistake where one is."""
+    if not plan_only:
+        cluster.keep_starts_away(what)
+    elif who := cluster.who_is_at_work():
+        desk.say(f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan")
