@@ -39,7 +39,7 @@ from fleet.release import (
     parse_recap,
     ship,
 )
-from fleet.run import Run
+from fleet.run import PATH_SECONDS, Run
 from fleet.site.filters import FILTERS
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
@@ -1401,6 +1401,23 @@ def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts
     assert (hosts.done, dict(hosts.units), hosts.selection, shipped) == ([], units, selection, ["release.yml"])
     assert hosts.remembered is None  # another start may have noted there what it is to put back
     assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(desk)
+
+
+def test_a_script_that_writes_and_then_looks_has_time_for_a_path_that_hangs_twice(
+    hosts: Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the host would count as lost, and nobody would learn that the path hangs."""
+    given, run = [], hosts.run
+
+    def patient(scripts: Mapping[str, str], timeout: float = 30, data: Any = None) -> dict[str, Answer]:
+        given.extend(timeout for script in scripts.values() if "@first" in script)
+        return run(scripts, timeout, data)
+
+    monkeypatch.setattr(hosts, "run", patient)
+    hosts.tick = train()
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", detach=True))
+    assert len(given) == 2  # what is chosen, and the end of the line in the history
+    assert min(given) > 2 * PATH_SECONDS
 
 
 def test_who_only_looks_on_keeps_no_other_start_away(hosts: Pretence, desk: verbs.Desk) -> None:

@@ -323,6 +323,29 @@ def test_a_limit_that_is_used_up_while_a_strategy_is_made_ends_no_process(
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
 
 
+def test_a_stop_while_an_end_is_written_does_not_break_it_off(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run left before it had built its model, at once, and so no other handler of signals was set."""
+    ask(config, "a", seconds=60)
+    ask(config, "b")
+    write = Queue.end_point
+
+    def end_point(self: Queue, *end: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        write(self, *end)
+
+    def coordinate(*_: Any, **more: Any) -> int:
+        spend(config, "a", 61)
+        until(lambda: False)
+        raise AssertionError("it was not asked to make room")
+
+    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
+    monkeypatch.setattr(Queue, "end_point", end_point)
+    assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
+    assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
+    assert present(config) == "b"
+
+
 def until(asked: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not asked() and time.monotonic() < deadline:

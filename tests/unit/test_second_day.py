@@ -605,7 +605,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
     assert "head has old1" in back.done
     assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
     assert {f"park {name}" for name in ALL} | {f"go on {name}" for name in ALL} <= set(back.done)
-    assert back.done.index("park chief-0") < back.done.index("park ps-0")
+    assert back.done.index("tell old1") < back.done.index("park chief-0") < back.done.index("park ps-0")
     assert "setting  save: 5 -> 9" in fleet.printed(desk)
     line = json.loads(back.lines[-1])
     assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")

@@ -368,6 +368,9 @@ def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
     output = start(hosts, desk)
     done = [line for line in hosts.done if line.split()[-1] in running and not line.startswith("tell")]
     assert done[0] == "park chief-0"  # it saves while the servers run
+    # The others may take minutes to end, and a task that starts meanwhile must know which release it is to have.
+    released = hosts.releases("head")
+    assert hosts.done.index(f"tell {released}") < hosts.done.index("park ps-0")
     # Here its child stays, and it is asked twice.
     assert set(done) == {f"{verb} {name}" for name in running for verb in ("park", "go on")}
     assert not [line for line in hosts.done if line.startswith("stop")]
