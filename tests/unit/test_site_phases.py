@@ -36,6 +36,22 @@ def test_tags_are_the_roles_names() -> None:
     assert found == {role.name for role in (ROOT / "roles").iterdir()} - {"reset"} | {"always"}
 
 
+def test_hosts_are_looked_at_first_whatever_the_tags_are() -> None:
+    """Else a part of site.yml would change a host of another cluster."""
+    plays = (
+        "Look at every machine",
+        "Make every machine",
+        "Serve the shared",
+        "Configure the training",
+        "Serve TensorBoard",
+    )
+    for tags in ("common", "nfs_server", "trainer,firewall", "tensorboard"):
+        output = listed(ROOT / "inventory/lab", "--list-tasks", "--tags", tags)
+        assert "host_check : Refuse what would stop the training" in output, tags
+        found = [output.index(play) for play in plays if play in output]
+        assert found[0] == min(found)
+
+
 def test_never_do_all_hosts_load_a_driver_at_once() -> None:
     """No GPU host is rebooted here without a GPU: `tests/infra/test_planned_reboot.py` has the batches on hosts."""
     plays = yaml.safe_load((ROOT / "ansible/gpu.yml").read_text())
