@@ -93,7 +93,7 @@ class Hosts(fleet.Pretence):
         rest = script.replace("HISTORY=", "").replace("history.jsonl", "")
         if "@units" in rest:
             return Answer(f"@first\n{why}\n@first-code\n{int(self.full)}\n{self._answer(host, rest).stdout}")
-        if "/opt/trainer/before" in rest:
+        if "mv /opt/trainer/before" in rest:
             self._answer(host, rest)
             return Answer("undone" if self.full else "")
         return Answer("", why, int(self.full))
@@ -481,6 +481,29 @@ def test_a_start_goes_on_without_a_history(hosts: Hosts, desk: verbs.Desk) -> No
     said = fleet.printed(desk)
     assert said.count("this is not in the cluster's history") == 2
     assert "run digits trains" in said
+
+
+@pytest.mark.parametrize("full", ["head", "w-b"])
+def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
+    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    """Nothing was switched. Without that line the one of its beginning would look like a start that goes on."""
+    answer = hosts._answer
+
+    def reply(host: str, script: str) -> Answer:
+        if host == full and "mv /opt/trainer/before" in script:
+            return Answer("", "tar: no space left on device", 1)
+        return answer(host, script)
+
+    monkeypatch.setattr(hosts, "_answer", reply)
+    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    with pytest.raises(ClusterTrouble, match="no space left on device"):
+        start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
+    (act,) = history.merge(hosts.lines)[0]
+    assert (act["verb"], act["outcome"], act["run"]) == ("start-cluster", "failed", "digits-2")
+    assert "no space left on device" in act["message"]
+    assert "nothing was stopped, switched or selected" in fleet.printed(desk)
+    assert hosts.done == []
 
 
 def test_a_user_without_a_name_has_a_number(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
