@@ -112,6 +112,57 @@ def test_settings_that_no_dynamic_table_can_be_with_are_refused(programs: Any, t
         testing.train(declaring(programs, tf.keras), 20, directory=tmp_path, evaluation="exact", export=False)
 
 
+class Given:
+    """A program that keeps its layer from before, or has a function make it when the model is first called."""
+
+    def __init__(self, library: Any, *, late: bool) -> None:
+        self.library, self.late = library, late
+        self.layer = None if late else self.make()
+
+    def make(self) -> Any:
+        return module.dynamic_embedding(self.library)(4, {"capacity": 100}, rows=50, name="items")
+
+    def build_model(self) -> Any:
+        library, make = self.library, (lambda: self.layer) if self.layer else self.make
+
+        class Model(library.Model):  # type: ignore[name-defined,misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.line = library.layers.Dense(1)
+
+            def build(self, shape: Any) -> None:
+                self.items = make()
+
+            def call(self, ids: Any) -> Any:
+                return self.line(self.items(ids)[:, 0])
+
+        model = Model()
+        if not self.late:
+            model(tf.zeros([1, 1], tf.int64))
+        model.compile(library.optimizers.SGD(0.1), "mse")
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        return tf.data.Dataset.from_tensors((tf.ones([2, 1], tf.int64), tf.ones([2, 1]))).repeat()
+
+    eval_dataset = train_dataset
+
+
+@BOTH
+def test_a_layer_that_nobody_sees_before_the_training_is_refused(library: Any, tmp_path: Path) -> None:
+    """It would train a fixed table without a word."""
+    expected = "the layer 'items' asks for a dynamic table.*not known before.*make it in build_model; or name it in dy"
+    with pytest.raises(UserError, match=expected):
+        testing.train(Given(library, late=True), 20, directory=tmp_path, evaluation="none", export=False)
+
+
+@BOTH
+def test_a_layer_that_is_made_before_build_model_is_refused(library: Any, tmp_path: Path) -> None:
+    expected = r"Given\.layer: this layer asks for a dynamic table, and was made before build_model.*make it in build_m"
+    with pytest.raises(UserError, match=expected):
+        testing.train(Given(library, late=False), 20, directory=tmp_path, evaluation="none", export=False)
+
+
 def test_the_settings_may_say_something_else_of_its_table(programs: Any, tmp_path: Path) -> None:
     settings = {"dynamic_tables": {"items": {"capacity": 500}}, "evaluation": "none", "export": False}
     testing.train(declaring(programs, tf.keras), 40, directory=tmp_path, **settings)

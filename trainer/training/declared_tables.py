@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.config import Config, ConfigError
-from trainer.core.contracts import Program
+from trainer.core.contracts import Layer, Program
 from trainer.core.failures import UserError
 from trainer.core.program import build_model
 from trainer.training.export_trial import apart_from, kept_randomness
 from trainer.training.keras.adapters import keras_of
+from trainer.training.outside import places
 from trainer.training.reserved import reserving
 
 log = logging.getLogger(__name__)
@@ -33,7 +35,9 @@ def name_declared_tables(config: Config, program: Program) -> Config:
         return config
     with kept_randomness(), tf.variable_creator_scope(reserving()):
         layers = keras_of(build_model(apart_from(program))).layers
-        declared = {layer.name: getattr(layer, DECLARED) for layer in layers if hasattr(layer, DECLARED)}
+        asking = [layer for layer in layers if hasattr(layer, DECLARED)]
+    refuse_outside_layers(program, asking)
+    declared = {layer.name: getattr(layer, DECLARED) for layer in asking}
     if not declared.keys() - config.dynamic_tables.keys():
         return config
     try:
@@ -42,6 +46,32 @@ def name_declared_tables(config: Config, program: Program) -> Config:
         raise UserError(f"{error} (the program's layers {', '.join(declared)} ask for dynamic tables)") from error
     log.info("layers that ask for dynamic tables: %s", ", ".join(declared))
     return config
+
+
+def refuse_outside_layers(program: Program, layers: Sequence[Layer]) -> None:
+    """Raise UserError where a layer that asks for a table was made before build_model: it is built once."""
+    for owner, place in places(program, program):
+        for name, value in place.items():
+            if any(value is layer for layer in layers):
+                raise UserError(
+                    f"{owner}.{name}: this layer asks for a dynamic table, and was made before build_model was called: "
+                    "make it in build_model, with a name of its own"
+                )
+
+
+def refuse_undeclared(layers: Iterable[Layer], named: Collection[str]) -> None:
+    """Raise UserError where a layer asks for a table, and none was made: it would train a fixed one, of hashed ids.
+
+    `layers` are all of the model's, once they are built, and `named` those that have a dynamic table.
+    """
+    for layer in layers:
+        if hasattr(layer, DECLARED) and layer.name not in named:
+            raise UserError(
+                f"the layer {layer.name!r} asks for a dynamic table, and that was not known before the training: its "
+                "class was imported within build_model, or it is made when the model is first called, or as a global. "
+                "Import its class where the program's module begins, and make it in build_model; or name it in "
+                f"dynamic_tables ({{{layer.name}: {{capacity: ...}}}})"
+            )
 
 
 def some_ask() -> bool:

@@ -16,6 +16,7 @@ from trainer.core.contracts import ElementSpec, Program, Strategy, Structure, Tr
 from trainer.core.joining import why_at_a_save
 from trainer.run.position import Position
 from trainer.training.data_service import DataService
+from trainer.training.declared_tables import refuse_undeclared
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
 from trainer.training.file_names import matching
@@ -297,6 +298,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     with strategy.scope():
         keras.check_step(train_step)
     warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
+    refuse_undeclared(keras.layers, tables.tables if tables is not None else ())
     if tables is not None:
         tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
