@@ -68,7 +68,8 @@ class Training:
         environment = {"BENCH_STEPS": str(self.steps.directory)}
         if who == "psfleet":
             self._run: RunDirectory | None = RunDirectory(directory, "goodput")
-            own = {"api": api if api == "fit" else "custom_loop", "steps": 10**9, "evaluation": "none", **(settings or {})}
+            api = api if api == "fit" else "custom_loop"
+            own = {"api": api, "steps": 10**9, "evaluation": "none", **(settings or {})}
             saves = {"checkpoint_steps": SAVE_STEPS, "checkpoint_seconds": 0}
             environment["TRAINER_SETTINGS"] = write_settings(directory, "goodput", program, **own, **saves)
             commands: dict[str, tuple[str, ...]] = dict.fromkeys(("chief", "worker", "ps"), TRAINER)

@@ -26,7 +26,7 @@ from fleet.host_scripts import (
     TRAINER,
 )
 from fleet.journal import EVERY_LINE, Chosen, Entry
-from fleet.lock import take_lock, who_is_at_work
+from fleet.lock import take_lock
 from fleet.observation import Observation, describe_failure, last_line, load_json, question, read_answer, read_status
 from fleet.run import on_path
 from fleet.site.inventory import Inventory
@@ -140,10 +140,6 @@ class Cluster:
         Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps nobody away.
         """
         take_lock(self.hosts, self.inventory.chief.host, what)
-
-    def who_is_at_work(self) -> str | None:
-        """Say who keeps starts away now; None for nobody."""
-        return who_is_at_work(self.hosts, self.inventory.chief.host)
 
     def refuse_when_others_may_start(self) -> None:
         """Raise ClusterTrouble where `keep_starts_away` keeps nobody away any more."""

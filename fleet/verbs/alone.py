@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleet.cluster import Cluster
+from fleet.lock import who_is_at_work
 from fleet.verbs import Desk
 
 
@@ -10,5 +11,5 @@ def begin_alone(cluster: Cluster, desk: Desk, what: str, plan_only: bool) -> Non
     """Keep others away; a plan, which harms nobody, only says who is at work. Raises OperatorMistake where one is."""
     if not plan_only:
         cluster.keep_starts_away(what)
-    elif who := cluster.who_is_at_work():
+    elif who := who_is_at_work(cluster.hosts, cluster.inventory.chief.host):
         desk.say(f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan")
