@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.run import Run
-from fleet.tables import render_metrics
+from trainer.telemetry.status import render_metrics
 
 VERBS = ("start-cluster", "rollback")  # which note what a training was when they began
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,14 +13,22 @@ from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.site.sweep_file import size_of
 from fleet.site.topology import Task
-from fleet.tables import render_duration, render_metrics, render_number, render_table
+from fleet.tables import render_duration, render_table
 from fleet.terminal import one_line, set_off
 from fleet.units import Health
 from trainer.core.parameters import describe_values
 from trainer.telemetry.events import describe_event
 from trainer.telemetry.goodput import describe_ledger
 from trainer.telemetry.lookups import describe_lookups
-from trainer.telemetry.status import describe_absent, describe_files, describe_table, describe_ways, has_broken
+from trainer.telemetry.status import (
+    describe_absent,
+    describe_files,
+    describe_table,
+    describe_ways,
+    has_broken,
+    render_metrics,
+    render_number,
+)
 
 NOTE_WIDTH = 60
 MOST_PACES = 8
@@ -236,38 +243,3 @@ def render_summary(
     rows.append(["logs", f"fab logs --task {inventory.chief.name}"])
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
-
-
-def render_checkpoints(found: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        [
-            each.get("step"),
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["created"])),
-            f"{each.get('size', 0) / 2**20:.1f}",
-            None if each.get("loss") is None else render_number(each["loss"]),
-            render_metrics(each.get("evaluation") or {}) or None,
-            ", ".join(each.get("kept") or []) or None,
-        ]
-        for each in found
-    ]
-    return render_table(["STEP", "SAVED", "MIB", "TRAINING LOSS", "EVALUATION", "KEPT AS"], rows)
-
-
-def render_runs(runs: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for run in runs:
-        evaluation = run.get("evaluation") or {}
-        evaluated = render_metrics(evaluation.get("metrics") or {})
-        updated = run.get("updated")
-        rows.append(
-            [
-                run.get("run"),
-                run.get("state"),
-                f"{run.get('step') if run.get('step') is not None else '-'}/{run.get('steps') or '?'}",
-                f"{evaluated} (step {evaluation.get('step')})" if evaluated else None,
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(updated)) if updated else None,
-                run.get("program"),
-                describe_values(run.get("program_args") or {}),
-            ]
-        )
-    return render_table(["RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM", "PARAMETERS"], rows)

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from fleet.terminal import one_line, printable
+from trainer.telemetry.status import lay_out
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align columns; None is an empty cell. A row is one line, whatever its cells say, and no line ends in blanks."""
-    lines = [[("" if cell is None else one_line(str(cell))) for cell in row] for row in [header, *rows]]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    return lay_out([["" if cell is None else one_line(str(cell)) for cell in row] for row in [header, *rows]])
 
 
 def render_duration(seconds: float | None) -> str:
@@ -35,21 +31,6 @@ def render_duration(seconds: float | None) -> str:
         elif parts:
             break
     return " ".join(parts[:2])
-
-
-def render_number(value: float | str | None) -> str:
-    """Four significant digits, as many as an operator reads; whole numbers from a thousand up.
-
-    A text is one that JSON has no word for (`trainer.run.records.to_json`).
-    """
-    if value is None:
-        return "?"
-    number = float(value)
-    return f"{number:.0f}" if 1000 <= abs(number) < math.inf else f"{number:.4g}"
-
-
-def render_metrics(metrics: Mapping[str, float | str]) -> str:
-    return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())
 
 
 def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:

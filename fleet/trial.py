@@ -20,9 +20,10 @@ from fleet.roles import Role
 from fleet.run import AS_TRAINER
 from fleet.site.escaping import config_word
 from fleet.site.inventory import Inventory
-from fleet.tables import render_duration, render_number
+from fleet.tables import render_duration
 from trainer.core.config import Config, ConfigError
 from trainer.telemetry.history import number_of
+from trainer.telemetry.status import render_number
 
 UNIT = "psfleet-canary"
 PLACE = f"/var/cache/{UNIT}"

@@ -45,7 +45,7 @@ from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.journald import about
 from trainer.telemetry.outlets.prometheus import listen, serve
 from trainer.telemetry.outlets.systemd import Notifier
-from trainer.telemetry.status import describe, describe_all, read_all, read_status
+from trainer.telemetry.status import describe, describe_runs, read_all, read_status
 from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 log = logging.getLogger("trainer")
@@ -334,7 +334,8 @@ def begin(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
 def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     shared_dir = options.shared_dir or read_config(options, environment).shared_dir
     statuses = read_all(Path(absolute_path(shared_dir)))
-    print(to_json([dataclasses.asdict(item) for item in statuses]) if options.json else describe_all(statuses))
+    records = [dataclasses.asdict(status) for status in statuses]
+    print(to_json(records) if options.json else describe_runs(records))
     return 0
 
 

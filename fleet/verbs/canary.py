@@ -27,11 +27,12 @@ from fleet.run import SETTINGS, Run
 from fleet.run_work import render_bytes
 from fleet.short import ShortWay
 from fleet.signals import undisturbed
-from fleet.tables import ProgressLine, render_metrics, render_number, render_table
+from fleet.tables import ProgressLine, render_table
 from fleet.trial import Seen, Trial
 from fleet.verbs import Desk
 from fleet.verbs.alone import begin_alone
 from fleet.verbs.names import find_host
+from trainer.telemetry.status import render_metrics, render_number
 
 GIB = 2**30
 # Of what is free on the host, so much is the trial's to take.

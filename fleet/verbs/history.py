@@ -9,9 +9,10 @@ from typing import Any
 from fleet import compared, history
 from fleet.cluster import Cluster
 from fleet.journal import read_time
-from fleet.tables import render_duration, render_metrics, render_table
+from fleet.tables import render_duration, render_table
 from fleet.verbs import Desk
 from trainer.telemetry.history import number_of
+from trainer.telemetry.status import render_metrics
 
 SHOWN = 20
 # What a row shows apart, or what nobody reads there.

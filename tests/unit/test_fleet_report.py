@@ -5,9 +5,11 @@ import os
 
 import pytest
 
-from fleet.report import render_progress, render_runs
+from fleet.report import render_progress
 from fleet.run import Run, parse_run
-from fleet.tables import ProgressLine, put, render_duration, render_metrics, render_number, render_table
+from fleet.tables import ProgressLine, put, render_duration, render_table
+from trainer.telemetry.status import describe_runs, render_metrics, render_number
+from trainer.telemetry.sweep import describe_sweep
 
 
 def test_table_aligns_columns_and_ends_no_line_in_blanks() -> None:
@@ -72,7 +74,7 @@ def test_metrics_are_named() -> None:
 
 
 def test_runs_have_a_row_each() -> None:
-    text = render_runs(
+    text = describe_runs(
         [
             {
                 "run": "a",
@@ -100,6 +102,13 @@ def test_runs_have_a_row_each() -> None:
         "64]",
     ]
     assert text[2].split() == ["b", "new", "-/?"]
+
+
+def test_numbers_that_json_has_no_word_for_are_shown_of_a_sweeps_points() -> None:
+    point = {"run": "a", "state": "finished", "step": 30, "steps": 30, "goodput": None, "message": ""}
+    point |= {"program_args": {"rate": 0.1}, "evaluation": {"loss": "NaN", "mae": "Infinity"}}
+    text = describe_sweep({"name": "rates", "over": True, "points": [point]}).splitlines()
+    assert text[2].startswith("rate=0.1    finished  loss nan, mae inf  30/30")
 
 
 class Terminal(io.StringIO):

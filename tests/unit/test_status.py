@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
-from trainer.telemetry.status import Status, describe, describe_all, describe_ways, read_all, read_status
+from trainer.telemetry.status import Status, describe, describe_runs, describe_ways, read_all, read_status
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRESS = ["step", "steps", "steps_per_second", "eta_seconds", "loss", "metrics", "evaluation"]
@@ -136,7 +137,7 @@ def test_a_run_with_nan_is_read_and_said_in_json(tmp_path: Path) -> None:
     status = read_status(directory)
     assert "training    loss nan, mae inf\n" in describe(status)
     assert "evaluation  loss nan (step 2)\n" in describe(status)
-    assert "loss nan" in describe_all([status])
+    assert "loss nan" in describe_runs([asdict(status)])
     path = settings(tmp_path)
     for verb in ("status", "runs"):
         answer = json.loads(trainer(verb, "--json", TRAINER_SETTINGS=path).stdout, parse_constant=pytest.fail)
@@ -159,7 +160,7 @@ def test_parameters_are_shown_of_a_run_and_of_one_that_is_to_begin(tmp_path: Pat
     given = {"rate": 0.1, "layers": [64, 64]}
     write_status(tmp_path, "a", state="training", program_args=given)
     assert "parameters  rate=0.1, layers=[64, 64]\n" in describe(read_status(RunDirectory(tmp_path, "a")))
-    assert describe_all(read_all(tmp_path)).endswith("  rate=0.1, layers=[64, 64]")
+    assert describe_runs([asdict(each) for each in read_all(tmp_path)]).endswith("  rate=0.1, layers=[64, 64]")
     config = Config(program="mine:One", run="b", shared_dir=str(tmp_path), program_args=given)
     assert read_status(RunDirectory(tmp_path, "b"), config).program_args == given
 
@@ -172,7 +173,7 @@ def test_text_shows_what_is_known() -> None:
     assert "step        10 of 40" in text
     assert "20 steps/s" in text
     assert "checkpoint" not in text
-    assert describe_all([status]).splitlines()[1].split() == ["a", "training", "10/40", "-", "-", "-"]
+    assert describe_runs([asdict(status)]).splitlines()[1].split() == ["a", "training", "10/40"]
 
 
 @pytest.mark.parametrize("command", ["status", "runs"])

@@ -24,7 +24,7 @@ from trainer.run.lease import check_lease
 from trainer.run.memory import Memory
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
-from trainer.telemetry.status import numbers
+from trainer.telemetry.status import render_metrics
 from trainer.training.data_service import DataService
 from trainer.training.declared_tables import name_declared_tables
 from trainer.training.evaluation import make_evaluation, refuse_best_metric
@@ -261,7 +261,7 @@ def finish_run(generation: Generation, steps: int, seconds: float, ended: str, b
     if in_step:
         # The others look for this; one that still looks when the chief is gone would report its loss as an error.
         time.sleep(2 * POLL_SECONDS)
-    shown = numbers(controller.values)
+    shown = render_metrics(controller.values)
     log.info(
         "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "
         "%scheckpoint %s; model %s",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.core.config import Config, ConfigError
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention
-from trainer.telemetry.status import lay_out, numbers
+from trainer.telemetry.status import lay_out, render_metrics, render_number, render_time
 
 
 def read_checkpoints(directory: RunDirectory) -> list[dict[str, Any]]:
@@ -31,18 +31,11 @@ def rules_of(directory: RunDirectory) -> Retention | None:
         return None
 
 
-def describe_checkpoints(found: list[dict[str, Any]]) -> str:
-    """Lay the checkpoints out as a table."""
+def describe_checkpoints(found: Sequence[Mapping[str, Any]]) -> str:
+    """Lay checkpoints out as a table."""
     rows = [("STEP", "SAVED", "MIB", "TRAINING LOSS", "EVALUATION", "KEPT AS")]
     for each in found:
-        rows.append(
-            (
-                str(each["step"]),
-                time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each["created"])),
-                f"{each['size'] / 2**20:.1f}",
-                "-" if each["loss"] is None else f"{each['loss']:.4g}",
-                numbers(each["evaluation"]) if each["evaluation"] else "-",
-                ", ".join(each["kept"]) or "-",
-            )
-        )
+        size, loss = f"{each['size'] / 2**20:.1f}", "" if each["loss"] is None else render_number(each["loss"])
+        evaluation = render_metrics(each["evaluation"] or {})
+        rows.append((str(each["step"]), render_time(each["created"]), size, loss, evaluation, ", ".join(each["kept"])))
     return lay_out(rows)

@@ -25,7 +25,7 @@ from trainer.telemetry.outlets.journald import about
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.outlets.tensorboard import EventWriter, describe_settings, write_mark
 from trainer.telemetry.outlets.webhook import Notifications
-from trainer.telemetry.status import Status, numbers, read_status
+from trainer.telemetry.status import Status, read_status, render_metrics
 from trainer.telemetry.tally import Saved, Tally
 
 log = logging.getLogger(__name__)
@@ -276,7 +276,8 @@ class Progress:
                     self._write_marks()
                 shown = {**values, "steps_per_second": steps_per_second}
                 self.post(partial(self._board.write, step, shown, time.time()))
-                log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers(values))
+                numbers = render_metrics(values)
+                log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers)
             self._show()
             if self.tally.step_examples and self.tally.step_examples != self._step_examples:
                 self._step_examples = self.tally.step_examples
@@ -297,7 +298,7 @@ class Progress:
         """Warn once when numbers become NaN or infinite: every step from there on is in vain."""
         unsound = {name: value for name, value in values.items() if not math.isfinite(value)}
         if self.leads and unsound and not self._unsound:
-            shown = f"at step {step}: {numbers(unsound)}. {NOT_FINITE}"
+            shown = f"at step {step}: {render_metrics(unsound)}. {NOT_FINITE}"
             log.warning("numbers are not finite %s", shown)
             self.events.write("not-finite", message=shown)
         self._unsound = bool(unsound)

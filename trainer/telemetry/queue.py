@@ -11,7 +11,7 @@ from trainer.core.states import RunState
 from trainer.run.queue import REMOVED, Entry, Queue
 from trainer.run.queue_changes import read_or_none
 from trainer.run.selection import read_selection
-from trainer.telemetry.status import lay_out, numbers
+from trainer.telemetry.status import lay_out, render_metrics
 from trainer.telemetry.sweep import read_point
 
 QUEUED = "queued"
@@ -94,7 +94,7 @@ def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
     used = f"{entry['used'] / 60:.1f}" if entry["used"] else "-"
     limit = f"{used} of {entry['seconds'] / 60:.4g}" if entry["seconds"] else used
     added = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry["added"])) if entry["added"] else "-"
-    evaluation = numbers(points[0]["evaluation"]) if entry["kind"] == "run" else ""
+    evaluation = render_metrics(points[0]["evaluation"]) if entry["kind"] == "run" else ""
     return (
         entry["name"],
         entry["owner"] or "-",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import time
@@ -171,9 +172,10 @@ def describe(status: Status) -> str:
     if status.state is RunState.TRAINING and status.eta_seconds is not None:
         rows.append(("time left", f"{status.eta_seconds:.0f} s"))
     if status.loss is not None:
-        rows.append(("training", numbers({"loss": status.loss, **status.metrics})))
+        rows.append(("training", render_metrics({"loss": status.loss, **status.metrics})))
     if status.evaluation and status.evaluation["metrics"]:
-        rows.append(("evaluation", f"{numbers(status.evaluation['metrics'])} (step {status.evaluation['step']})"))
+        evaluated = render_metrics(status.evaluation["metrics"])
+        rows.append(("evaluation", f"{evaluated} (step {status.evaluation['step']})"))
     rows += [("table", f"{name}: {describe_table(table)}") for name, table in sorted(status.tables.items())]
     rows += [("lookups", line) for line in describe_lookups(status.lookups)]
     if status.files:
@@ -185,22 +187,36 @@ def describe(status: Status) -> str:
     return "\n".join(f"{name:<11} {value}" for name, value in rows if value)
 
 
-def describe_all(statuses: list[Status]) -> str:
-    """Lay all runs out as a table."""
-    rows = [("RUN", "STATE", "STEP", "EVALUATION", "PROGRAM", "PARAMETERS")]
-    for status in statuses:
-        evaluation = numbers(status.evaluation["metrics"]) if status.evaluation else "-"
-        step = "-" if status.step is None else f"{status.step}/{status.steps}"
-        parameters = describe_values(status.program_args) or "-"
-        rows.append((status.run, status.state, step, evaluation, status.program or "-", parameters))
+def describe_runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Lay runs out as a table, each as JSON has its status; the release of a host may know less of one."""
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM", "PARAMETERS")]
+    for run in runs:
+        evaluation, step, updated = run.get("evaluation") or {}, run.get("step"), run.get("updated")
+        evaluated = render_metrics(evaluation.get("metrics") or {})
+        rows.append(
+            (
+                run["run"],
+                run["state"],
+                f"{'-' if step is None else step}/{run.get('steps') or '?'}",
+                f"{evaluated} (step {evaluation.get('step')})" if evaluated else "",
+                render_time(updated) if updated else "",
+                run.get("program") or "",
+                describe_values(run.get("program_args") or {}),
+            )
+        )
     return lay_out(rows)
 
 
-def lay_out(rows: Sequence[tuple[str, ...]]) -> str:
-    """Lay rows out as a table, the first as its head."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def render_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def lay_out(rows: Sequence[Sequence[str]]) -> str:
+    """Lay rows out as a table, the first as its head; a row is one line, and none ends in blanks."""
+    lines = [[cell.replace("\n", " ") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 
@@ -237,5 +253,16 @@ def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:
     return any(not how.startswith(("ok", "closed")) for row in ways.values() for how in row.values())
 
 
-def numbers(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+def render_number(value: float | str | None) -> str:
+    """Four significant digits, as many as an operator reads; whole numbers from a thousand up.
+
+    A text is one that JSON has no word for (`trainer.run.records.to_json`).
+    """
+    if value is None:
+        return "?"
+    number = float(value)
+    return f"{number:.0f}" if 1000 <= abs(number) < math.inf else f"{number:.4g}"
+
+
+def render_metrics(metrics: Mapping[str, float | str]) -> str:
+    return ", ".join(f"{name} {render_number(value)}" for name, value in metrics.items())

@@ -14,7 +14,7 @@ from trainer.run.records import read_record
 from trainer.run.search import Chosen
 from trainer.run.selection import read_selection, sweep_of
 from trainer.run.sweep import PRUNED, Point, Sweep
-from trainer.telemetry.status import lay_out, numbers, read_status
+from trainer.telemetry.status import lay_out, read_status, render_metrics
 
 ENDS = (RunState.FINISHED, PRUNED, RunState.FAILED)
 """The states of a point that has ended."""
@@ -82,7 +82,7 @@ def describe_sweep(summary: Mapping[str, Any]) -> str:
     for point in summary["points"]:
         goodput = "-" if point["goodput"] is None else f"{100 * point['goodput']:.1f} %"
         steps = "-" if point["step"] is None else f"{point['step']}/{point['steps']}"
-        evaluation = numbers(point["evaluation"]) or "-"
+        evaluation = render_metrics(point["evaluation"]) or "-"
         parameters = describe_values(point["program_args"]) or "-"
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
     ended = [point for point in summary["points"] if point["state"] in ENDS]

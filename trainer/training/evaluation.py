@@ -33,7 +33,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
 from trainer.telemetry.outlets.tensorboard import EventWriter
-from trainer.telemetry.status import numbers
+from trainer.telemetry.status import render_metrics
 from trainer.training.export import lacks_evaluation
 from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.keras.adapters import keras_of
@@ -94,7 +94,7 @@ class Results:
         )
         if checkpointed:
             self._post(partial(self._catalogue.write_evaluation, step, metrics, saved))
-        log.info("evaluated step %d in %.1f s: %s", step, seconds, numbers(metrics))
+        log.info("evaluated step %d in %.1f s: %s", step, seconds, render_metrics(metrics))
 
 
 def no_such_metric(name: str, there: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from trainer.core.config import Config
 from trainer.core.states import RunState
 from trainer.run.records import to_json
-from trainer.telemetry.status import Status, numbers
+from trainer.telemetry.status import Status, render_metrics
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -190,7 +190,7 @@ def describe(event: str, status: Status, message: str, task: str | None) -> dict
     now = round(time.time(), 3)
     step = "" if status.step is None else f" at step {status.step} of {status.steps}"
     found = {} if status.loss is None else {"loss": status.loss, **status.metrics}
-    about = message or (numbers(found) if event == "finished" else "")
+    about = message or (render_metrics(found) if event == "finished" else "")
     return {
         "version": VERSION,
         "id": f"{status.run}/{event}{f'/{task}' if task else ''}/{now}",
