@@ -57,7 +57,10 @@ def spent(pid: int) -> float:
 
 @pytest.mark.parametrize(
     ("slow", "part", "names"),
-    [(("worker-1",), "worker", ["worker-1"]), (("worker-0", "worker-1"), "input", [])],
+    [
+        pytest.param(("worker-1",), "worker", ["worker-1"], marks=pytest.mark.matrix),
+        (("worker-0", "worker-1"), "input", []),
+    ],
 )
 def test_a_known_bottleneck_is_named(
     runs: Runs, tmp_path: Path, slow: tuple[str, ...], part: str, names: list[str]

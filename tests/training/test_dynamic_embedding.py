@@ -78,7 +78,9 @@ def declaring(programs: Any, library: Any) -> Any:
     return (programs.of_keras3(declared.Declared) if library is keras else declared.Declared)()
 
 
-@BOTH
+@pytest.mark.parametrize(
+    "library", [tf.keras, pytest.param(keras, marks=pytest.mark.matrix)], ids=["tf_keras", "keras3"]
+)
 def test_on_parameter_servers_it_trains_a_dynamic_table_without_a_setting(
     programs: Any, library: Any, tmp_path: Path
 ) -> None:
