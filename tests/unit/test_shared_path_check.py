@@ -9,8 +9,13 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import yaml
 
-SCRIPT = Path(__file__).parents[2] / "roles/storage/templates/psfleet-check-shared-path.j2"
+from fleet.wanted import load
+from tests.unit.test_cluster_note import render
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "roles/storage/templates/psfleet-check-shared-path.j2"
 # What the test's machine has no mount and no user for.
 STUBS = {
     "findmnt": "echo /mnt",
@@ -71,6 +76,43 @@ def test_what_another_host_wrote_is_looked_for_under_its_name(shared: Path) -> N
     (shared / ".psfleet-probe-ps-0").write_text("ps-0 17.5\n")
     assert check(shared, "head", "", "--read", "ps-0 17.5") == (0, "")
     assert "what ps-0 wrote and renamed is not seen here" in check(shared, "head", "", "--read", "ps-0 18.5")[1]
+
+
+def test_a_path_belongs_to_one_cluster(shared: Path) -> None:
+    marker = shared / ".psfleet-cluster"
+    assert check(shared, "head", "head", "--write", "10.0.0.1", "head") == (0, f"left the marker {marker}\n")
+    assert marker.read_text() == "10.0.0.1\n"
+    assert check(shared, "ps-0", "head", "--write", "10.0.0.1")[0] == 0
+    assert check(shared, "head", "head", "--write", "10.0.0.1", "head") == (0, "")
+    assert check(shared, "head", "head", "--write") == (0, "")  # as `fab doctor` does, which takes no path over
+    for names in (["10.0.0.9"], ["10.0.0.9", "head"], ["10.0.0.11"], ["1000001"]):
+        code, message = check(shared, "ps-9", "head", "--write", *names)
+        assert code == 1
+        assert f"it is of the cluster 10.0.0.1, and this inventory is the cluster {names[0]}" in message
+        assert "once: site.yml -e cluster_takes_over=10.0.0.1" in message
+        assert not (shared / ".psfleet-host-ps-9").exists()
+    assert marker.read_text() == "10.0.0.1\n"
+    assert check(shared, "head", "head", "--write", "mine", "10.0.0.1") == (0, f"left the marker {marker}\n")
+    assert marker.read_text() == "mine\n"
+    assert sorted(path.name for path in shared.glob(".psfleet-cluster*")) == [".psfleet-cluster"]
+
+
+def test_the_role_says_which_cluster_the_path_must_be_of() -> None:
+    """As rendered by the play: its own name first, then those that it was known by, or takes over."""
+    tasks = yaml.safe_load((SCRIPT.parents[1] / "tasks/main.yml").read_text())
+    (argv,) = [task["ansible.builtin.command"]["argv"] for task in tasks if "--write" in str(task)]
+    (play,) = [play for play in load(ROOT / "ansible/storage.yml") if "storage_cluster" in str(play)]
+    given = play["roles"][0]["vars"]
+    groups, hostvars = {"chief": ["head"]}, {"head": {"ansible_host": "10.0.0.1"}}
+    known = {"groups": groups, "hostvars": hostvars, "cluster_takes_over": "gone", "__storage_script": "check"}
+    names = {name: render(given[name], known) for name in ("storage_cluster", "storage_takes_over")}
+    for shared, check_mode, words in (
+        (True, False, ["--write", "10.0.0.1", "gone", "10.0.0.1", "head"]),
+        (True, True, ["--mount-only"]),
+        (False, False, ["--mount-only"]),
+    ):
+        asked = {**known, **names, "storage_shared": shared, "ansible_check_mode": check_mode}
+        assert render(argv, asked) == ["check", *words]
 
 
 def test_who_writes_leaves_its_marker_where_it_is_not_there(shared: Path) -> None:
