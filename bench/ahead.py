@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.delays import delaying
 from bench.options import add_names, parser_of, scratch_directory
+from bench.recommender import settings_of_tables
 from bench.tables import print_row
 from bench.tasks import LocalCluster, Task
 from bench.throughput import Bench, Effort
@@ -67,12 +68,20 @@ def compare(bench: Bench, program: str, delay: float, turns: int, seconds: float
         print_row(program, f"{delay:g}", *speeds(sides), *(side.milliseconds() for side in sides))
 
 
+def tables_of(program: str, rows: int) -> dict[str, Any]:
+    """Return the run settings by which a program's tables are dynamic, with room for twice as many rows."""
+    if program == "TableAdagrad":
+        return {"dynamic_tables": {"embedding": {"capacity": 2 * rows}}}
+    return settings_of_tables()["dynamic"]
+
+
 def main(arguments: list[str]) -> None:
     parser = parser_of("ahead", __doc__)
     add_names(parser, "program", PROGRAMS)
     parser.add_argument("--delay", type=float, nargs="+", default=[0, 1, 5], help="ms one way (default: 0 1 5)")
     parser.add_argument("--rows", type=int, default=100_000, help="of TableAdagrad (default: 100,000)")
     add_turns(parser, 8)
+    parser.add_argument("--dynamic", action="store_true", help="with dynamic tables, on both sides")
     parser.add_argument("--call", type=int, metavar="STEPS", help="of a call (default: as many as psfleet gives)")
     options = parser.parse_args(arguments)
     os.environ["BENCH_ROWS"] = str(options.rows)
@@ -82,8 +91,9 @@ def main(arguments: list[str]) -> None:
         settings = {"steps_per_execution": options.call} if options.call else {}
         bench = Bench(Effort(repetitions=1, warm_up=6, seconds=0), directory)
         for program in options.program or PROGRAMS:
+            own = {**settings, **(tables_of(program, options.rows) if options.dynamic else {})}
             for delay in options.delay:
-                compare(bench, program, delay, options.turns, options.seconds, settings)
+                compare(bench, program, delay, options.turns, options.seconds, own)
 
 
 if __name__ == "__main__":

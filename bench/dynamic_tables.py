@@ -3,19 +3,25 @@
 Figures are steps per second, and processor time for a step, of trainings that have warmed up. The sides stay beside
 each other and work in turns, each on local servers of its own. Only ratios say something.
 
-With --fill a table alone is filled with new keys, and saved (bench/filling.py).
+With --fill a table alone is filled with new keys, and saved (bench/filling.py). With --deltas a full table is saved
+again and again while it trains (bench/deltas.py). With --operations the operations of a step are counted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+from bench.commands import run_command
+from bench.deltas import compare_deltas, print_head
 from bench.filling import SLOTS, fill
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
+from bench.tasks import clean_environment
 from bench.throughput import Bench, Effort
 from bench.turns import ALONE, add_turns, in_turns, psfleet_on, speeds, times
 
@@ -44,17 +50,34 @@ KINDS = {
 }
 
 
+def sides_of(kind: Kind, rows: int) -> list[tuple[str, dict[str, Any]]]:
+    """Return the program and the run settings of the fixed side, and of the dynamic one."""
+    # By the names that Keras gives to a process's Embeddings. New keys come all the time.
+    layers = ["embedding", *(f"embedding_{number}" for number in range(1, kind.tables))]
+    table = {"capacity": 8 * rows // kind.tables, **kind.table}
+    dynamic = {"dynamic_tables": dict.fromkeys(layers, table)}
+    return [(f"bench.programs:{kind.fixed}", {}), (f"bench.programs:{kind.dynamic}", dynamic)]
+
+
+def print_operations(kinds: Sequence[str], rows: int) -> None:
+    """Print how many operations a step of each side has; each is counted in a process of its own."""
+    print_row("ids", "fixed, operations of a step", "dynamic", head=True)
+    for name in kinds:
+        environment = clean_environment(BENCH_ROWS=str(rows // KINDS[name].tables))
+        counts = []
+        for program, settings in sides_of(KINDS[name], rows):
+            command = [sys.executable, "-m", "bench.tracing", "--program", program, "--settings", json.dumps(settings)]
+            counts.append(json.loads(run_command(command, environment).splitlines()[-1])["operations"])
+        print_row(name, *(f"{count:,}" for count in counts))
+
+
 def compare(bench: Bench, name: str, rows: int, turns: int, seconds: float) -> None:
     """Print a row of one kind."""
     kind = KINDS[name]
     os.environ["BENCH_ROWS"] = str(rows // kind.tables)
-    # By the names that Keras gives to a process's Embeddings. New keys come all the time.
-    layers = ["embedding", *(f"embedding_{number}" for number in range(1, kind.tables))]
-    table = {"capacity": 8 * rows // kind.tables, **kind.table}
-    dynamic: dict[str, Any] = {"dynamic_tables": dict.fromkeys(layers, table)}
     starts = (
         (bench.cluster(workers=2, servers=2).serving(), psfleet_on(bench, program, **ALONE, **settings))
-        for program, settings in ((f"bench.programs:{kind.fixed}", {}), (f"bench.programs:{kind.dynamic}", dynamic))
+        for program, settings in sides_of(kind, rows)
     )
     with in_turns(starts, bench.effort.warm_up, turns, seconds) as sides:
         print_row(name, *speeds(sides), f"{kind.asked:g}", *(side.milliseconds() for side in sides))
@@ -70,7 +93,20 @@ def main(arguments: list[str]) -> None:
     filled.add_argument("--capacity", type=int, help="rows that it has room for (default: as many)")
     filled.add_argument("--batch", type=int, default=20_000, help="new keys a step (default: 20,000)")
     filled.add_argument("--optimizer", choices=SLOTS, default="Adagrad", help="of whose slots a row has room for")
+    saved = parser.add_argument_group("deltas")
+    saved.add_argument("--deltas", type=int, metavar="ROWS", help="save a full table of so many rows instead")
+    saved.add_argument("--every", type=int, default=1000, help="steps from one save to the next (default: 1,000)")
+    parser.add_argument("--operations", action="store_true", help="count the operations of a step instead")
     options = parser.parse_args(arguments)
+    if options.operations:
+        print_operations(options.kind or list(KINDS), options.rows)
+        return
+    if options.deltas:
+        print_head()
+        with scratch_directory() as directory:
+            bench = Bench(Effort(repetitions=1, warm_up=0, seconds=0), directory)
+            compare_deltas(bench, options.deltas, options.every, options.turns, options.seconds)
+        return
     if options.fill:
         with scratch_directory() as directory:
             fill(directory, options.fill, options.batch, options.optimizer, options.capacity or options.fill)

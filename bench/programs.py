@@ -208,6 +208,34 @@ class TableNew(TableAdagrad):
     eval_dataset = train_dataset
 
 
+class TableFilled(TableAdagrad):
+    """The same, where the first steps name each key once, and later ones some much more often than others (Zipf)."""
+
+    def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        rows, workers = int(os.environ["BENCH_ROWS"]), context.num_input_pipelines
+        worker = tf.cast(context.input_pipeline_id, tf.int64)
+
+        def take(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            begin = number * self.batch * self.ids
+            ids = tf.reshape(tf.range(begin, begin + self.batch * self.ids) % rows, [self.batch, self.ids])
+            return ids, ids[:, 0] % 2
+
+        def draw(number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            drawn = tf.random.stateless_uniform([self.batch, self.ids], [number, worker], dtype=tf.float64)
+            ids = tf.cast(tf.exp(drawn * np.log(rows + 1)), tf.int64) - 1
+            return ids, ids[:, 0] % 2
+
+        filling = tf.data.Dataset.range(worker, self.filling_steps(rows), workers).map(take)
+        return filling.concatenate(tf.data.Dataset.range(self.batches).map(draw).cache().repeat()).prefetch(2)
+
+    eval_dataset = train_dataset
+
+    @classmethod
+    def filling_steps(cls, rows: int) -> int:
+        """Return how many steps name each key once, of all workers together."""
+        return -(-rows // (cls.batch * cls.ids))
+
+
 class TableHashed(TableNew):
     """The same with the ids that a hash makes of these, for a fixed table."""
 

@@ -49,28 +49,36 @@ def serve(jobs: dict[str, list[str]]) -> tuple[list[Any], Any]:
     return kept, resolver
 
 
-def measure(program: str) -> dict[str, float]:
-    """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part."""
+def measure(program: str, settings: dict[str, Any]) -> dict[str, float]:
+    """Make a coordinator's calls in this process and give each worker two of them; returns the seconds by part.
+
+    Beside these there are the `operations` of a traced step.
+    """
     import tensorflow as tf
 
     from trainer.core.config import Config
     from trainer.core.program import load_program
     from trainer.tasks.local import local_cluster
+    from trainer.training.partitioners import make_partitioner
     from trainer.training.steps import remote
 
     kept, resolver = serve(local_cluster(WORKERS, 2))
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    config = Config(program=program, **settings)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=make_partitioner(config, 2))
     seconds: dict[str, float] = {}
     with contextlib.ExitStack() as patched, counted("coordinator", seconds):
         for part in PARTS:
             original = getattr(remote, part)
 
-            def timed(*args: object, original: object = original, part: str = part, **more: object) -> object:
+            def timed(*args: object, original: Any = original, part: str = part, **more: object) -> Any:
                 with counted(part, seconds):
-                    return original(*args, **more)  # type: ignore[operator]
+                    made = original(*args, **more)
+                if part == "trace_step":
+                    seconds["operations"] = len(made.graph.get_operations())
+                return made
 
             patched.enter_context(patch.object(remote, part, timed))
-        runner = remote.RemoteStepRunner(Config(program=program), load_program(program, {}), strategy, WORKERS)
+        runner = remote.RemoteStepRunner(config, load_program(program, {}), strategy, WORKERS)
     trained: set[int] = set()
     while len(trained) < WORKERS:
         began = time.process_time()
@@ -86,9 +94,10 @@ def measure(program: str) -> dict[str, float]:
 def main(arguments: list[str]) -> None:
     parser = parser_of("tracing", __doc__)
     parser.add_argument("--program", help=argparse.SUPPRESS)  # of a process of its own
+    parser.add_argument("--settings", type=json.loads, default={}, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.program:
-        print(json.dumps(measure(options.program)), flush=True)
+        print(json.dumps(measure(options.program, options.settings)), flush=True)
         os._exit(0)
     columns = [*PARTS, "coordinator", *(f"worker {number}" for number in range(WORKERS))]
     print_row("processor time, s", *columns, head=True)
