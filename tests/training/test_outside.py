@@ -6,12 +6,16 @@ import signal
 import time
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 from processes import MINUTE, Runs, run_check, until
 
-from trainer.core.failures import explain
+from trainer.core.config import Config
+from trainer.core.failures import UserError, explain
+from trainer.core.program import build_model
 from trainer.run.records import read_record
+from trainer.training.evaluation import make_evaluation
 from trainer.training.keras.adapters import keras_of
 
 pytestmark = pytest.mark.timeout(400)
@@ -130,6 +134,26 @@ def test_python_in_a_metric_is_warned_of_and_counts(found: dict[str, Any]) -> No
 def test_a_step_that_xla_does_not_compile_is_warned_of(found: dict[str, Any]) -> None:
     assert found["warned of Jitted"].startswith(JITTED["Jitted"])
     assert len(found["Jitted"]) == 4  # it trains nevertheless
+
+
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize("method", ["fit", "reset_metrics", "evaluate"])
+def test_a_method_of_the_models_own_that_nobody_would_call_is_refused(library: Any, method: str) -> None:
+    class Model(library.Sequential):  # type: ignore[name-defined,misc]
+        pass
+
+    setattr(Model, method, lambda model, *others, **named: getattr(library.Model, method)(model, *others, **named))
+
+    class Program:
+        def build_model(self) -> Any:
+            model = Model([library.Input((1,)), library.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            return model
+
+    with pytest.raises(UserError, match=f"Model has its own {method}, which the trainer does not call"):
+        model: Any = build_model(Program())  # type: ignore[arg-type]
+        config = Config(program="a:B", evaluation="inline")
+        make_evaluation(config, Program(), model, tf.distribute.get_strategy(), 2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_known", [True, False])

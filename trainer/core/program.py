@@ -18,6 +18,12 @@ from trainer.core.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
 OTHER_BACKENDS = ("jax", "openvino", "torch")  # Keras 3's, named as their libraries
+# Methods of a model that the trainer does not call as Keras's `fit` does, with what can do the same.
+NOT_CALLED = {
+    "fit": "train_step, callbacks, or the program's train_dataset",
+    "make_train_function": "train_step",
+    "reset_metrics": "a metric's reset_state, or a variable of the model that is no metric's",
+}
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
@@ -119,12 +125,13 @@ def build_model(program: Program) -> Model:
     if model.run_eagerly:
         raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
     refuse_mixture(model, f"{name}.build_model")
-    refuse_own_function(model, "make_train_function", "train_step")
+    for method, place in NOT_CALLED.items():
+        refuse_own_function(model, method, place)
     return model
 
 
 def refuse_own_function(model: Model, method: str, step: str) -> None:
-    """Raise UserError where a model has its own way to make the function that Keras calls: the trainer makes calls."""
+    """Raise UserError where a model has a method of its own that Keras's `fit` or `evaluate` is, makes or calls."""
     of_class = getattr(getattr(type(model), method, None), "__module__", "keras.")
     if method in vars(model) or not of_class.startswith(("keras.", "tf_keras.")):
         raise UserError(

@@ -133,7 +133,8 @@ def make_evaluation(
         log.warning("%s", why)
     if config.evaluation == "sidecar":
         return None
-    refuse_own_function(model, "make_test_function", "test_step, or set evaluation to sidecar")
+    for method in ("evaluate", "make_test_function"):
+        refuse_own_function(model, method, "test_step, or set evaluation to sidecar")
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]
