@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainer.core.formats import RUN_NAME
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.telemetry.events import TAIL_BYTES
-from trainer.telemetry.status import read_status
+from trainer.telemetry.status import Status, read_status
 
 AS_TRAINER = "root setpriv --reuid=trainer --regid=trainer --init-groups --"
 SETTINGS = "/etc/trainer/run.json"
@@ -27,6 +27,7 @@ HANGS = 124  # the exit code of timeout(1)
 # What `python -m trainer status` reads of a run, which has a file of events beside these.
 RECORDS = ("status.json", "run.json", "evaluation.json")
 EVENTS = "events.jsonl"
+_OF_A_PROCESS = ("phase", "host", "pid")  # which no verb shows
 # A line of a file that looks like a section of the script's answer.
 _NO_SECTION = "sed 's/^@/ @/'"
 # As tail(1) heads each of several files.
@@ -48,42 +49,21 @@ class Evaluation:
     metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Run:
-    """What `python -m trainer status --json` says; a value that nobody knows is None."""
+@dataclass
+class Run(Status):
+    """What `python -m trainer status --json` says of a run; a value that nobody knows is None.
 
-    run: str
+    A number may be a text, where JSON has no word for it.
+    """
+
     run_dir: str = ""
-    program: str | None = None
-    program_args: Mapping[str, Any] = field(default_factory=dict)
-    state: str = "new"
-    message: str = ""
-    step: int | None = None
-    steps: int | None = None
-    steps_per_second: float | None = None
-    eta_seconds: float | None = None
-    loss: float | str | None = None  # a text where it is no number, such as NaN
-    metrics: Mapping[str, float | str] = field(default_factory=dict)
-    evaluation: Evaluation | None = None
-    checkpoint: str | None = None
-    export: str | None = None
-    without: Mapping[str, str] = field(default_factory=dict)  # members that take no part, and what they are
-    ways: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # how each member reaches each other one
-    workers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # their `steps` and `steps_per_second`
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the dynamic ones: what each holds
-    lookups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # what steps ask of each table lately
-    data: Mapping[str, Any] = field(default_factory=dict)  # how large the files of the data are
-    files: Mapping[str, int] = field(default_factory=dict)  # those that are given out one by one
-    faults: int = 0
-    begun_from: str | None = None  # RUN@STEP of another run
-    ledger: Mapping[str, Any] | None = None  # where the time went (trainer/telemetry/goodput.py)
-    events: Sequence[Mapping[str, Any]] = ()  # the last ones, oldest first
-    updated: float | None = None  # seconds since 1970 by the clock of the chief's host
+    evaluation: Evaluation | None = None  # type: ignore[assignment]  # a mapping in the trainer
 
     @property
     def numbers(self) -> dict[str, float | str]:
         """What a training tells just now, to be held against later ones; the evaluation's metrics begin with `val_`."""
-        known = {"step": self.step, "loss": self.loss, "steps_per_second": self.steps_per_second}
+        known: dict[str, float | str | None] = {"step": self.step, "loss": self.loss}
+        known["steps_per_second"] = self.steps_per_second
         known["goodput"] = (self.ledger or {}).get("goodput")
         known |= {f"val_{name}": value for name, value in (self.evaluation.metrics if self.evaluation else {}).items()}
         return {name: value for name, value in known.items() if value is not None}
@@ -101,25 +81,15 @@ class Run:
         return f"some {render_duration(max(lately))}, as lately" if lately else "some seconds"
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name not in _OF_A_PROCESS}
 
 
 def parse_run(values: Mapping[str, Any]) -> Run:
     """Make a Run of the trainer's JSON; keys of a newer trainer are passed over."""
     known = {each.name for each in fields(Run)}
-    kept = {key: value for key, value in values.items() if key in known}
-    evaluation = kept.get("evaluation")
-    kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {}) if evaluation else None
-    kept["metrics"] = kept.get("metrics") or {}
-    kept["without"] = kept.get("without") or {}
-    kept["ways"] = kept.get("ways") or {}
-    kept["workers"] = kept.get("workers") or {}
-    kept["tables"] = kept.get("tables") or {}
-    kept["lookups"] = kept.get("lookups") or {}
-    kept["data"] = kept.get("data") or {}
-    kept["files"] = kept.get("files") or {}
-    kept["message"] = kept.get("message") or ""
-    kept["events"] = kept.get("events") or []
+    kept = {key: value for key, value in values.items() if key in known and value is not None}
+    if evaluation := kept.pop("evaluation", None):
+        kept["evaluation"] = Evaluation(evaluation["step"], evaluation.get("metrics") or {})
     return Run(**kept)
 
 
