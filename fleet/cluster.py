@@ -247,10 +247,10 @@ class Cluster:
         path = f"{self.inventory.shared_dir}/{name}"
         if not record:
             return on_path(f"rm -f {shlex.quote(path)}")
+        place, file = shlex.quote(path.rpartition("/")[0]), shlex.quote(path)
+        made = f"mkdir -p {place} && " if "/" in name else ""
         # Flushed before it takes the old one's place: a power cut leaves the one or the other, never half a file.
-        write = f"cat > {shlex.quote(path)}.new && sync {shlex.quote(path)}.new && mv {shlex.quote(path)}.new " + (
-            shlex.quote(path)
-        )
+        write = f"{made}cat > {file}.new && sync {file}.new && mv {file}.new {file}"
         return (
             f"printf '%s\\n' {shlex.quote(json.dumps(dict(record)))} | "
             f"{on_path('sh')} -c {shlex.quote('umask 022; ' + write)}"

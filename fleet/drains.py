@@ -16,7 +16,6 @@ from typing import Any
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.readings import LEAVERS, MARK
-from fleet.run import on_path
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 
@@ -49,19 +48,14 @@ def announce_return(cluster: Cluster, tasks: Sequence[Task]) -> None:
 
 def record(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
     """Write a host's drain on the shared path."""
-    place = f"{cluster.inventory.shared_dir}/drains"
-    path = shlex.quote(f"{place}/{host}.json")
-    write = f"umask 022; mkdir -p {shlex.quote(place)} && cat >{path}.new && sync {path}.new && mv {path}.new {path}"
-    line = shlex.quote(json.dumps(text))
-    cluster.on_shared(
-        f"printf '%s\\n' {line} | {on_path('sh')} -c {shlex.quote(write)}", f"{place}/{host}.json can't be written"
-    )
+    name = f"drains/{host}.json"
+    cluster.on_shared(cluster.script_of(name, text), f"{cluster.inventory.shared_dir}/{name} can't be written")
 
 
 def forget(cluster: Cluster, host: str) -> None:
     """Remove a host's drain from the shared path."""
-    path = f"{cluster.inventory.shared_dir}/drains/{host}.json"
-    cluster.on_shared(on_path(f"rm -f {shlex.quote(path)}"), f"{path} can't be removed")
+    name = f"drains/{host}.json"
+    cluster.on_shared(cluster.script_of(name, {}), f"{cluster.inventory.shared_dir}/{name} can't be removed")
 
 
 def tasks_of(inventory: Inventory, hosts: Sequence[str]) -> list[Task]:

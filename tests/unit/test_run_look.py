@@ -284,6 +284,16 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
         select_and_observe(cluster, desk, plan)
 
 
+def test_a_record_is_written_with_its_folder_and_an_empty_one_is_removed(hosts: Shell) -> None:
+    (hosts.place / "srv").mkdir()
+    cluster = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
+    file = hosts.place / "srv/drains/head.json"
+    for record in ({"host": "head"}, {"host": "head", "who": "ana"}, {}):
+        script = cluster.script_of("drains/head.json", record)
+        subprocess.run(["sh", "-c", f'root() {{ shift 5; "$@"; }}\n{script}'], check=True)
+        assert (json.loads(file.read_text()) if file.exists() else {}) == record
+
+
 def test_what_is_kept_and_the_line_beside_it_fail_apart(hosts: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     rights = "true"
 
