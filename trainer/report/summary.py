@@ -106,7 +106,7 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
     return story
 
 
-def count_marks(marks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def count_marks(marks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {
         "marks": len(marks),
         "faults": sum(mark["kind"] == "fault" for mark in marks),
