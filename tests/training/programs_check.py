@@ -567,16 +567,16 @@ class Adapted(Program):
 def adapted():
     """Trained, restored on another number of ps, begun from its weights, and asked once it is exported."""
     shared = PLACE / "adapted"
-    first = train(Adapted(), 40, workers=2, directory=shared, evaluation="inline")
+    train(Adapted(), 40, workers=2, directory=shared, export=False)
     result = train(Adapted(), 80, workers=2, ps=1, directory=shared, evaluation="inline")
     weights_file = PLACE / "adapted.weights.h5"
     Adapted().build_model().save_weights(weights_file)
-    begun = train(Adapted(), 20, workers=2, initial_weights=str(weights_file))
+    begun = train(Adapted(), 20, workers=2, initial_weights=str(weights_file), export=False)
     served = tf.saved_model.load(str(result.directory / "export")).signatures["serving_default"]
     rows, target = next(iter(Adapted().train_dataset(None)))
     answer = next(iter(served(**dict.fromkeys(served.structured_input_signature[1], rows)).values()))
     return {
-        "losses": [first.evaluation["loss"], result.evaluation["loss"]],
+        "loss": result.evaluation["loss"],
         "served": float(tf.reduce_mean((answer - target) ** 2)),
         "begun": begun.step,
     }
