@@ -1,0 +1,216 @@
+"""What `fab doctor` finds has a real cause here: a file system, a process, a unit, a file of the run.
+
+`tests/infra/test_runs.py` causes more on hosts; `test_doctor.py` makes up what the hosts say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.cluster import Cluster, Observation
+from fleet.doctor import probe
+from fleet.doctor.finding import Finding
+from fleet.doctor.hosts import judge_hosts
+from fleet.doctor.look import Look
+from fleet.doctor.whole import judge_look
+from fleet.site.inventory import Host
+from fleet.ssh import SshHosts
+from tests.unit import test_doctor, test_run_look
+from tests.unit.test_doctor import INVENTORY, judge
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.status import Status
+
+ROOT = Path(__file__).parents[2]
+ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
+# With mounts of its own: a small file system, one that may only be read, and a machine without memory.
+MOUNTS = """
+mount -t tmpfs -o size=100k,nr_inodes=50 tmpfs "$1/small" && mount -t tmpfs -o ro tmpfs "$1/fixed" || exit 77
+mount --bind "$1/meminfo" /proc/meminfo || exit 77
+shift
+exec "$@"
+"""
+LOOK = """
+import json, sys
+from pathlib import Path
+import host_pace
+from fleet.doctor import probe
+from fleet.doctor.whole import judge_control
+place = Path(sys.argv[1])
+small, fixed = str(place / "small"), str(place / "fixed")
+host_pace.DISK, host_pace.AS_TRAINER = fixed, ()
+facts = {**host_pace.measure(fixed, 1), "room": {small: probe.room(small)}, "memory": probe.memory()}
+control = [each.as_json() for each in judge_control(Path(small), None, [])]
+print(json.dumps({"facts": facts, "control": control}))
+"""
+SYSTEMCTL = """#!/bin/sh
+case "$*" in
+*--state=failed*) echo "psfleet-firewall.service loaded failed failed The packet filter" ;;
+*LimitNOFILE*) echo 1024 ;;
+show-environment) echo "LANG=C"; echo "http_proxy=http://127.0.0.1:{port}" ;;
+esac
+"""
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def only(found: list[Finding], part: str) -> Finding:
+    (one,) = [each for each in found if each.part == part]
+    return one
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    return test_doctor.facts(**changes)
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Have a process with mounts of its own look at them."""
+    place = tmp_path_factory.mktemp("mounts")
+    for name in ("small", "fixed"):
+        (place / name).mkdir()
+    (place / "meminfo").write_text("MemTotal:        8388608 kB\nMemAvailable:      102400 kB\n")
+    paths = [ROOT, ROOT / "roles/host_check/library"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [*ALONE, "sh", "-c", MOUNTS, "sh", str(place), sys.executable, "-c", LOOK, str(place)]
+    if shutil.which("unshare") is None:
+        pytest.skip("this machine has no unshare")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode in (1, 77) and "Traceback" not in done.stderr:
+        pytest.skip(f"no mounts of its own can be had here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_small_file_system_and_one_with_few_files_left_are_found(looked: dict[str, Any]) -> None:
+    found = judge(facts(room=looked["facts"]["room"]))
+    assert [(each.level, each.part) for each in found] == [("error", "room"), ("warning", "room")]
+    assert "has 0 MB free of 0.0 GB" in found[0].what
+    assert "more files" in found[1].what
+
+
+def test_a_disk_that_may_only_be_read_is_found(looked: dict[str, Any]) -> None:
+    found = only(judge(facts(disk_pace=looked["facts"]["disk_pace"])), "disk")
+    assert (found.level, found.what) == ("error", "nothing can be written to /var/tmp")
+
+
+def test_a_shared_path_that_may_only_be_read_is_found(looked: dict[str, Any]) -> None:
+    found = only(judge(facts(shared=looked["facts"]["shared"])), "shared path")
+    assert found.level == "error"
+    assert "Read-only file system" in found.what
+
+
+def test_memory_that_is_used_up_is_found(looked: dict[str, Any]) -> None:
+    found = only(judge(facts(memory=looked["facts"]["memory"])), "memory")
+    assert (found.level, found.what) == ("warning", "100 MiB of memory are left of 8.0 GiB")
+
+
+def test_a_full_disk_of_the_control_machine_is_found(looked: dict[str, Any]) -> None:
+    (found,) = [each for each in looked["control"] if each["part"] == "room"]
+    assert found["what"].startswith("0.0 GB are free")
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a host with a failed unit, no clock, a drop-in and a dead proxy has systemctl say."""
+    texts = {"systemctl": SYSTEMCTL.replace("{port}", str(closed_port())), "systemd-detect-virt": "#!/bin/sh\nexit 1\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+
+@pytest.mark.usefixtures("systemctl")
+def test_what_systemd_says_is_found() -> None:
+    units = ["trainer@ps-0.service"]
+    found = judge(facts(units=probe.units(), limits=probe.limits(units), proxies=probe.proxies()))
+    assert only(found, "units").what == "psfleet-firewall.service has failed"
+    assert only(found, "clock").what == "no service keeps its clock"
+    assert "trainer@ps-0.service may open 1,024 files" in only(found, "limits").what
+    assert "Connection refused" in only(found, "proxies").what
+
+
+def test_a_file_that_the_tasks_user_cant_read_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--") if os.geteuid() == 0 else ()
+    monkeypatch.setattr(probe, "AS_TRAINER", nobody)
+    (tmp_path / "run.json").touch(mode=0o000)
+    names = [str(tmp_path / "run.json"), "/etc/passwd", "/nowhere"]
+    found = only(judge(facts(unreadable=probe.unreadable(names))), "umask")
+    assert f"the user trainer can't read {tmp_path}/run.json" in found.what
+
+
+def test_a_process_at_a_tasks_port_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        tasks = [replace(task, port=port) if task.name == "ps-0" else task for task in INVENTORY.tasks]
+        known = facts(listeners=probe.listeners([port]))
+        found = only(judge_hosts(replace(INVENTORY, tasks=tasks), Observation(), known), "ports")
+    assert f"port {port} of ps-0 is taken by" in found.what
+    assert f"(process {os.getpid()}" in found.what
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [(None, "its check is not installed"), ("echo 'it is not mounted' >&2; exit 1", "it is not mounted")],
+)
+def test_a_check_of_the_path_that_fails_is_found(
+    tmp_path: Path,
+    script: str | None,
+    what: str,
+) -> None:
+    path = tmp_path / "check"
+    if script is not None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    assert only(judge(facts(path=probe.check_path(str(path)))), "shared path").what == what
+
+
+def test_a_host_whose_ssh_is_closed_is_found() -> None:
+    host = Host("store", "127.0.0.1", port=closed_port())
+    hosts = SshHosts({"store": host})
+    try:
+        why = hosts.run({"store": "true"})["store"].unreachable
+    finally:
+        hosts.close()
+    assert why
+    inventory = replace(INVENTORY, hosts={**INVENTORY.hosts, "store": host})
+    found = only(judge_hosts(inventory, Observation(unreachable={"store": why}), {}), "SSH")
+    assert (found.level, found.mend) == ("error", f"ssh -v -p {host.port} 127.0.0.1")
+
+
+hosts = test_run_look.hosts
+
+
+@pytest.mark.parametrize(
+    ("state", "ago", "what"),
+    [
+        ("failed", 0, "it failed: no column price"),
+        ("training", 3600, "it says that it trains, and nobody has told of it for 1 h"),
+        ("training", 0, ""),
+    ],
+)
+def test_a_run_is_judged_by_its_files(hosts: test_run_look.Shell, state: str, ago: int, what: str) -> None:
+    directory = RunDirectory(hosts.place / "srv", "digits")
+    told = Status("digits", str(directory.path), "p:P", state=state, step=12, message="no column price")  # type: ignore[arg-type]
+    told.write(directory)
+    hosts.now = time.time() + ago
+    seen = Cluster(hosts.inventory, hosts).observe(["head"])  # type: ignore[arg-type]
+    found = [each for each in judge_look(hosts.inventory, Look(seen), "abc123") if each.where == "run digits"]
+    assert [each.what[: len(what)] for each in found] == ([what] if what else [])
