@@ -87,13 +87,14 @@ def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: f
     members = {task.host: task.address for task in inventory.tasks}
     steps: list[dict[str, Any]] = [
         {"name": "doctor", "module": "doctor", "arguments": {"asked": probe}, "check": True},
-        {"name": "pace", "module": "host_pace", "arguments": {"path": inventory.shared_dir * inventory.is_shared}},
         {
             "name": "ways",
             "module": "host_look",
             "arguments": {"name": host, "members": members, "now": now},
             "check": True,
         },
+        # The last, since it notes what it measures, and a step that writes and fails ends the others.
+        {"name": "pace", "module": "host_pace", "arguments": {"path": inventory.shared_dir * inventory.is_shared}},
     ]
     known = sources(steps[1:]) | {"doctor": PROBE.read_text(encoding="utf-8")}
     return {

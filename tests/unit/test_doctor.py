@@ -433,6 +433,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
                 step["arguments"]["path"] for each in given.values() for step in each["steps"] if step["name"] == "pace"
             }
             assert paths == {"/srv/trainer"}
+            assert {each["steps"][-1]["name"] for each in given.values()} == {"pace"}  # if it fails, all else was done
             steps = {"doctor": {**FACTS}, "pace": {"disk_pace": 7.0}, "ways": {"problems": [], "notes": []}}
             broken = {"doctor": {}, "pace": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
             looks = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
