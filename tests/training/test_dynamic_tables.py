@@ -32,6 +32,7 @@ from trainer.training.dynamic.table import Table, giving_rows
 from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.keras.keras3.shards import train_shards
+from trainer.training.lookups import GIVEN
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.optimizers import clip_whole
 from trainer.training.row_updates import update_by_rows
@@ -269,6 +270,15 @@ def test_rows_are_trained_as_those_of_a_fixed_table(
     for key, row in rows.items():
         np.testing.assert_allclose(row["values"], fixed.table[key], rtol=0 if is_same else 2e-5, atol=1e-7 * lookups)
     np.testing.assert_allclose(table.other, fixed.other, rtol=1e-5)
+
+
+def test_a_step_has_few_operations_for_each_ps_and_sends_no_numbers_of_rows_back() -> None:
+    graphs = [Made(f"operations-{servers}", two.Adagrad(0.1), servers).step.graph for servers in (2, 3)]
+    fewer, more = (len(graph.get_operations()) for graph in graphs)
+    assert more - fewer < 110  # it was 176 when each step had the operations by which keys without a row get one
+    given = [one.outputs[0] for one in graphs[0].get_operations() if GIVEN in one.name and one.type == "Identity"]
+    assert len(given) == 2
+    assert {"Size", "Reshape"}.isdisjoint(user.type for rows in given for user in rows.consumers())
 
 
 def test_first_values_and_owners_depend_on_the_key_alone() -> None:

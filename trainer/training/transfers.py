@@ -102,7 +102,7 @@ def places_of(graph: Graph, local: Collection[Variable]) -> dict[str, str]:
         return places[operation.name]
 
     def find(operation: Operation) -> str:
-        if operation.type in ACROSS:
+        if operation.type in ACROSS and APART not in operation.name:
             return WORKER
         if tf.DeviceSpec.from_string(operation.device).job:
             return of_ps(operation.device)

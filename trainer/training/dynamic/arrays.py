@@ -52,7 +52,8 @@ class Array:
 
     def rows(self, rows: Tensor) -> Tensor:
         found = tf.raw_ops.ResourceGather(resource=self.handle, indices=rows, dtype=self.dtype)
-        return tf.ensure_shape(found, [None, *self.shape[1:]])
+        found.set_shape([None, *self.shape[1:]])
+        return found
 
     def set(self, rows: Tensor, values: Tensor) -> Operation:
         return tf.raw_ops.ResourceScatterUpdate(resource=self.handle, indices=rows, updates=values)
@@ -90,7 +91,8 @@ class Index:
         )
         if len(found) > 1:
             found = [tf.dynamic_stitch(self._parted(tf.range(tf.size(keys)), owners), found)]
-        return tf.ensure_shape(found[0], [None])
+        found[0].set_shape([None])
+        return found[0]
 
     def insert(self, keys: Tensor, rows: Tensor) -> Operation:
         owners = self._owners(keys)

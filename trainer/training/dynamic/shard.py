@@ -20,7 +20,7 @@ from trainer.training.dynamic.arrays import Array, Index, parts_of
 from trainer.training.dynamic.hashing import FirstValues
 from trainer.training.dynamic.sketch import Sketch
 from trainer.training.lookups import GIVEN, GIVING
-from trainer.training.tf_internals.graphs import APART
+from trainer.training.tf_internals.graphs import APART, either
 
 # What a key without a row reads, and where what is dropped is written; nobody reads that.
 DEFAULT, SCRATCH, FIRST = 0, 1, 2
@@ -122,8 +122,14 @@ class Shard:
     def given_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
         with tf.name_scope(APART), tf.name_scope(GIVING):
+            found = self.index.apart().find(keys)
+            rows = either(tf.reduce_any(found < 0), self._rows_with_given, lambda keys, found: found, [keys, found])
+        return tf.identity(rows, name=GIVEN)
+
+    def _rows_with_given(self, keys: Tensor, found: Tensor) -> Tensor:
+        """Return the rows of keys, of which some were not found; it is traced by itself."""
+        with tf.name_scope(APART):
             own = self.apart()
-            found = own.index.find(keys)
             lacking = tf.where(found < 0)
             asked = tf.gather_nd(keys, lacking)
             locks = locks_of([self.mutex], after=asked)
@@ -139,8 +145,7 @@ class Shard:
             with tf.control_dependencies(done):
                 now = tf.tensor_scatter_nd_update(now, places[: tf.size(given)], given)
             give_back(locks, [*done, now])
-            rows = tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
-        return tf.identity(tf.ensure_shape(rows, [None]), name=GIVEN)
+            return tf.maximum(tf.tensor_scatter_nd_update(found, lacking, now), DEFAULT)
 
     def give(self, keys: Tensor, seen: Tensor) -> tuple[Tensor, list[Operation]]:
         """Give keys rows, as long as there is room, with the mutex held; `seen` is how many were new.
@@ -307,14 +312,13 @@ class Shard:
         Those that are not the keys' any more are left alone. Call it where an update is traced: all that uses what is
         written here is one act.
         """
-        is_own = (self.keys.rows(rows) == keys) & (rows >= FIRST)
-        rows = tf.where(is_own, rows, tf.constant(SCRATCH, tf.int64))
+        rows = tf.where(self.keys.rows(rows) == keys, rows, tf.constant(SCRATCH, tf.int64))
+        rows = tf.maximum(rows, SCRATCH)
         yield rows
         clock = self.clock.read() + 1
         self.clock.assign(clock)
-        times, _ = tf.unstack(self.usage.rows(rows), axis=1)
-        now = tf.broadcast_to(tf.cast(clock, tf.int32), tf.shape(times))
-        self.usage.set(rows, tf.stack([times + 1, now], 1))
+        times = self.usage.rows(rows) * [1, 0]
+        self.usage.set(rows, times + tf.concat([[1], tf.cast(clock, tf.int32)], 0))
         self.keys.set(rows, keys)  # so that to look at them is a part of the act
 
 

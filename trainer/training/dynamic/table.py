@@ -13,7 +13,7 @@ from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.dynamic.shard import Shard
 from trainer.training.lookups import GIVEN, lookups_of, note
-from trainer.training.tf_internals.graphs import register_dispatchable_type
+from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
 from trainer.training.tf_internals.variables import Reserved
 
 Change = Callable[[Tensor, Tensor | None, Reserved, Mapping[str, Any], Tensor], None]
@@ -108,6 +108,9 @@ class Table:
                 "train_step is, so that its keys are not known where it is trained: call the layer in train_step or "
                 "in the model's call itself"
             )
+        if self.asks_once:
+            for given, asked in filter(None, lookups):
+                leave_at_ps(given, asked)
         rows, keys = (tf.concat(each, 0) for each in zip(*filter(None, lookups), strict=True))
         places = None
         if len(lookups) > 1 or not self.asks_once:  # a row may be named several times
@@ -115,6 +118,17 @@ class Table:
             keys = tf.math.unsorted_segment_max(keys, places, tf.size(rows))
         with shard.changing(rows, keys) as numbers:
             change(gradient.values, places, variable, shard.slots, numbers)
+
+
+def leave_at_ps(rows: Tensor, keys: Tensor) -> None:
+    """Have a worker, which needs to know how many rows were looked up, look at their keys: it has these.
+
+    TensorFlow's gradient of a lookup asks for the rows' numbers, to shape itself. Nothing else does, where each row is
+    asked for once.
+    """
+    for operation in rows.consumers():
+        if operation.type in ("Size", "Reshape"):
+            set_input(operation, 0, keys)
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Traced
 from trainer.training.atomic_updates import in_turn
+from trainer.training.lookups import GIVING
 from trainer.training.staleness import SCOPE
 
 COPIED_BYTES = 1 << 24
@@ -34,8 +35,13 @@ class StepCopy:
         """Whether several calls in one graph would draw the same random numbers."""
         # By the graph: what gives mutexes back in its last copy.
         self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
-        self.is_possible = not functions and graph.ByteSize() < COPIED_BYTES
-        """Whether it can be copied: it calls no function, as loops and conditions do, and is not big."""
+        known = {one.func.name for node in graph.node if GIVING in node.name for one in node.attr.values()}
+        calls_others = any(function.signature.name not in known for function in functions)
+        self.is_possible = not calls_others and graph.ByteSize() < COPIED_BYTES
+        """Whether it can be copied: it calls no function, as loops and conditions do, and is not big.
+
+        What gives keys rows is one, which uses nothing of the step but these.
+        """
         for node in itertools.chain(graph.node, self._without_counts.node):
             if node.device:
                 node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that

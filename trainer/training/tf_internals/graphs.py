@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -117,6 +117,25 @@ def operation_like(operation: Any, inputs: Sequence[Tensor]) -> Any:
 def mutex(name: str) -> Tensor:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)
+
+
+def either(condition: Tensor, act: Callable[..., Tensor], other: Callable[..., Tensor], given: Sequence[Tensor]) -> Any:
+    """Return what one of two functions makes of what is given, by one operation on the device where it is asked for.
+
+    They use nothing else of the graph around them. tf.cond's operations would all become that graph's own.
+    """
+    specs = [tf.TensorSpec(one.shape, one.dtype) for one in given]
+    branches = [tf.function(one, autograph=False).get_concrete_function(*specs) for one in (act, other)]
+    outputs = [one.outputs[0] for one in branches]
+    [made] = tf.raw_ops.If(
+        cond=condition,
+        input=given,
+        Tout=[outputs[0].dtype],
+        then_branch=branches[0],
+        else_branch=branches[1],
+        output_shapes=[outputs[0].shape.most_specific_compatible_shape(outputs[1].shape)],
+    )
+    return made
 
 
 def arrival(tensors: Sequence[Tensor]) -> Operation:
