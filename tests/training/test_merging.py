@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer.core.failures import UserError
+from trainer.training.metric_uses import refuse_uses
 from trainer.training.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
 
 # isort: split
@@ -229,6 +231,35 @@ def test_what_a_step_returns_of_metrics_is_over_all_calls_whatever_its_name(libr
         metrics.add([one.read_value() for one in kept])
     found = {name: float(value) for name, value in metrics.over_all_calls(outputs).items()}
     assert found == {"mean": 3.0, "share": 1.0, "a": 9.0, "own": 12.0}
+
+
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize("by_metric", [True, False])
+def test_a_step_that_trains_by_what_a_metric_says_is_refused(library: Any, by_metric: bool) -> None:
+    """Its weight would follow the metric of a call, which begins at zero with it."""
+    model = library.Sequential([library.Input((1,)), library.layers.Dense(1, use_bias=False, name="line")])
+    model.compile("sgd", "mse", jit_compile=False)
+    mean = library.metrics.Mean(name="mean")
+    mean.update_state(0.0)
+
+    @tf.function(autograph=False)
+    def step(values: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(values))
+            mean.update_state(loss)
+            loss = loss / mean.result() if by_metric else loss
+        weights = model.trainable_variables
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": mean.result(), "share": loss / mean.result()}
+
+    step(tf.ones([2, 1]))
+    traced = step.get_concrete_function(tf.TensorSpec([2, 1]))
+    states = [getattr(one, "_value", one) for one in mean.variables]
+    if not by_metric:
+        refuse_uses(traced, states, "Model.train_step")
+        return
+    with pytest.raises(UserError, match=r"^Model\.train_step changes '.*' by what a metric says"):
+        refuse_uses(traced, states, "Model.train_step")
 
 
 def test_what_cannot_be_merged_is_told_by_name(caplog: pytest.LogCaptureFixture) -> None:

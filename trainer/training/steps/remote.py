@@ -25,6 +25,7 @@ from trainer.training.given_files import Mailbox
 from trainer.training.keras.adapters import keras_of
 from trainer.training.large_arrays import refuse_large_arrays
 from trainer.training.lookups import asking_once
+from trainer.training.metric_uses import refuse_uses
 from trainer.training.outside import refuse_changing_shapes, refuse_outside
 from trainer.training.python_calls import look_for_python
 from trainer.training.release_resources import Iterators
@@ -302,6 +303,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     if tables is not None:
         tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
+    refuse_uses(train_step, accounts.metrics.states.pieces, name)
     return train_step
 
 
