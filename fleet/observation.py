@@ -16,7 +16,8 @@ from fleet.run import HANGS, Run, describe_hang, on_path, parse_run, read_files,
 from fleet.site.cluster_note import NOTE
 from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
-from fleet.units import PROPERTIES, USER_ERROR, Unit, parse_units
+from fleet.units import PROPERTIES, Unit, parse_units
+from trainer.core.failures import USER_ERROR
 
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")

@@ -26,6 +26,7 @@ from fleet.run import SETTINGS
 from fleet.signals import undisturbed
 from fleet.site.topology import Task
 from fleet.wanted import State, UnknownTask, Wanted, files_differ
+from trainer.core.failures import USER_ERROR
 from trainer.run.release import kit_of
 
 # The proof may take its time: RuntimeMaxSec= in roles/release/vars/main.yml.
@@ -47,8 +48,6 @@ FINDINGS = {
 }
 # Whose supervisors import TensorFlow at once; an evaluator's waits for a checkpoint first.
 WARM_JOBS = ("chief", "ps", "worker")
-# What the proof says of a program, a run or settings that are wrong.
-USER_ERROR = 78
 
 
 class ShortWay:

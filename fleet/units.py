@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from enum import Enum
 
+from trainer.core.failures import USER_ERROR
+
 PROPERTIES = (
     "Id",
     "LoadState",
@@ -24,8 +26,6 @@ PROPERTIES = (
     "WatchdogUSec",
 )
 
-# Exit code of `python -m trainer` for the user's own error, after which systemd leaves the task down.
-USER_ERROR = 78
 # So many restarts without a new step are no recovery any more.
 MOST_RESTARTS = 3
 
