@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.places import ROLES
+from trainer.run.release import SUMS
 
-SUMS = "SHA256SUMS"
 AGENT = Path(__file__).with_name("agent.py")
 # The whole of it comes by standard input: what is asked may hold secrets, which a command line would show to all.
 RECEIVE = """import json, sys

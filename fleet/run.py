@@ -29,7 +29,7 @@ RECORDS = ("status.json", "run.json", "evaluation.json")
 EVENTS = "events.jsonl"
 _OF_A_PROCESS = ("phase", "host", "pid")  # which no verb shows
 # A line of a file that looks like a section of the script's answer.
-_NO_SECTION = "sed 's/^@/ @/'"
+NO_SECTION = "sed 's/^@/ @/'"
 # As tail(1) heads each of several files.
 _FILE = re.compile(r"^==> (\S+) <==\n(.*?)(?=^==> )", re.MULTILINE | re.DOTALL)
 
@@ -97,13 +97,13 @@ def script_of_files(shared_dir: str) -> str:
     """Return a script that prints the files of the run that is chosen, each below its name, and starts no Python."""
     selection, runs = (shlex.quote(f"{shared_dir}/{name}") for name in ("selection.json", "runs"))
     # Few processes: where a training has all processors, each of them waits for its turn.
-    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null | {_NO_SECTION}"
+    files = f"echo @files; tail -v -c {TAIL_BYTES} {' '.join(RECORDS)} {EVENTS} 2>/dev/null | {NO_SECTION}"
     # The last `run` of the first line that has one: where that is no run's name, the trainer is asked.
     name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
     look = "\n".join(
         (
             readings.script_of_shared(shared_dir),
-            f"echo @selection; {_NO_SECTION} {selection} 2>/dev/null; echo",
+            f"echo @selection; {NO_SECTION} {selection} 2>/dev/null; echo",
             f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo @run-name; echo \"$run\"",
             # The run's directory is missing where the run is new.
             f'[ -n "$run" ] && cd {runs} || exit 0; if [ -d "$run" ]; then cd "$run" || exit 0; {files}; fi',

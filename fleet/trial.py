@@ -17,7 +17,7 @@ from typing import Any
 from fleet.errors import OperatorMistake
 from fleet.observation import load_json, split_sections
 from fleet.roles import Role
-from fleet.run import AS_TRAINER
+from fleet.run import AS_TRAINER, NO_SECTION
 from fleet.site.escaping import config_word
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
@@ -46,7 +46,6 @@ rm {PLACE}/runs/"$2"
 shift 4
 exec env/bin/python -m trainer local "$@"
 """
-_NO_SECTION = "sed 's/^@/ @/'"
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,8 @@ def look(trial: Trial) -> str:
     files = "; ".join(
         (
             *(f"echo @{each}; cat {run}/{each}.json 2>/dev/null; echo" for each in ("status", "evaluation")),
-            f"echo @history; tail -c {TAIL_BYTES} {run}/history.jsonl 2>/dev/null | {_NO_SECTION}",
-            f"echo @log; tail -n {LOG_LINES} {PLACE}/log 2>/dev/null | {_NO_SECTION}",
+            f"echo @history; tail -c {TAIL_BYTES} {run}/history.jsonl 2>/dev/null | {NO_SECTION}",
+            f"echo @log; tail -n {LOG_LINES} {PLACE}/log 2>/dev/null | {NO_SECTION}",
         )
     )
     show = f"systemctl show --property=ActiveState,SubState,Result,ExecMainStatus {UNIT}.service"

@@ -15,14 +15,13 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.foreign import refuse_foreign
 from fleet.observation import Observation, last_line
 from fleet.readings import describe
-from fleet.run import AS_TRAINER
+from fleet.run import AS_TRAINER, SETTINGS
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS
 from fleet.verbs import Desk
 from trainer.cluster.spec import SERVICE_JOBS
 
-SETTINGS = "/etc/trainer/run.json"
 PROGRAM = "/opt/trainer/current/trainer/drill.py"
 PACE = ".psfleet-drill"  # trainer/drill.py reads it on the shared path
 SHORT_STEP = 0.05
