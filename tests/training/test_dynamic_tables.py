@@ -281,6 +281,13 @@ def test_a_step_has_few_operations_for_each_ps_and_sends_no_numbers_of_rows_back
     assert {"Size", "Reshape"}.isdisjoint(user.type for rows in given for user in rows.consumers())
 
 
+def test_an_update_looks_at_keys_with_its_mutex_held() -> None:
+    operations = Made("held").step.graph.get_operations()
+    looks = [one for one in operations if one.type == "ResourceGather" and one.outputs[0].dtype == tf.int64]
+    assert len(looks) == 2
+    assert all(any(each.type == "MutexLock" for each in look.control_inputs) for look in looks)
+
+
 def test_first_values_and_owners_depend_on_the_key_alone() -> None:
     keys = tf.constant([5, -(2**62), 2**62, 0, 6], tf.int64)
     for first in (uniform(8, 1, -0.05, 0.05), normal(8, 1, 0.0, 1.0)):
