@@ -64,6 +64,7 @@ class Keras2Model:
         """Each setting is for tf_keras."""
 
     def prepare(self, *, remote: bool) -> None:
+        respect_compiled(self.model)
         treat_as_whole(self.model)
         if remote:
             share_among_workers(self.model)
@@ -171,6 +172,13 @@ def export_as_called(model: Model, path: str) -> None:
     archive.track(model)
     archive.add_endpoint("serve", model.__call__, list(model.save_spec()[0]))
     archive.write_out(path)
+
+
+def respect_compiled(model: Model) -> None:
+    """Train the layers that were trainable when the model was compiled, as its `fit` does."""
+    compiled = model._compiled_trainable_state
+    if any(compiled.get(layer, now) != now for layer, now in model._get_trainable_state().items()):
+        model._set_trainable_state(compiled)
 
 
 def unbuilt(model: Model) -> list[Layer]:
