@@ -150,10 +150,13 @@ def test_a_method_of_the_models_own_that_nobody_would_call_is_refused(library: A
             model.compile("sgd", "mse")
             return model
 
-    with pytest.raises(UserError, match=f"Model has its own {method}, which the trainer does not call"):
-        model: Any = build_model(Program())  # type: ignore[arg-type]
+    def evaluation() -> None:
+        program: Any = Program()
         config = Config(program="a:B", evaluation="inline")
-        make_evaluation(config, Program(), model, tf.distribute.get_strategy(), 2)  # type: ignore[arg-type]
+        make_evaluation(config, program, build_model(program), tf.distribute.get_strategy(), 2)
+
+    with pytest.raises(UserError, match=f"Model has its own {method}, which the trainer does not call"):
+        evaluation()
 
 
 @pytest.mark.parametrize("is_known", [True, False])
