@@ -143,7 +143,10 @@ def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:
 
 
 def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
-    """Make acts of lines; the time is that of an act's first line, `seconds` how long it took."""
+    """Make acts of lines; the time is that of an act's first line, `seconds` how long it took.
+
+    Ansible's lines have no `id`: it is their number, which stays, since no line is removed.
+    """
     acts: dict[str, dict[str, Any]] = {}
     damaged = 0
     for number, text in enumerate(lines):
@@ -154,7 +157,7 @@ def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
         except (ValueError, TypeError, KeyError, OverflowError, OSError):
             damaged += bool(text.strip())
             continue
-        key = str(line.get("id", number))
+        line["id"] = key = str(line.get("id", number))
         if key in acts:
             begun = acts[key]["time"]
             line |= {"time": begun, "seconds": round(time - begun, 1)}

@@ -31,6 +31,7 @@ APART = (
     "switched",
     "accounted",
     "members",
+    "target",
 )
 
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.cluster import Cluster
+from fleet.errors import FleetError, first_line
+from fleet.history import members_of
+from fleet.observation import Observation
 from fleet.verbs import Desk
-from fleet.verbs.drain import drain
-from fleet.verbs.ok_to_stop import look
+from fleet.verbs.cost import cost_of
+from fleet.verbs.drain import drain, is_drained
+from fleet.verbs.ok_to_stop import look_around
 
 Members = Mapping[str, Sequence[str]]
 """The names of the tasks by host, as fleet/history.py notes them."""
@@ -43,36 +47,54 @@ class Return:
         ]
 
 
-def came_since(now: Members | None, then: Members | None) -> dict[str, Sequence[str]]:
-    """Return the hosts that have no task of then, with their tasks; none where one of both is not known."""
-    names = {name for each in (then or {}).values() for name in each}
-    return {host: own for host, own in (now or {}).items() if then is not None and names.isdisjoint(own)}
-
-
-def members_back(cluster: Cluster, now: Members, then: Members | None) -> Return:
-    """Work out what a rollback to the members of then does; `now` has those that are not drained."""
+def members_back(cluster: Cluster, seen: Observation, then: Members | None) -> Return:
+    """Work out what a rollback to the members of then does; what is drained already is not looked at."""
     if then is None:
         return Return()
-    new = came_since(now, then)
     before = {name: host for host, names in then.items() for name in names}
-    present = {task.name for task in cluster.inventory.tasks}
-    stays = [
+    now = {host: names for host, names in members_of(cluster.inventory).items() if not is_drained(cluster, seen, host)}
+    new = {host: names for host, names in now.items() if before.keys().isdisjoint(names)}
+    drained, stays = _judge(cluster, new) if new else ({}, [])
+    stays += [
         f"{name}: {host} has tasks of then too. Take it out of the inventory, then `ansible-playbook site.yml`"
         for host, names in now.items()
         for name in names
         if name not in before and host not in new
     ]
+    present = {task.name for task in cluster.inventory.tasks}
     gone = [f"{name} on {host}" for name, host in before.items() if name not in present]
-    if refusals := look(cluster, [*new], in_order=True)[1].refusals if new else []:
-        why = "; ".join(refusals)
-        return Return({}, [*(f"{host}: {why}" for host in new), *stays], gone)
-    return Return(new, stays, gone)
+    return Return(drained, stays, gone)
 
 
-def drain_new(cluster: Cluster, desk: Desk, plan: Return, reason: str | None) -> None:
-    """Drain the hosts that came since, one after the other."""
-    for host in plan.drained:
-        drain(cluster, replace(desk, answers=None), host, reason, verb="rollback")
+def _judge(cluster: Cluster, new: Members) -> tuple[dict[str, Sequence[str]], list[str]]:
+    """Return which of the new hosts can be drained, one after the other, and of the others why not."""
+    seen, checkpoints = look_around(cluster)
+    drained: dict[str, Sequence[str]] = {}
+    stays = []
+    for host, names in new.items():
+        refusals = cost_of(cluster.inventory, seen, [*drained, host], checkpoints).refusals
+        if refusals:
+            stays.append(_keep(host, "; ".join(refusals)))
+        else:
+            drained[host] = names
+    return drained, stays
+
+
+def drain_new(cluster: Cluster, desk: Desk, plan: Return, reason: str | None) -> Return:
+    """Drain the hosts that came since, one after the other; one that can't be is said, and holds up nothing."""
+    drained, stays = {}, list(plan.stays)
+    for host, names in plan.drained.items():
+        try:
+            drain(cluster, replace(desk, answers=None), host, reason, verb="rollback")
+            drained[host] = names
+        except FleetError as error:
+            stays.append(_keep(host, first_line(error).removeprefix(f"{host} stays: ")))
+            desk.say(f"  stays    {stays[-1]}")
+    return Return(drained, stays, plan.gone)
+
+
+def _keep(host: str, why: str) -> str:
+    return f"{host}: {why}. When that is mended: fab drain {host}"
 
 
 def read(line: Mapping[str, Any]) -> Members | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.foreign import refuse_foreign
-from fleet.history import Trail, members_of
+from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
 from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
@@ -22,7 +22,7 @@ from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.verbs import Desk
 from fleet.verbs.alone import begin_alone
-from fleet.verbs.members_then import Members, Return, came_since, drain_new, members_back
+from fleet.verbs.members_then import Members, Return, drain_new, members_back
 from fleet.verbs.members_then import read as read_members
 from fleet.verbs.waiting import wait
 
@@ -39,24 +39,60 @@ class State:
     release: str
     settings: Mapping[str, Any] | None
     members: Members | None = None
+    act: str | None = None
+    """The `id` of what has brought it in the history; None where nothing noted did."""
 
     def differs(self, other: State) -> bool:
-        """Whether going to the other changes anything."""
-        return self.has_other_files(other) or bool(came_since(self.members, other.members))
-
-    def has_other_files(self, other: State) -> bool:
+        """Whether going to the other changes a file."""
         return self.release != other.release or (other.settings is not None and self.settings != other.settings)
 
     @classmethod
     def read(cls, act: Mapping[str, Any]) -> State:
         """Read what an act of the history has brought."""
-        return cls(str(act["release"]), act.get("settings"), read_members(act))
+        return cls(str(act["release"]), act.get("settings"), read_members(act), act["id"])
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a rollback does."""
+
+    hosts: Sequence[str]
+    present: State
+    target: State
+    again: bool
+    """Whether it is the target of the last rollback."""
+    files: bool
+    """Whether a host has another release or other settings."""
+    restarts: Sequence[Task]
+    back: Return
+
+    def describe(self) -> str:
+        """Return what is done, a line for each thing."""
+        if not self.files and not self.back.drained:
+            more = ". The last rollback brought them: to go elsewhere, fab rollback --to RELEASE (fab history)"
+            known = f"the hosts have release {self.target.release} and these settings already{more * self.again}"
+            return "\n".join([known, *self.back.lines()])
+        more = " to the target of the last one. To go elsewhere, fab rollback --to RELEASE (fab history)"
+        lines = [f"rollback{more * self.again}"]
+        lines += describe(self.present, self.target, self.restarts) if self.files else ["  restart  nothing"]
+        return "\n".join([*lines, *self.back.lines()])
+
+    def describe_end(self, trained: bool) -> str:
+        """Say what is so now."""
+        if not self.files:
+            return "release and settings are as they were. Look: fab hosts"
+        return (
+            f"release {self.target.release} is on {len(self.hosts)} hosts"
+            + (", and the training goes on" if trained else "")
+            + ". The checkout may still have what was rolled back: the next fab start-cluster ships it again. "
+            "Look: fab history"
+        )
 
 
 def rollback(
     cluster: Cluster, desk: Desk, to: str | None = None, reason: str | None = None, plan_only: bool = False
 ) -> None:
-    """Switch the hosts to what they had before, or to a release that they have kept.
+    """Switch the hosts to what they had before, or to a release that they have kept; then drain those that came since.
 
     The run goes on: the coordinator saves, and each task restarts on the older files. Raises OperatorMistake where
     nothing is known of it, or hosts don't have it any more.
@@ -64,6 +100,33 @@ def rollback(
     begin_alone(cluster, desk, "rollback", plan_only)
     seen = cluster.observe(new_is_enough=True)
     refuse_foreign(cluster.inventory, seen, cluster.inventory.hosts)
+    work = plan(cluster, seen, to)
+    desk.say(work.describe())
+    if not work.files and not work.back.drained:
+        _answer(desk, "nothing to do", work)
+        return
+    if plan_only:
+        desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
+        _answer(desk, "planned", work)
+        return
+    with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
+        run = seen.run
+        about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
+        states = {"release": work.target.release, "before": work.present.release, "target": work.target.act}
+        trail.begin(partial(cluster.remember, work.hosts) if work.files else None, **states, **about)
+        trained = work.files and _switch_and_wait(cluster, desk, seen, work, trail)
+        work = replace(work, back=drain_new(cluster, desk, work.back, reason))
+        trail.end()
+    desk.say(work.describe_end(trained))
+    _answer(desk, "done", work)
+
+
+def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
+    """Work out what a rollback does.
+
+    Members alone make no earlier state a target: a plain rollback is for code and settings. Raises HostsUnreachable
+    where a host is away that is not drained, and OperatorMistake where there is nothing to go to.
+    """
     lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
     if lost:
         why = (
@@ -72,56 +135,37 @@ def rollback(
         raise HostsUnreachable(lost, f"{why} {next(iter(lost))}")
     hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
     kept, settings = _look(cluster, hosts)
-    members = {host: names for host, names in members_of(cluster.inventory).items() if host not in seen.drains}
-    present = State(seen.releases[cluster.inventory.chief.host] or "", settings, members)
+    present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
     acts = history.read(cluster)[0]
-    again = to is None and is_rolled_back(acts, present)
-    target = present if again else choose(acts, present, to, kept)
-    back = members_back(cluster, members, target.members)
-    files = present.has_other_files(target) or set(seen.releases.values()) != {target.release}
+    last = last_target(acts, present) if to is None else None
+    target = last or choose(acts, present, to, kept)
+    refuse_missing(target, kept)
+    files = present.differs(target) or set(seen.releases.values()) != {target.release}
     up = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
-    running = [task for task in up if task.host not in back.drained] if files else []
-    if not files and not back.drained:
-        more = ". The last rollback brought them: to go elsewhere, fab rollback --to RELEASE (fab history)" * again
-        desk.say(
-            "\n".join([f"the hosts have release {target.release} and these settings already{more}", *back.lines()])
-        )
-        _answer(desk, "nothing to do", present, target, up, back)
-        return
-    desk.say("\n".join([describe(present, target, running), *back.lines()]))
-    if plan_only:
-        desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
-        _answer(desk, "planned", present, target, running, back)
-        return
-    with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
-        run = seen.run
-        about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
-        trail.begin(partial(cluster.remember, hosts), release=target.release, before=present.release, **about)
-        drain_new(cluster, desk, back, reason)
-        if files:
-            _switch(cluster, desk, hosts, present, target, running)
-        trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
-        trained = files and _wait_for_a_step(cluster, desk, seen)
-        trail.end()
-    desk.say(
-        f"release {target.release} is on {len(hosts)} hosts"
-        + (", and the training goes on" if trained else "")
-        + ". The checkout may still have what was rolled back: the next fab start-cluster ships it again. "
-        "Look: fab history"
-    )
-    _answer(desk, "done", present, target, running, back)
+    back = members_back(cluster, seen, target.members)
+    return Work(hosts, present, target, last is not None, files, up if files else [], back)
 
 
-def is_rolled_back(acts: Sequence[Mapping[str, Any]], present: State) -> bool:
-    """Whether the last act that brought something was a rollback, and the hosts still have what it brought."""
+def last_target(acts: Sequence[Mapping[str, Any]], present: State) -> State | None:
+    """Return the target of the last rollback, where nothing else was brought since.
+
+    One that is done leaves its members be: who has a host back keeps it. One that is not is to go on.
+    """
     brought = [
         act
         for act in acts
-        if act.get("verb") in SHIPPING and act.get("release") and (act.get("outcome") == "done" or act.get("switched"))
+        if act.get("verb") in SHIPPING
+        and act.get("release")
+        and (act.get("outcome") == "done" or act.get("switched") or "target" in act)
     ]
     if not brought or brought[-1]["verb"] != "rollback":
-        return False
-    return not present.differs(State.read(brought[-1]))
+        return None
+    act = brought[-1]
+    if act.get("outcome") == "done":
+        return None if present.differs(State.read(act)) else present
+    noted = [State.read(each) for each in acts if each["id"] == act.get("target") and each.get("release")]
+    target = noted[-1] if noted else State(str(act["release"]), None)
+    return None if act.get("switched") and present.differs(target) else target
 
 
 def choose(
@@ -129,7 +173,7 @@ def choose(
 ) -> State:
     """Return the state to go to: the last one before the present, or the last one of release `to`.
 
-    `kept` has the releases of each host. Raises OperatorMistake where there is none, or a host lacks it.
+    `kept` has the releases of each host. Raises OperatorMistake where there is none.
     """
     states = [
         State.read(act)
@@ -152,21 +196,26 @@ def choose(
         earlier = [state for state in states if present.differs(state)]
         if not earlier:
             raise OperatorMistake(
-                "the history has nothing before the present release, settings and members: name a release, --to "
-                f"RELEASE; the hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
+                "the history has nothing before the present release and settings: name a release, --to RELEASE; the "
+                f"hosts have {', '.join(sorted(everywhere)) or 'none in common'}"
             )
         target = earlier[-1]
+    return target
+
+
+def refuse_missing(target: State, kept: Mapping[str, Sequence[str]]) -> None:
+    """Raise OperatorMistake where a host lacks the release to go to."""
     if without := [host for host, names in kept.items() if target.release not in names]:
         raise OperatorMistake(
             f"{', '.join(without)} has release {target.release} no more (release_keep): check that commit out and run "
             "`fab start-cluster`"
         )
-    return target
 
 
-def describe(present: State, target: State, running: Sequence[Task]) -> str:
-    """Return what is done, a line for each thing."""
-    lines = ["rollback", f"  release  {present.release} -> {target.release}"]
+def describe(present: State, target: State, running: Sequence[Task]) -> list[str]:
+    """Return what becomes of the files and the tasks, a line for each thing."""
+    changes = f"{present.release} -> " if present.release != target.release else ""
+    lines = [f"  release  {changes}{target.release}"]
     if target.settings is None:
         lines.append("  settings stay: the history has none with this release")
     else:
@@ -180,7 +229,7 @@ def describe(present: State, target: State, running: Sequence[Task]) -> str:
         lines.append("  pause    until TensorFlow is up again, or some seconds where the kit is the same; no step lost")
     else:
         lines.append("  restart  nothing: nothing runs")
-    return "\n".join(lines)
+    return lines
 
 
 def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
@@ -200,6 +249,13 @@ def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]],
     except ValueError:
         settings = None
     return kept, settings if isinstance(settings, dict) else None
+
+
+def _switch_and_wait(cluster: Cluster, desk: Desk, seen: Observation, work: Work, trail: Trail) -> bool:
+    """Switch, and return whether the training was seen to go on; False where nothing trained before."""
+    _switch(cluster, desk, work.hosts, work.present, work.target, work.restarts)
+    trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
+    return _wait_for_a_step(cluster, desk, seen)
 
 
 def _switch(
@@ -274,19 +330,20 @@ def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
     return True
 
 
-def _answer(desk: Desk, outcome: str, present: State, target: State, running: Sequence[Task], back: Return) -> None:
+def _answer(desk: Desk, outcome: str, work: Work) -> None:
     if desk.answers is not None:
+        settings = work.target.settings
         desk.answer(
             "rollback",
             {
                 "outcome": outcome,
-                "release": target.release,
-                "before": present.release,
-                "settings": dict(target.settings) if target.settings is not None else None,
-                "restarts": [task.name for task in running],
-                "drains": [*back.drained],
-                "stays": list(back.stays),
-                "gone": list(back.gone),
+                "release": work.target.release,
+                "before": work.present.release,
+                "settings": dict(settings) if settings is not None else None,
+                "restarts": [task.name for task in work.restarts],
+                "drains": [*work.back.drained],
+                "stays": list(work.back.stays),
+                "gone": list(work.back.gone),
                 "next": "fab history",
             },
         )

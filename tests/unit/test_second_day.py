@@ -639,7 +639,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
 @pytest.mark.parametrize(
     ("to", "lines", "message"),
     [
-        (None, [], "the history has nothing before the present release, settings and members"),
+        (None, [], "the history has nothing before the present release and settings: name a release"),
         (None, [shipped("abc123", NOW)], "the history has nothing before"),
         (
             "new",
@@ -711,7 +711,7 @@ def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.De
     assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(desk)
     assert back.done == []
     rollback(cluster(back), desk, reason="worse")
-    assert back.done.index("mark w-b") < back.done.index("head has old1")
+    assert back.done.index("go on ps-1") < back.done.index("mark w-b")
     assert (json.loads(back.recorded["w-b"])["verb"], json.loads(back.recorded["w-b"])["reason"]) == (
         "rollback",
         "worse",
@@ -727,24 +727,44 @@ def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.De
     assert up(back) == ALL  # who has it back keeps it
 
 
-def test_a_rollback_of_new_hosts_alone_restarts_nothing(back: Hosts, desk: verbs.Desk) -> None:
+def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, desk: verbs.Desk) -> None:
     desk.answers = io.StringIO()
-    back.lines = [shipped("abc123", NOW, members=FEWER), shipped("abc123", NOW, members={**FEWER, "w-b": ["worker-1"]})]
-    rollback(cluster(back), desk)
+    back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
+    rollback(cluster(back), desk, "abc")
     answer = json.loads(desk.answers.getvalue())
     assert (answer["drains"], answer["restarts"], answer["stays"], answer["gone"]) == (["w-b"], [], [], [])
     assert up(back) == ALL - {"worker-1"}
-    assert not [line for line in back.done if " has " in line or line.startswith("park")]
+    assert back.done == ["mark w-b", "stop worker-1"]
     assert json.loads(back.lines[-1])["verb"] == "rollback"
+    lines = fleet.printed(desk).splitlines()
+    assert lines[:3] == [
+        "rollback",
+        "  restart  nothing",
+        "  drain    w-b: worker-1 came since. Have it back: fab undrain w-b",
+    ]
+    assert lines[-1] == "release and settings are as they were. Look: fab hosts"
     back.done.clear()
-    rollback(cluster(back), desk)
+    for to in ("abc", None):
+        rollback(cluster(back), desk, to)
     assert back.done == []
+
+
+def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("abc123", OLD)]
+    rollback(cluster(back), desk)
+    assert fleet.printed(desk).startswith("rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0")
+
+
+def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
+    rollback(cluster(back), desk)
+    assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        ({key: FEWER[key] for key in ("head", "ps-a", "ps-b")}, "stays    w-a: "),
+        ({key: FEWER[key] for key in ("head", "ps-a", "ps-b")}, "stays    w-b: 0 of 2 worker would be left"),
         ({**FEWER, "w-b": ["worker-1"], "w-c": ["worker-2"]}, "gone     worker-2 on w-c: to have it again, add it to"),
         ({**FEWER, "head": ["chief-0"], "w-b": ["worker-1"]}, "stays    evaluator-0: head has tasks of then too"),
         ({**FEWER, "w-old": ["worker-1"]}, "release  abc123 -> old1"),  # a replaced host keeps its task
@@ -756,7 +776,75 @@ def test_members_that_cant_be_brought_back_hold_up_no_rollback(
     back.lines = [shipped("old1", OLD, members=members)]
     rollback(cluster(back), desk)
     assert says in fleet.printed(desk)
-    assert (back.release, up(back), back.marks) == ("old1", ALL, {})
+    new = set() if "w-a" in members else {"w-a"}
+    assert (back.release, set(back.marks), up(back)) == ("old1", new, ALL - {"worker-0"} if new else ALL)
+
+
+def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, desk: verbs.Desk) -> None:
+    back.lines = [shipped("old1", NOW, members={key: FEWER[key] for key in ("head", "ps-a", "w-a")})]
+    back.heeds = False
+    rollback(cluster(back), desk)
+    printed = fleet.printed(desk)
+    assert "  stays    ps-b: the coordinator did not let go of ps-1 in 900 s. " in printed
+    assert "When that is mended: fab drain ps-b\n" in printed
+    assert (back.release, set(back.marks), up(back)) == ("old1", {"w-b"}, ALL - {"worker-1"})
+    assert json.loads(back.lines[-1])["outcome"] == "done"
+    back.done.clear()
+    rollback(cluster(back), desk)
+    assert back.done == []
+
+
+@pytest.mark.parametrize(("to", "release"), [(None, "old1"), ("abc", "abc123")])
+def test_a_rollback_left_in_its_drains_goes_on_with_them(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
+) -> None:
+    def leave(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    then = {host: names for host, names in FEWER.items() if host != "ps-b"}
+    back.lines = [shipped(name, NOW, members=then) for name in ("old2", "old1", "abc123")]
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.verbs.drain._wait_until_let_go", leave)
+        with pytest.raises(KeyboardInterrupt):
+            rollback(cluster(back), desk, to)
+    assert (back.release, set(back.recorded), back.marks) == (release, {"ps-b"}, {})
+    rollback(cluster(back), desk)
+    assert "rollback to the target of the last one. To go elsewhere, fab rollback --to" in fleet.printed(desk)
+    assert (back.release, set(back.marks)) == (release, {"ps-b", "w-b"})
+    assert up(back) == ALL - {"ps-1", "worker-1"}
+
+
+@pytest.mark.parametrize("release", ["abc123", "old1"])
+def test_a_rollback_whose_end_is_missing_goes_no_further_back(back: Hosts, desk: verbs.Desk, release: str) -> None:
+    back.lines = [shipped(name, NOW) for name in ("old2", "old1", "abc123")]
+    act = {"verb": "rollback", "id": "lost", "time": 2.0, "outcome": "begun", "release": "old1"}
+    back.lines.append(json.dumps({**act, "target": json.loads(back.lines[1])["id"]}))
+    back.lines.append(shipped("new", NOW, outcome="failed"))
+    back.release = release
+    rollback(cluster(back), desk)
+    assert back.release == "old1"
+
+
+def test_a_rollback_lost_in_its_switch_goes_on_to_what_site_yml_brought(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: Any) -> None:
+        back.release = "old1"
+        raise KeyboardInterrupt
+
+    act = json.loads(shipped("old1", OLD, "site.yml"))
+    del act["id"]  # as Ansible's lines
+    update = {"time": 1.5, "verb": "site.yml", "outcome": "done", "changed": ["units"]}
+    back.lines = [json.dumps(act), shipped("abc123", NOW), json.dumps(update)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "act", lose)
+        patch.setattr("fleet.verbs.rollback._put_back", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            rollback(cluster(back), desk)
+    back.done.clear()
+    rollback(cluster(back), desk)
+    assert back.release == "old1"
+    assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
 
 
 @pytest.mark.parametrize("members", [None, [], "x", {"w-a": "worker-0"}])

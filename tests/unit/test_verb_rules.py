@@ -120,8 +120,10 @@ def try_out(scene: plans.Scene) -> Deed:
 
 def go_back(scene: plans.Scene) -> Deed:
     hosts = day.keep_releases(day.make_hosts(), scene.monkeypatch)
-    hosts.lines = [day.shipped("old1", day.NOW), day.shipped("abc123", day.NOW)]
-    return Deed(hosts, lambda desk, plan: rollback(day.cluster(hosts), desk, None, WHY, plan), lambda: None)
+    then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "ps-b"}
+    hosts.lines = [day.shipped(name, day.NOW, members=then) for name in ("old2", "old1")]
+    hosts.lines.append(day.shipped("abc123", day.NOW))
+    return Deed(hosts, lambda desk, plan: rollback(day.cluster(hosts), desk, None, WHY, plan), lambda: drains(hosts))
 
 
 def of_a_site(scene: plans.Scene) -> tuple[day.Hosts, Path]:
