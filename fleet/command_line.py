@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -18,7 +18,7 @@ from typing import Any
 
 import fabric
 from fabric import task
-from invoke import Argument, Context, Exit, Task
+from invoke import Argument, Config, Context, Exit, Task
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError
@@ -140,7 +140,7 @@ def verb(
             given = dict(bound.arguments)
             if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
                 sys.stdout.reconfigure(errors="backslashreplace")
-            _refuse_as_key(given["context"].config.get("connect_kwargs", {}).get("key_filename", []))
+            _refuse_as_key(given["context"].config)
             body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
@@ -157,9 +157,12 @@ def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "positional": []} if {"-h", "--help"} & {*sys.argv} else options
 
 
-def _refuse_as_key(paths: Sequence[str]) -> None:
-    """Refuse Fabric's -i, a file with an SSH key, where it names an inventory, as with ansible-playbook."""
-    for path in paths:
+def _refuse_as_key(config: Config) -> None:
+    """Refuse Fabric's -i, a file with an SSH key, where it names an inventory, as with ansible-playbook.
+
+    The keys of a configuration file are no flag's: they may be a text, and of files that are not there.
+    """
+    for path in config._overrides.get("connect_kwargs", {}).get("key_filename", ()):
         if not os.path.isfile(path) or path.endswith((".yml", ".yaml", ".ini", ".json")):  # noqa: PTH113
             expected = "expected the file of an SSH key. For an inventory write it after the verb: --inventory"
             raise Exit(f"-i is {show(path)}: {expected} {shlex.quote(path)}", 2)

@@ -110,6 +110,13 @@ def test_a_key_after_fabrics_own_flag_is_taken(silent_inventory: Path) -> None:
     assert fab("-i", str(key), "status", "--inventory", str(silent_inventory)) == 4
 
 
+@pytest.mark.parametrize("keys", ["/home/ann/key", ["/home/ann/key"]])
+def test_a_key_of_a_configuration_file_is_no_flags(keys: str | list[str], silent_inventory: Path) -> None:
+    file = silent_inventory.with_name("fabric.yml")
+    file.write_text(json.dumps({"connect_kwargs": {"key_filename": keys}}))
+    assert fab("--config", str(file), "status", "--inventory", str(silent_inventory)) == 4
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_unreachable_host_exits_4(verb: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fab(verb, "--inventory", str(silent_inventory)) == 4
