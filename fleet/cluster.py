@@ -40,7 +40,7 @@ STOP_SECONDS = 900
 REPORT_SECONDS = 60.0
 EXPORT_SECONDS = 1800
 JOURNAL_LINES = 15
-# 28,000 files of an environment are compared, on a slow disk maybe.
+# The 16,000 files of an environment are compared, on a slow disk maybe.
 LOOK_SECONDS = 300
 # On the shared path: which release the hosts were switched to, and what the operator chose.
 RELEASE, SELECTION = "release.json", "selection.json"

@@ -14,9 +14,9 @@ from fleet.site.paces import FEWEST_PEERS, far_below
 from fleet.tables import render_duration
 
 Facts = Mapping[str, Any]
-LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.6 GB
+LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.6 GB, and 1.9 while it is installed
 NO_BYTES = 200 * 10**6
-LITTLE_FILES = 30_000  # an environment has 28,000
+LITTLE_FILES = 30_000  # an environment has 16,000, and 27,000 while it is installed
 LITTLE_MEMORY = 256 * 2**20
 CLOCK_SECONDS = 5.0  # between two hosts; host_look has those from the control machine
 SLOW_PATH = 5.0  # MiB/s

@@ -70,7 +70,7 @@ def test_a_host_that_has_noted_its_paces_is_not_measured_again() -> None:
 
 
 def test_without_a_look_nothing_is_measured() -> None:
-    """As with --tags storage."""
+    """As with the playbook ansible/storage.yml alone."""
     assert render("{{ " + TASKS[0]["when"] + " }}", {"ansible_check_mode": False}) is False
 
 

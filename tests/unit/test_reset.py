@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import first_state
+import host_pace
 import host_reset
 import pytest
 import yaml
@@ -333,6 +334,11 @@ def written() -> set[str]:
                 if text.startswith("/") and given.get("state") != "absent":
                     found.add(re.sub(r"\{\{.*?\}\}", "*", text))
     return found
+
+
+def test_what_is_measured_of_a_host_goes_with_it() -> None:
+    """Another cluster measures it again."""
+    assert any(fnmatch(str(host_pace.NOTE), f"/{pattern}") for pattern in host_reset.OWN)
 
 
 def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:

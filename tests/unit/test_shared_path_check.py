@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 import jinja2
@@ -95,6 +96,17 @@ def test_a_path_belongs_to_one_cluster(shared: Path) -> None:
     assert check(shared, "head", "head", "--write", "mine", "10.0.0.1") == (0, f"left the marker {marker}\n")
     assert marker.read_text() == "mine\n"
     assert sorted(path.name for path in shared.glob(".psfleet-cluster*")) == [".psfleet-cluster"]
+
+
+def test_after_a_reset_another_cluster_may_have_the_path_with_its_runs(shared: Path) -> None:
+    assert check(shared, "head", "head", "--write", "10.0.0.1", "head")[0] == 0
+    (shared / "runs/digits").mkdir()
+    gone = yaml.safe_load((ROOT / "roles/reset/vars/main.yml").read_text())["__reset_passing"]
+    for path in [path for path in shared.iterdir() if any(fnmatch(path.name, pattern) for pattern in gone)]:
+        path.unlink()
+    assert check(shared, "ps-9", "ps-9", "--write", "10.0.0.9", "ps-9")[0] == 0
+    assert (shared / ".psfleet-cluster").read_text() == "10.0.0.9\n"
+    assert (shared / "runs/digits").is_dir()
 
 
 def test_the_role_says_which_cluster_the_path_must_be_of() -> None:

@@ -219,7 +219,7 @@ def _damaged_files(site: Path, directory: Path, hashed: int | None) -> list[str]
     if rows is None:
         return [f"{directory}/RECORD is missing"]
     damaged = []
-    # Strings rather than paths: there are 28,000 files, and this runs on every host each time.
+    # Strings rather than paths: there are 16,000 files, and this runs on every host each time.
     for path, digest, size in (row for row in rows if len(row) == 3 and row[1]):
         file = f"{site}/{path}"
         try:
