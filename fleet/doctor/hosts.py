@@ -35,7 +35,7 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
             Finding(ERROR, host, "cluster", what, f"take {host} out of {inventory.source}, or free it as that says")
         )
     for host, each in facts.items():
-        for judge in (_room, _memory, _path, _ports, _units, _limits, _umask, _proxies):
+        for judge in (_disk, _room, _memory, _path, _ports, _units, _limits, _umask, _proxies):
             found += judge(inventory, host, each)
     return [*found, *judge_clocks(facts), *judge_peers(facts)]
 
@@ -50,10 +50,16 @@ def mend_ssh(inventory: Inventory, host: str, why: str) -> str:
     return f"ssh -v{key}{port} {f'{known.user}@' if known.user else ''}{known.address}"
 
 
+def _disk(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
+    if why := facts["unmeasured"]:
+        what = f"how fast disk, memory and shared path are is unknown: {why}"
+        yield Finding(WARNING, host, "disk", what, "df /run /var/tmp, and `free -m`, there; then fab doctor again")
+    elif facts["disk_pace"] is None:
+        mend = "findmnt --target /var/tmp, `dmesg | tail` and `iostat -x 1`: a broken disk is slow, or read-only"
+        yield Finding(ERROR, host, "disk", f"a test file can't be written to /var/tmp: {facts['disk_why']}", mend)
+
+
 def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
-    if facts["disk_pace"] is None:
-        mend = "findmnt --target /var/tmp, and `dmesg | tail`: a broken disk is mounted read-only"
-        yield Finding(ERROR, host, "disk", "nothing can be written to /var/tmp", mend)
     seen = set()
     for path, room in facts["room"].items():
         if room is None or tuple(room.values()) in seen:  # one file system has several of these paths

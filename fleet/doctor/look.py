@@ -27,7 +27,7 @@ class Look:
     observation: Observation
     facts: dict[str, dict[str, Any]] = field(
         default_factory=dict
-    )  # by host: what probe.py and host_pace return, and `apart`
+    )  # by host: what probe.py and host_pace return, `unmeasured` and `apart`
     ways: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: `problems` and `notes` of host_look
     differs: Mapping[str, str] = field(default_factory=dict)  # by host: what only Ansible can bring right
     broken: dict[str, str] = field(default_factory=dict)  # by host: why it could not be probed
@@ -48,15 +48,22 @@ def look_at(cluster: Cluster) -> Look:
     apart = clocks_apart(cluster)
     for host, answer in observation.looks.items():
         steps = answer["steps"]
-        if failed := next((steps[name] for name in ("doctor", "pace") if steps[name].get("failed")), None):
-            look.broken[host] = str(failed["msg"])
+        if steps["doctor"].get("failed"):
+            look.broken[host] = str(steps["doctor"]["msg"])
         else:
-            look.facts[host] = {**steps["doctor"], **steps["pace"], "apart": apart.get(host)}
+            look.facts[host] = {**steps["doctor"], **_paces(steps["pace"]), "apart": apart.get(host)}
         if not steps["ways"].get("failed"):
             look.ways[host] = steps["ways"]
     if not unfit:
         look.differs = _judged(short, observation)
     return look
+
+
+def _paces(step: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what host_pace returned, and in `unmeasured` why it did not."""
+    if step.get("failed"):
+        return {"disk_pace": None, "memory_pace": None, "shared": None, "unmeasured": str(step["msg"])}
+    return {**step, "unmeasured": ""}
 
 
 def clocks_apart(cluster: Cluster) -> dict[str, float]:

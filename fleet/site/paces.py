@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 # A host is far below its peers at one part in so many of their median; of fewer hosts there is none.
 FAR_BELOW, FEWEST_PEERS = 4.0, 3
 PACES = {
-    "disk_pace": ("disk", "writes {value:.3g} MiB/s to /var/tmp", "look at its disk: `dmesg`, `iostat -x 1`"),
-    "memory_pace": ("memory", "copies {value:.3g} GiB/s of memory", "look for other work there: `top`"),
-    "shared_pace": ("link", "writes {value:.3g} MiB/s to the shared path", "look at its link: `ip -s link`, fab ways"),
+    "disk_pace": ("disk", "writes {value} MiB/s to /var/tmp", "look at its disk: `dmesg`, `iostat -x 1`"),
+    "memory_pace": ("memory", "copies {value} GiB/s of memory", "look for other work there: `top`"),
+    "shared_pace": ("link", "writes {value} MiB/s to the shared path", "look at its link: `ip -s link`, fab ways"),
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ class Slow(NamedTuple):
 
 
 def far_below(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
-    """Return the hosts that are far below their peers, in what PACES names.
+    """Return the hosts that are far below their peers, in what PACES names; not those without a pace.
 
     Args:
         paces: by host what host_pace returned.
@@ -38,7 +38,20 @@ def far_below(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
         middle = median(known.values())
         for host, value in known.items():
             if value * FAR_BELOW < middle:
-                what = f"{text.format(value=value)}, and its peers {middle:.3g} (median)"
+                what = f"{text.format(value=f'{value:.3g}')}, and its peers {middle:.3g} (median)"
+                found.append(Slow(host, part, what, mend))
+    return found
+
+
+def unmeasured(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
+    """Return the hosts that have no pace of what PACES names, as where a write took too long, and peers have one."""
+    found = []
+    for key, (part, text, mend) in PACES.items():
+        known = [pace for each in paces.values() if (pace := pace_of(each, key)) is not None]
+        for host, each in paces.items() if known else ():
+            if pace_of(each, key) is None and (key != "shared_pace" or each["shared"]):
+                why = each["shared"]["why"] if key == "shared_pace" else each.get("disk_why", "")
+                what = f"{text.format(value='?')} ({why}), and its peers {median(known):.3g} (median)"
                 found.append(Slow(host, part, what, mend))
     return found
 
@@ -59,4 +72,5 @@ def slow_hosts(hosts: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]]) 
         measured = now if "disk_pace" in now else variables.get("__host_check_seen", {}).get("pace")
         if measured:
             paces[host] = measured
-    return [f"host '{each.host}': it {each.what}: {each.mend}. Measure again: fab doctor" for each in far_below(paces)]
+    found = [*unmeasured(paces), *far_below(paces)]
+    return [f"host '{each.host}': it {each.what}: {each.mend}. Measure again: fab doctor" for each in found]

@@ -43,6 +43,8 @@ FACTS: dict[str, Any] = {
     "memory": {"size": 8 * 2**30, "available": 4 * 2**30},
     "memory_pace": 8.0,
     "disk_pace": 200.0,
+    "disk_why": "",
+    "unmeasured": "",
     "path": {"rc": 0, "why": ""},
     "shared": {"pace": 100.0, "why": ""},
     "listeners": {},
@@ -51,6 +53,7 @@ FACTS: dict[str, Any] = {
     "unreadable": [],
     "proxies": {},
 }
+UNMEASURED = {"disk_pace": None, "memory_pace": None, "shared": None, "unmeasured": "no memory"}
 TAKEN = {"name": "nginx", "pid": "7", "unit": "nginx.service"}
 
 
@@ -96,7 +99,9 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ({"apart": 61.0}, ERROR, "clock", "1 min 1 s ahead of the others'", "timedatectl"),
         ({"apart": -30.0}, ERROR, "clock", "30 s behind the others'", "timedatectl"),
         ({"disk_pace": 20.0}, WARNING, "disk", "writes 20 MiB/s to /var/tmp, and its peers 200", "iostat"),
-        ({"disk_pace": None}, ERROR, "disk", "nothing can be written to /var/tmp", "dmesg"),
+        ({"disk_pace": None, "disk_why": "EROFS"}, ERROR, "disk", "can't be written to /var/tmp: EROFS", "dmesg"),
+        ({"disk_pace": None, "disk_why": "no end within 20 s"}, ERROR, "disk", "/var/tmp: no end within", "iostat"),
+        (UNMEASURED, WARNING, "disk", "how fast disk, memory and shared path are is unknown: no memory", "free"),
         ({"memory_pace": 0.5}, WARNING, "memory", "copies 0.5 GiB/s of memory, and its peers 8", "top"),
         ({"shared": {"pace": 20.0, "why": ""}}, WARNING, "link", "to the shared path, and its peers 100", "fab ways"),
     ],
@@ -409,7 +414,14 @@ def test_gpus_that_are_not_as_expected_are_found(monkeypatch: pytest.MonkeyPatch
     assert (found.where, found.part, found.what) == ("far", "GPU", "no driver")
 
 
-def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("pace", "found"),
+    [({"disk_pace": 7.0}, {"disk_pace": 7.0, "unmeasured": ""}), ({"failed": True, "msg": "no memory"}, UNMEASURED)],
+)
+def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
+    monkeypatch: pytest.MonkeyPatch, pace: dict[str, Any], found: dict[str, Any]
+) -> None:
+    """What the probe found counts where the pace could not be measured, too."""
     from fleet.doctor import look as looking
 
     class Short:
@@ -434,20 +446,23 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(monkeypatch: py
             }
             assert paths == {"/srv/trainer"}
             assert {each["steps"][-1]["name"] for each in given.values()} == {"pace"}  # if it fails, all else was done
-            steps = {"doctor": {**FACTS}, "pace": {"disk_pace": 7.0}, "ways": {"problems": [], "notes": []}}
-            broken = {"doctor": {}, "pace": {"failed": True, "msg": "no memory"}, "ways": {"failed": True}}
+            steps = {"doctor": {**FACTS}, "pace": pace, "ways": {"problems": [], "notes": []}}
+            broken = {"doctor": {"failed": True, "msg": "no disk"}, "pace": {}, "ways": {"failed": True}}
             looks = {host: json.dumps({"steps": broken if host == "head" else steps}) for host in scripts}
-            found = super().run(scripts, timeout)
+            answers = super().run(scripts, timeout)
             looks["store"] = ""
-            found["store"] = replace(found["store"], stderr="Traceback\nOSError: no place for files\n")
-            return {host: replace(each, stdout=f"@look\n{looks[host]}\n{each.stdout}") for host, each in found.items()}
+            answers["store"] = replace(answers["store"], stderr="Traceback\nOSError: no place for files\n")
+            return {
+                host: replace(each, stdout=f"@look\n{looks[host]}\n{each.stdout}") for host, each in answers.items()
+            }
 
     monkeypatch.setattr(looking, "ShortWay", Short)
     seen = looking.look_at(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
     assert (seen.differs, seen.broken, sorted(seen.facts)) == (
         {"far": "/etc/x differs"},
-        {"head": "no memory", "store": "OSError: no place for files"},
+        {"head": "no disk", "store": "OSError: no place for files"},
         ["far"],
     )
     assert seen.facts["far"]["apart"] < -1e6
-    assert seen.facts["far"]["disk_pace"] == 7.0
+    assert {key: seen.facts["far"][key] for key in found} == found
+    assert seen.facts["far"]["room"] == FACTS["room"]

@@ -17,7 +17,8 @@ module: host_pace
 short_description: Measure a host's disk, memory and shared path
 description:
   - Writes 16 MiB to the disk, and as the tasks' user to the shared path, and removes them.
-  - Notes what it has measured in V(/run/psfleet-pace.json), until the host boots, but not in check mode.
+  - Notes what it has measured in V(/run/psfleet-pace.json), until the host boots, but not in check mode. Where disk or
+    shared path have no pace, nothing is noted, so that the next look measures again.
 options:
   path:
     description: The shared path; empty without one.
@@ -37,8 +38,12 @@ EXAMPLES = r"""
 """
 RETURN = r"""
 disk_pace:
-  description: MiB/s to V(/var/tmp), until they are on disk; none where nothing can be written there.
+  description: MiB/s to V(/var/tmp), until they are on disk; none where that was not done, or not in time.
   type: float
+  returned: success
+disk_why:
+  description: Why C(disk_pace) is none.
+  type: str
   returned: success
 memory_pace:
   description: GiB/s of copying memory.
@@ -67,12 +72,6 @@ with tempfile.NamedTemporaryFile(dir=sys.argv[1], prefix=".psfleet-pace-") as fi
     os.fsync(file.fileno())
     print(count / (time.monotonic() - begun))
 """
-
-
-def own_pace(directory: str, mebibytes: int) -> float | None:
-    """Return the MiB/s of writing to a directory of this host, until they are on disk."""
-    pace: float | None = paced((), directory, mebibytes)["pace"]
-    return pace
 
 
 def shared_pace(path: str, mebibytes: int) -> dict[str, Any]:
@@ -108,15 +107,20 @@ def memory_pace(mebibytes: int = 64) -> float:
 
 def measure(path: str, mebibytes: int) -> dict[str, Any]:
     """Measure one after the other: what is measured at once disturbs itself."""
+    memory, disk = memory_pace(), paced((), DISK, mebibytes)
     return {
-        "memory_pace": memory_pace(),
-        "disk_pace": own_pace(DISK, mebibytes),
+        "memory_pace": memory,
+        "disk_pace": disk["pace"],
+        "disk_why": disk["why"],
         "shared": shared_pace(path, mebibytes) if path else None,
     }
 
 
 def note_down(measured: dict[str, Any], file: Path) -> None:
-    """Write what was measured where host_look finds it."""
+    """Write what was measured where host_look finds it; where a part was not, leave no note, not even an older one."""
+    if measured["disk_pace"] is None or (measured["shared"] and measured["shared"]["pace"] is None):
+        file.unlink(missing_ok=True)
+        return
     new = file.with_name(f"{file.name}.new")
     new.write_text(json.dumps(measured), encoding="utf-8")
     new.chmod(0o644)
