@@ -308,6 +308,12 @@ def test_first_values_and_owners_depend_on_the_key_alone() -> None:
     assert shares.min() > 0.9 * 20_000 / 7
 
 
+def test_keys_keep_their_owners_since_checkpoints_have_rows_by_owner() -> None:
+    keys = tf.constant([0, 1, 2, 3, 7, -1, -(2**62), 2**62, 1_000_003], tf.int64)
+    assert owner_of(keys, 2).numpy().tolist() == [1, 1, 1, 1, 1, 1, 0, 0, 1]
+    assert owner_of(keys, 3).numpy().tolist() == [2, 0, 2, 2, 1, 2, 2, 1, 1]
+
+
 def test_a_key_gets_a_row_when_it_was_seen_often_enough() -> None:
     made = Made("seen", servers=1, sightings=3)
     for step in range(3):
@@ -996,6 +1002,21 @@ def test_a_checkpoint_that_does_not_fit_says_why(tmp_path: Path) -> None:
             Pieces(made.table, [""]).restore(prefix)
     with pytest.raises(ValueError, match="no rows of the dynamic table misfit"):
         Pieces(saved.table, [""]).restore(str(tmp_path / "ckpt-4"))
+
+
+def test_rows_in_the_files_of_another_ps_are_not_left_out_without_a_word(tmp_path: Path) -> None:
+    """Another version of the trainer may have given keys other owners."""
+    name, prefix = "others", str(tmp_path / "ckpt-1")
+    made = Made(name, servers=2)
+    made.step(tf.range(20, dtype=tf.int64))
+    Pieces(made.table, ["", ""]).save(prefix)
+    first, second = (path.removesuffix(".index") for path in sorted(map(str, tmp_path.glob("*.index"))))
+    for suffix in (".index", ".data-00000-of-00001"):
+        Path(first + suffix).rename(kept := tmp_path / "kept")
+        Path(second + suffix).rename(first + suffix)
+        kept.rename(second + suffix)
+    with pytest.raises(ValueError, match="20 rows of the dynamic table others are in the files of ps that they do not"):
+        Pieces(made.table, ["", ""]).restore(prefix)
 
 
 @pytest.mark.parametrize(

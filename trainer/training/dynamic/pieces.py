@@ -150,7 +150,7 @@ class Pieces:
         servers = range(count) if servers is None else servers
         found = all_pieces_of(prefix, self._table.name)
         self._check(found[0][-1])
-        if found[0][1] == count:  # each ps reads what it wrote
+        if are_own := found[0][1] == count:  # each ps reads what it wrote
             by_piece: dict[int, list[str]] = {}
             for server, _, piece, path in found:
                 if server in servers:
@@ -161,8 +161,12 @@ class Pieces:
         read = tf.function(partial(self._read_piece, servers), autograph=False).get_concrete_function(
             tf.TensorSpec([len(servers)], tf.string)
         )
-        for paths in reads:
-            read(tf.constant(paths)).numpy()
+        others = sum(int(read(tf.constant(paths))) for paths in reads)
+        if are_own and others:
+            raise ValueError(
+                f"{others:,} rows of the dynamic table {self._table.name} are in the files of ps that they do not "
+                "belong to: its keys had other owners when it was written"
+            )
         if (refused := int(self._ends().numpy()[list(servers), REFUSED].sum())) > 0:
             raise ValueError(
                 f"it has {refused:,} rows more of the dynamic table {self._table.name} than the ps have room for: set "
@@ -209,7 +213,8 @@ class Pieces:
             return tf.reduce_sum(sizes), tf.stack(clocks)  # which wait, as add_n of one would not
 
     def _read_piece(self, servers: Sequence[int], paths: Tensor) -> Tensor:
-        table, kept, taken = self._table, self._kept, []
+        """Have each ps take its rows of a piece; returns how many are another's."""
+        table, kept, taken, others = self._table, self._kept, [], []
         names = sorted([*kept, CLOCK])
         dtypes = [tf.int64 if name == CLOCK else kept[name].dtype for name in names]
         for place, number in enumerate(servers):
@@ -222,8 +227,11 @@ class Pieces:
             with tf.device(device):
                 shapes = {CLOCK: [1], **{name: [None, *array.shape[1:]] for name, array in kept.items()}}
                 restored = {name: tf.ensure_shape(value, shapes[name]) for name, value in restored.items()}
-                taken.append(shard.take(restored, owner_of(restored["keys"], len(table.shards)) == number))
-        return tf.add_n(taken)
+                own = owner_of(restored["keys"], len(table.shards)) == number
+                taken.append(shard.take(restored, own))
+                others.append(tf.size(own) - tf.math.count_nonzero(own, dtype=tf.int32))
+        with tf.control_dependencies(taken):
+            return tf.reduce_sum(others)
 
 
 def pieces_of(prefix: str, name: str) -> list[tuple[int, int, int, str]]:
