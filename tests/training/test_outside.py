@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
-import tensorflow as tf
 from processes import MINUTE, Runs, run_check, until
 
+from trainer import testing
 from trainer.core.config import Config
 from trainer.core.failures import UserError, explain
 from trainer.core.program import build_model
 from trainer.run.records import read_record
+
+# isort: split
+import keras
+import tensorflow as tf
+
 from trainer.training.evaluation import make_evaluation
 from trainer.training.keras.adapters import keras_of
 
@@ -136,27 +141,68 @@ def test_a_step_that_xla_does_not_compile_is_warned_of(found: dict[str, Any]) ->
     assert len(found["Jitted"]) == 4  # it trains nevertheless
 
 
-@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
-@pytest.mark.parametrize("method", ["fit", "reset_metrics", "evaluate"])
+class Own:
+    """A program whose model calls Keras's method in its own one."""
+
+    def __init__(self, library: Any, method: str) -> None:
+        class Model(library.Sequential):  # type: ignore[name-defined,misc]
+            pass
+
+        def own(model: Any, *others: Any, **named: Any) -> Any:
+            self.calls += 1
+            return getattr(library.Model, method)(model, *others, **named)
+
+        setattr(Model, method, own)
+        self.library, self.kind, self.calls = library, Model, 0
+
+    def build_model(self) -> Any:
+        model = self.kind([self.library.Input((1,)), self.library.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        return tf.data.Dataset.from_tensors((tf.ones([2, 1]), tf.ones([2, 1]))).repeat()
+
+    def eval_dataset(self, context: Any) -> Any:
+        return self.train_dataset(context).take(1)
+
+
+OF_BOTH = pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+
+
+def evaluation_of(program: Any) -> None:
+    config = Config(program="a:B", evaluation="inline")
+    make_evaluation(config, program, build_model(program), tf.distribute.get_strategy(), 2)
+
+
+@OF_BOTH
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_a_method_of_the_models_own_that_nobody_would_call_is_refused(library: Any, method: str) -> None:
-    class Model(library.Sequential):  # type: ignore[name-defined,misc]
-        pass
-
-    setattr(Model, method, lambda model, *others, **named: getattr(library.Model, method)(model, *others, **named))
-
-    class Program:
-        def build_model(self) -> Any:
-            model = Model([library.Input((1,)), library.layers.Dense(1)])
-            model.compile("sgd", "mse")
-            return model
-
-    def evaluation() -> None:
-        program: Any = Program()
-        config = Config(program="a:B", evaluation="inline")
-        make_evaluation(config, program, build_model(program), tf.distribute.get_strategy(), 2)
-
     with pytest.raises(UserError, match=f"Model has its own {method}, which the trainer does not call"):
-        evaluation()
+        evaluation_of(Own(library, method))
+
+
+@OF_BOTH
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_a_method_of_a_librarys_model_is_warned_of(library: Any, method: str, caplog: pytest.LogCaptureFixture) -> None:
+    """KerasHub's do nothing but Keras's where they are given no preprocessor."""
+    program = Own(library, method)
+    program.kind.__module__ = getattr(program.kind, method).__module__ = pytest.__name__
+    evaluation_of(program)
+    assert f"Model has a {method} of the library pytest, which the trainer does not call" in caplog.text
+    assert "return keras.Model(model.inputs, model.outputs)" in caplog.text
+
+
+@OF_BOTH
+def test_an_own_reset_of_metrics_is_called_in_one_process_and_refused_on_ps(library: Any, tmp_path: Path) -> None:
+    program = Own(library, "reset_metrics")
+    if library is tf.keras:  # Keras 3 is for ps alone
+        testing.train(program, 4, directory=tmp_path / "one", strategy="one_device", export=False)
+        assert program.calls > 0
+    with pytest.raises(
+        UserError, match=r"Model has its own reset_metrics, which .*: have `metrics` list what it resets"
+    ):
+        testing.train(program, 4, directory=tmp_path / "two", evaluation="none", export=False)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

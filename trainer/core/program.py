@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,15 +15,16 @@ from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
 from trainer.core.layer_names import count_names_again
+from trainer.core.own_frames import is_user_file
 from trainer.core.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
+log = logging.getLogger(__name__)
 OTHER_BACKENDS = ("jax", "openvino", "torch")  # Keras 3's, named as their libraries
 # Methods of a model that the trainer does not call as Keras's `fit` does, with what can do the same.
 NOT_CALLED = {
     "fit": "train_step, callbacks, or the program's train_dataset",
     "make_train_function": "train_step",
-    "reset_metrics": "a metric's reset_state, or a variable of the model that is no metric's",
 }
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
@@ -126,18 +128,38 @@ def build_model(program: Program) -> Model:
         raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
     refuse_mixture(model, f"{name}.build_model")
     for method, place in NOT_CALLED.items():
-        refuse_own_function(model, method, place)
+        refuse_own_function(program, model, method, f"put what it does into {place}")
     return model
 
 
-def refuse_own_function(model: Model, method: str, step: str) -> None:
-    """Raise UserError where a model has a method of its own that Keras's `fit` or `evaluate` is, makes or calls."""
-    of_class = getattr(getattr(type(model), method, None), "__module__", "keras.")
-    if method in vars(model) or not of_class.startswith(("keras.", "tf_keras.")):
+def refuse_own_function(program: Program, model: Model, method: str, mend: str) -> None:
+    """Raise UserError where the user's code has a method that Keras's `fit` or `evaluate` is, makes or calls.
+
+    A library's own is warned of: with its default settings it may do what Keras's does.
+    """
+    owner = next((kind for kind in type(model).__mro__ if method in vars(kind)), None)
+    kinds = {getattr(owner, "__module__", None), getattr(getattr(model, method, None), "__module__", None)}
+    modules = {module for module in kinds if module and not module.startswith(("keras.", "tf_keras."))}
+    name = type(model).__name__
+    if method in vars(model) or any(is_users(module, program) for module in modules):
         raise UserError(
-            f"{type(model).__name__} has its own {method}, which the trainer does not call, since it packs steps into "
-            f"calls of its own: put what it does into {step} (docs/programs.md)"
+            f"{name} has its own {method}, which the trainer does not call, since it packs steps into calls of its "
+            f"own: {mend} (docs/programs.md)"
         )
+    if modules:
+        log.warning(
+            "%s has a %s of the library %s, which the trainer does not call: what it does beside Keras's is left out. "
+            "Do that in the datasets, and return keras.Model(model.inputs, model.outputs) (docs/programs.md)",
+            name,
+            method,
+            min(modules).partition(".")[0],
+        )
+
+
+def is_users(module: str, program: Program) -> bool:
+    """Return whether a module is the user's, as a notebook is, which has no file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return is_user_file(Path(file).absolute(), program_file(program)) if file else module == "__main__"
 
 
 def is_keras3(model: Model) -> bool:

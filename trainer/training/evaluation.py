@@ -134,7 +134,8 @@ def make_evaluation(
     if config.evaluation == "sidecar":
         return None
     for method in ("evaluate", "make_test_function"):
-        refuse_own_function(model, method, "test_step, or set evaluation to sidecar")
+        mend = "put what it does into test_step, or set evaluation to sidecar"
+        refuse_own_function(program, model, method, mend)
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Tensor, Traced, Variable
 from trainer.core.failures import UserError
-from trainer.core.own_frames import is_user_file
-from trainer.core.program import program_file
+from trainer.core.program import is_users
 
 # The name that TensorFlow gives to this process's devices until it joins a cluster.
 BEFORE_STRATEGY = "/job:localhost/"
@@ -79,11 +77,6 @@ def places(program: Program, model: Model) -> Iterator[tuple[str, dict[str, Any]
     for name in list(sys.modules):
         if is_users(name, program):
             yield name, vars(sys.modules[name])
-
-
-def is_users(module: str, program: Program) -> bool:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and is_user_file(Path(file).absolute(), program_file(program))
 
 
 def handles_of(value: object) -> Iterable[Tensor]:
