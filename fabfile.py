@@ -172,7 +172,7 @@ def queue_add(
             selection = read_sweep_to_wait(Path(sweep))
             name, points = selection["sweep"]["name"], selection["sweep"]["points"]
             program, given = selection.get("program"), selection.get("program_args", {})
-        asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason)
+        asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason, sweep)
         queue_add(cluster, call.desk, asked, plan, as_shipped)
 
 

@@ -262,6 +262,7 @@ def _names(tasks: Sequence[Task]) -> str:
 
 
 def _answer(desk: Desk, verb: str, outcome: str, host: str, cost: Cost) -> None:
-    following = f"fab undrain {host}" if verb == "drain" else "fab hosts"
+    drained = verb == "drain" and outcome != "refused"
+    following = f"fab {verb} {host}" if outcome == "planned" else f"fab undrain {host}" if drained else "fab hosts"
     record: dict[str, Any] = {"outcome": outcome, "hosts": [host], "cost": cost.as_json(), "next": following}
     desk.answer(verb, record)

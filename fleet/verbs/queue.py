@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,19 @@ class Asked:
     minutes: float = 0.0
     """How long the cluster may work on it; 0 for as long as it takes."""
     reason: str | None = None
+    sweep_file: str | None = None
+
+    def command(self, as_shipped: bool) -> str:
+        """Return what adds it, as it is typed; its reason left out, as in every plan."""
+        words = ["fab", "queue-add", *(["--sweep", self.sweep_file] if self.sweep_file else [self.name])]
+        own = {} if self.sweep_file else self.program_args
+        words += ["--program", self.program] if self.program and not self.sweep_file else []
+        for flag, values in (("--set", own), ("--setting", self.settings)):
+            for key, value in values.items():
+                words += [flag, f"{key}={json.dumps(value)}"]
+        words += ["--minutes", f"{self.minutes:g}"] if self.minutes else []
+        words += [f"--priority={self.priority}"] if self.priority else []
+        return shlex.join([*words, *(["--as-shipped"] if as_shipped else [])])
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -92,7 +106,7 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
         _refuse_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
         desk.say(f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}")
-        desk.say(f"nothing was done. Do it: fab queue-add {asked.name} ...")
+        desk.say(f"nothing was done. Do it: {asked.command(as_shipped)}")
         _answer(desk, "queue-add", {**planned, "started": False})
         return
     if is_new and runs:

@@ -232,7 +232,8 @@ def _planned(
     if plan_only:
         last = "nothing was done" if refusals else f"nothing was done. Do it: fab {command}"
         desk.say("\n".join([*(f"  refused {each}" for each in refusals), last]))
-        _answer(desk, verb, "refused" if refusals else "planned", hosts, steps, f"fab {command}")
+        outcome, following = ("refused", "fab hosts") if refusals else ("planned", f"fab {command}")
+        _answer(desk, verb, outcome, hosts, steps, following)
     if refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
     return plan_only

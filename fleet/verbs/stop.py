@@ -71,7 +71,7 @@ def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Seque
 
 def _refuse_away(seen: Observation) -> None:
     if away := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
-        raise HostsUnreachable(away, "What runs there goes on; run `fab stop-cluster` again")
+        raise HostsUnreachable(away, "What runs there goes on until `fab stop-cluster` reaches it")
 
 
 def stop_tasks(

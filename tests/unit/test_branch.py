@@ -178,6 +178,12 @@ def test_checkpoints_are_listed_with_why_they_are_kept(old: RunDirectory) -> Non
     assert row.endswith("0.1            loss 0.5, accuracy 0.75  newest, best")
 
 
+def test_checkpoints_of_a_host_whose_release_knows_less_are_listed() -> None:
+    """As of `fab checkpoints` beside an older release."""
+    rows = describe_checkpoints([{"step": 10, "created": 0.0}, {"step": 20, "created": 0.0, "kept": None}]).splitlines()
+    assert [row.split()[::3] for row in rows[1:]] == [["10", "0.0"], ["20", "0.0"]]
+
+
 def test_a_run_whose_settings_are_damaged_is_listed_all_the_same(old: RunDirectory) -> None:
     old.settings.write_text("{")
     assert [(each["step"], each["kept"]) for each in read_checkpoints(old)] == [(10, []), (20, []), (30, [])]

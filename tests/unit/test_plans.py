@@ -13,7 +13,7 @@ import pytest
 from invoke import Task
 
 from fleet.cluster import Cluster
-from fleet.errors import FleetError
+from fleet.errors import FleetError, HostsUnreachable
 from fleet.places import KIT
 from fleet.site.inventory import load_inventory
 from fleet.verbs import Desk
@@ -306,6 +306,17 @@ def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeyp
         "  stops after a checkpoint  chief-0",
         "  then stops                ps-0, ps-1, worker-0, evaluator-0",
     ]
+
+
+@pytest.mark.parametrize("plan", [True, False])
+def test_of_a_host_that_is_away_a_stop_says_what_is_true_of_a_plan_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
+) -> None:
+    scene, hosts = Scene(tmp_path, monkeypatch), day.make_hosts()
+    hosts.unreachable["w-b"] = "no route"
+    with pytest.raises(HostsUnreachable, match="What runs there goes on until `fab stop-cluster` reaches it"):
+        stop_cluster(day.cluster(hosts), scene.desk(hosts), plan_only=plan)
+    assert (hosts.done == []) is plan
 
 
 @pytest.mark.parametrize("plan", [True, False])

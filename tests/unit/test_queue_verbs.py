@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import shlex
@@ -26,6 +27,7 @@ from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from trainer.__main__ import main
+from trainer.core.parameters import parse_assignments
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.queue import Queue
@@ -126,6 +128,32 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
         ("queue-add", "done", "next", "as agreed"),
     ]
     assert fleet.printed(desk).endswith("next is added after digits\nlook: fab queue\n")
+
+
+@pytest.mark.parametrize(
+    ("asked", "as_shipped", "command"),
+    [
+        (Asked("next"), False, "fab queue-add next"),
+        (
+            Asked("next", "p:Q", {"rate": 0.1, "name": "a b"}, None, {"steps": 50}, -3, 1.5),
+            True,
+            "fab queue-add next --program p:Q --set rate=0.1 --set 'name=\"a b\"' --setting steps=50 --minutes 1.5 "
+            "--priority=-3 --as-shipped",
+        ),
+        (
+            Asked("rates", "p:Q", {"rate": 1}, [{"rate": 1}], {}, 2, sweep_file="my sweeps/rates.yml"),
+            False,
+            "fab queue-add --sweep 'my sweeps/rates.yml' --priority=2",
+        ),
+    ],
+)
+def test_a_plan_names_the_whole_command(
+    hosts: Hosts, desk: verbs.Desk, asked: Asked, as_shipped: bool, command: str
+) -> None:
+    queue_add(cluster(hosts), desk, asked, True, as_shipped)
+    assert fleet.printed(desk).endswith(f"nothing was done. Do it: {command}\n")
+    sets = [after for flag, after in itertools.pairwise(shlex.split(command)) if flag == "--set"]
+    assert parse_assignments(sets) == ({} if asked.sweep_file else asked.program_args)
 
 
 def test_typed_twice_it_is_added_once(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -172,6 +173,7 @@ def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, desk: v
 
 
 def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+    desk.answers = io.StringIO()
     drain(cluster(hosts), desk, "w-a")
     remove_host(cluster(hosts), desk, "w-a", plan_only=True)
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
@@ -179,6 +181,13 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
         remove_host(cluster(hosts), desk, "w-b", plan_only=True)
     assert (place / "hosts.yml").read_text() == HOSTS
     assert "refused worker-1 on w-b runs: fab drain w-b first" in fleet.printed(desk)
+    assert isinstance(desk.answers, io.StringIO)
+    assert re.findall(r'"next": "([^"]+)"', desk.answers.getvalue()) == [
+        "fab undrain w-a",
+        "fab remove-host w-a",
+        "fab replace-host w-a w-x --address 192.0.2.99",
+        "fab hosts",
+    ]
 
 
 def test_a_new_host_takes_the_place_and_the_number(

@@ -284,6 +284,12 @@ def outcomes(desk: verbs.Desk) -> list[str]:
     return re.findall(r'"outcome": "([^"]+)"', desk.answers.getvalue())
 
 
+def nexts(desk: verbs.Desk) -> list[str]:
+    """The commands that `--json` has named."""
+    assert isinstance(desk.answers, io.StringIO)
+    return re.findall(r'"next": "([^"]+)"', desk.answers.getvalue())
+
+
 def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, desk: verbs.Desk) -> None:
     desk.answers = io.StringIO()
     undrain(cluster(hosts), desk, "w-b", plan_only=True)
@@ -291,6 +297,11 @@ def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, desk: verbs.Desk) -> 
     drain(cluster(hosts), desk, "w-b", plan_only=True)
     undrain(cluster(hosts), desk, "w-b", plan_only=True)
     assert outcomes(desk) == ["nothing to do", "done", "nothing to do", "planned"]
+    assert nexts(desk) == ["fab hosts", "fab undrain w-b", "fab undrain w-b", "fab undrain w-b"]
+    drain(cluster(hosts), desk, "ps-b", plan_only=True)
+    with pytest.raises(OperatorMistake):
+        drain(cluster(hosts), desk, "head", plan_only=True)
+    assert nexts(desk)[4:] == ["fab drain ps-b", "fab hosts"]
     hosts.unreachable["ps-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="Drain it when it is back, or take it out: fab remove-host ps-b"):
         drain(cluster(hosts), desk, "ps-b", plan_only=True)

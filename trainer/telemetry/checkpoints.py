@@ -32,10 +32,18 @@ def rules_of(directory: RunDirectory) -> Retention | None:
 
 
 def describe_checkpoints(found: Sequence[Mapping[str, Any]]) -> str:
-    """Lay checkpoints out as a table."""
+    """Lay checkpoints out as a table, each as JSON has it; the release of a host may know less of one."""
     rows = [("STEP", "SAVED", "MIB", "TRAINING LOSS", "EVALUATION", "KEPT AS")]
     for each in found:
-        size, loss = f"{each['size'] / 2**20:.1f}", "" if each["loss"] is None else render_number(each["loss"])
-        evaluation = render_metrics(each["evaluation"] or {})
-        rows.append((str(each["step"]), render_time(each["created"]), size, loss, evaluation, ", ".join(each["kept"])))
+        loss, size = each.get("loss"), f"{each.get('size', 0) / 2**20:.1f}"
+        rows.append(
+            (
+                str(each["step"]),
+                render_time(each["created"]),
+                size,
+                "" if loss is None else render_number(loss),
+                render_metrics(each.get("evaluation") or {}),
+                ", ".join(each.get("kept") or []),
+            )
+        )
     return lay_out(rows)
