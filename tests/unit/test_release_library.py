@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 import zipfile
 from pathlib import Path
@@ -176,53 +175,75 @@ def test_only_what_is_missing_is_asked_for():
     assert wheelhouse.excerpt(text, ["z==2"]) == "z==2\n"
 
 
-class Pip:
-    """Stands for the module: each pip writes its wheels, or fails where `broken` is asked for."""
+# Stands for pip: it waits for as many others as TOGETHER says, and writes its wheels, or does as BROKEN and SLOW say.
+PIP = """
+import os, sys, tempfile, time
+from pathlib import Path
+notes, place = Path(os.environ["NOTES"]), Path(sys.argv[-1])
+(notes / place.name).write_text(tempfile.gettempdir())
+end = time.monotonic() + 30
+while len(list(notes.iterdir())) < int(os.environ["TOGETHER"]) and time.monotonic() < end:
+    time.sleep(0.01)
+asked = Path(sys.argv[sys.argv.index("--requirement") + 1]).read_text().split()
+if os.environ.get("BROKEN") in asked:
+    sys.exit("no " + os.environ["BROKEN"])
+if os.environ.get("SLOW") in asked:
+    time.sleep(60)
+    (notes / "end").touch()
+for name in asked:
+    (place / (name.partition("==")[0] + "-1.0-py3-none-any.whl")).write_bytes(b"right")
+"""
 
-    def __init__(self, broken="", together=1):
-        self.params = {"lock": "locks/mine", "python": "3.13"}
-        self.held = []
-        self.broken = broken
-        self.together = threading.Barrier(together)
 
-    def run_command(self, command, environ_update):
-        self.together.wait(timeout=30)
-        held = [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"]
-        done = subprocess.run(held, env=os.environ | environ_update, check=True, capture_output=True, text=True)
-        self.held.append(Path(done.stdout.strip()))
-        asked = Path(command[command.index("--requirement") + 1]).read_text().split()
-        for name in asked:
-            (Path(command[-1]) / f"{name.partition('==')[0]}-1.0-py3-none-any.whl").write_bytes(b"right")
-        return int(self.broken in asked), "", f"no {self.broken}"
+class Module:
+    """What the module `wheelhouse` is given."""
+
+    params = {"lock": "locks/mine", "python": "3.13"}  # noqa: RUF012
 
     def fail_json(self, **result):
         raise RuntimeError(result["msg"])
 
 
-def test_downloads_are_held_beside_the_wheels(tmp_path):
-    module = Pip()
+@pytest.fixture
+def pip(tmp_path, monkeypatch):
+    """A pip that is PIP; the directory that it notes in."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/pip.py").write_text(PIP)
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    for name, value in {"PYTHONPATH": tmp_path / "path", "NOTES": notes, "TOGETHER": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    return notes
+
+
+def test_downloads_are_held_beside_the_wheels(tmp_path, pip):
     wheels = tmp_path / "3.13"
     wheels.mkdir()
-    wheelhouse._download(module, ["my_tool==1.0\n"], wheels)
-    assert [held.parent for held in module.held] == [tmp_path / "3.13.partial"]
+    wheelhouse._download(Module(), ["my_tool==1.0\n"], wheels)
+    assert [note.read_text() for note in pip.iterdir()] == [str(tmp_path / "3.13.partial/0")]
     assert [path.name for path in tmp_path.rglob("*.whl")] == ["my_tool-1.0-py3-none-any.whl"]
-    assert not module.held[0].parent.exists()
+    assert not (tmp_path / "3.13.partial").exists()
 
 
-def test_each_processor_fetches_a_part(tmp_path, monkeypatch):
+def test_each_processor_fetches_a_part(tmp_path, pip, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("TOGETHER", "2")  # each waits for the other
     wheels = tmp_path / "3.13"
     wheels.mkdir()
-    module = Pip(together=2)  # each waits for the other
-    wheelhouse._download(module, ["a==1\n", "b==1\n", "c==1\n"], wheels)
+    wheelhouse._download(Module(), ["a==1\n", "b==1\n", "c==1\n"], wheels)
     assert sorted(path.name[0] for path in wheels.iterdir()) == ["a", "b", "c"]
-    assert len(module.held) == len(set(module.held)) == 2
+    assert sorted(note.name for note in pip.iterdir()) == ["0", "1"]
 
 
-def test_a_part_that_can_not_be_fetched_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("slow", ["a==1", "none"])
+def test_a_part_that_can_not_be_fetched_is_an_error_and_ends_the_others(tmp_path, pip, monkeypatch, slow):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setenv("TOGETHER", "2")
+    monkeypatch.setenv("BROKEN", "b==1")
+    monkeypatch.setenv("SLOW", slow)
     with pytest.raises(RuntimeError, match=r"could not fetch the wheels of locks/mine(.|\n)*no b==1"):
-        wheelhouse._download(Pip(broken="b==1"), ["a==1\n", "b==1\n"], tmp_path / "3.13")
+        wheelhouse._download(Module(), ["a==1\n", "b==1\n"], tmp_path / "3.13")
+    assert not (pip / "end").exists()
 
 
 @pytest.fixture

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -61,6 +61,7 @@ removed:
 """
 
 MOST_PIPS = 4
+ERRORS = "errors"  # of a pip, beside what it fetches
 BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
@@ -163,21 +164,26 @@ def _download(module: AnsibleModule, requirements: Sequence[str], directory: Pat
     for number, place in enumerate(places):
         place.mkdir(parents=True)
         (place / "requirements.txt").write_text("".join(requirements[number::count]))
+    pips = {place: _begin_pip(module, place) for place in places}
     with ThreadPoolExecutor() as pool:
-        for code, error, command in pool.map(functools.partial(_run_pip, module), places):
-            if code != 0:
-                module.fail_json(
-                    msg=f"pip could not fetch the wheels of {module.params['lock']} "
-                    "(it needs the package index, and hashes that match):\n"
-                    + "\n".join(error.strip().splitlines()[-15:]),
-                    cmd=command,
-                )
+        ends = {pool.submit(pip.wait): place for place, pip in pips.items()}
+        failed = next((ends[end] for end in as_completed(ends) if end.result() != 0), None)
+        if failed:
+            for pip in pips.values():
+                pip.kill()  # else the error would come when the last of them has ended
+    if failed:
+        module.fail_json(
+            msg=f"pip could not fetch the wheels of {module.params['lock']} "
+            "(it needs the package index, and hashes that match):\n"
+            + "\n".join((failed / ERRORS).read_text(errors="replace").strip().splitlines()[-15:]),
+            cmd=pips[failed].args,
+        )
     for file in partial.glob("*/*.whl"):
         file.replace(directory / file.name)
     shutil.rmtree(partial)
 
 
-def _run_pip(module: AnsibleModule, place: Path) -> tuple[int, str, list[str]]:
+def _begin_pip(module: AnsibleModule, place: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--progress-bar=off"]
     command += ["--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--implementation=cp", "--python-version", module.params["python"]]
@@ -185,8 +191,11 @@ def _run_pip(module: AnsibleModule, place: Path) -> tuple[int, str, list[str]]:
     command += [f"--platform={platform}" for platform in PLATFORMS]
     command += ["--requirement", str(place / "requirements.txt"), "--dest", str(place)]
     # pip holds all that it downloads in the directory for temporary files, which Debian 13 has in memory.
-    code, _out, error = module.run_command(command, environ_update={"TMPDIR": str(place)})
-    return code, error, command
+    environment = {**os.environ, "TMPDIR": str(place)}
+    with (place / ERRORS).open("wb") as errors:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=environment
+        )
 
 
 if __name__ == "__main__":
