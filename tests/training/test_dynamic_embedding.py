@@ -165,6 +165,47 @@ def test_a_layer_that_is_made_before_build_model_is_refused(library: Any, tmp_pa
         testing.train(Given(library, late=False), 20, directory=tmp_path, evaluation="none", export=False)
 
 
+KEPT: Any = None
+
+
+class Found(Given):
+    """A program that makes its layer in build_model, keeps it as a global or of its class, or never calls it."""
+
+    def __init__(self, library: Any, *, called: bool = True, name: str | None = "items") -> None:
+        self.library, self.called, self.name = library, called, name
+
+    def build_model(self) -> Any:
+        global KEPT
+        library, inputs = self.library, self.library.Input([1], dtype="int64")
+        more = {"name": self.name} if self.name else {}
+        KEPT = type(self).kept = items = module.dynamic_embedding(library)(4, {"capacity": 100}, rows=50, **more)
+        found = items(inputs)[:, 0] if self.called else library.layers.Rescaling(1.0)(inputs)
+        model = library.Model(inputs, library.layers.Dense(1)(found))
+        model.unused = items
+        model.compile(library.optimizers.SGD(0.1), "mse")
+        return model
+
+
+@BOTH
+def test_a_program_may_keep_its_layer_as_a_global_or_of_its_class(library: Any, tmp_path: Path) -> None:
+    for steps in (4, 8):  # the second time it is there before
+        result = testing.train(Found(library), steps, directory=tmp_path, evaluation="none", export=False)
+    assert read_status(RunDirectory(tmp_path, "test")).tables["items"]["rows"] == 1
+    assert result.step == 8
+
+
+@BOTH
+def test_a_layer_that_no_step_calls_is_refused_for_that(library: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the layer 'items' asks for a dynamic table, and the step does not build it"):
+        testing.train(Found(library, called=False), 4, directory=tmp_path, evaluation="none", export=False)
+
+
+def test_a_layer_whose_name_is_counted_is_asked_for_one(tmp_path: Path) -> None:
+    """Keras 3 counts again with each model, as the trainer has it."""
+    with pytest.raises(UserError, match="and had another name when the model was built before: give it a name="):
+        testing.train(Found(tf.keras, name=None), 4, directory=tmp_path, evaluation="none", export=False)
+
+
 def test_the_settings_may_say_something_else_of_its_table(programs: Any, tmp_path: Path) -> None:
     settings = {"dynamic_tables": {"items": {"capacity": 500}}, "evaluation": "none", "export": False}
     testing.train(declaring(programs, tf.keras), 40, directory=tmp_path, **settings)

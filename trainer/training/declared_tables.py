@@ -7,6 +7,7 @@ of the export does; the settings then have it as if they had named the layer.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from trainer.training.reserved import reserving
 
 log = logging.getLogger(__name__)
 DECLARED = "dynamic_table"
+COUNTED = re.compile(r"_\d+$")
 
 
 def name_declared_tables(config: Config, program: Program) -> Config:
@@ -33,10 +35,16 @@ def name_declared_tables(config: Config, program: Program) -> Config:
     """
     if not config.traits.remote or not some_ask():
         return config
+    made_before = [
+        (f"{owner}.{name}", value)
+        for owner, place in places(program, program)
+        for name, value in list(place.items())
+        if hasattr(type(value), DECLARED)
+    ]
     with kept_randomness(), tf.variable_creator_scope(reserving()):
         layers = keras_of(build_model(apart_from(program))).layers
         asking = [layer for layer in layers if hasattr(layer, DECLARED)]
-    refuse_outside_layers(program, asking)
+    refuse_outside_layers(made_before, asking)
     declared = {layer.name: getattr(layer, DECLARED) for layer in asking}
     if not declared.keys() - config.dynamic_tables.keys():
         return config
@@ -48,30 +56,39 @@ def name_declared_tables(config: Config, program: Program) -> Config:
     return config
 
 
-def refuse_outside_layers(program: Program, layers: Sequence[Layer]) -> None:
+def refuse_outside_layers(made_before: Iterable[tuple[str, Any]], layers: Sequence[Layer]) -> None:
     """Raise UserError where a layer that asks for a table was made before build_model: it is built once."""
-    for owner, place in places(program, program):
-        for name, value in place.items():
-            if any(value is layer for layer in layers):
-                raise UserError(
-                    f"{owner}.{name}: this layer asks for a dynamic table, and was made before build_model was called: "
-                    "make it in build_model, with a name of its own"
-                )
+    for place, value in made_before:
+        if any(value is layer for layer in layers):
+            raise UserError(
+                f"{place}: this layer asks for a dynamic table, and was made before build_model was called: make it in "
+                "build_model, with a name of its own"
+            )
 
 
-def refuse_undeclared(layers: Iterable[Layer], named: Collection[str]) -> None:
+def refuse_undeclared(layers: Iterable[Layer], made: Collection[str], known: Collection[str]) -> None:
     """Raise UserError where a layer asks for a table, and none was made: it would train a fixed one, of hashed ids.
 
-    `layers` are all of the model's, once they are built, and `named` those that have a dynamic table.
+    `layers` are all of the model's, once they are built, `made` those that have a dynamic table, and `known` those that
+    the settings name.
     """
+    numbered = {COUNTED.sub("", name) for name in known if name not in made}
     for layer in layers:
-        if hasattr(layer, DECLARED) and layer.name not in named:
+        if not hasattr(layer, DECLARED) or layer.name in made:
+            continue
+        what = f"the layer {layer.name!r} asks for a dynamic table, and"
+        if layer.name in known:
             raise UserError(
-                f"the layer {layer.name!r} asks for a dynamic table, and that was not known before the training: its "
-                "class was imported within build_model, or it is made when the model is first called, or as a global. "
-                "Import its class where the program's module begins, and make it in build_model; or name it in "
-                f"dynamic_tables ({{{layer.name}: {{capacity: ...}}}})"
+                f"{what} the step does not build it: call it where the model is called, and have each call of "
+                "build_model make a layer of its own"
             )
+        if COUNTED.sub("", layer.name) in numbered:
+            raise UserError(f"{what} had another name when the model was built before: give it a name=")
+        raise UserError(
+            f"{what} that was not known before the training: its class was imported within build_model, or it is made "
+            "when the model is first called, or as a global. Import its class where the program's module begins, and "
+            f"make it in build_model; or name it in dynamic_tables ({{{layer.name}: {{capacity: ...}}}})"
+        )
 
 
 def some_ask() -> bool:

@@ -121,6 +121,11 @@ class DynamicTables:
         return [table.width, list(map(list, slots.items())), self._settings[table.name].sightings]
 
     @property
+    def names(self) -> Collection[str]:
+        """Those that the settings name, also of layers that are not built."""
+        return self._settings.keys()
+
+    @property
     def are_left(self) -> bool:
         """Whether all of them are those that an earlier coordinator has left, but for what is `lacking`."""
         return self._left is not None

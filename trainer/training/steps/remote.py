@@ -299,7 +299,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     with strategy.scope():
         keras.check_step(train_step)
     warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
-    refuse_undeclared(keras.layers, tables.tables if tables is not None else ())
+    refuse_undeclared(keras.layers, *((tables.tables, tables.names) if tables is not None else ((), ())))
     if tables is not None:
         tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
