@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from trainer import testing
 from trainer.core.failures import UserError
 from trainer.training.metric_uses import refuse_uses
 from trainer.training.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
@@ -256,10 +258,69 @@ def test_a_step_that_trains_by_what_a_metric_says_is_refused(library: Any, by_me
     traced = step.get_concrete_function(tf.TensorSpec([2, 1]))
     states = [getattr(one, "_value", one) for one in mean.variables]
     if not by_metric:
-        refuse_uses(traced, states, "Model.train_step")
+        refuse_uses(traced, states, states, "Model.train_step")
         return
     with pytest.raises(UserError, match=r"^Model\.train_step changes '.*' by what a metric says"):
-        refuse_uses(traced, states, "Model.train_step")
+        refuse_uses(traced, states, states, "Model.train_step")
+
+
+class Moved(tf.keras.metrics.Metric):  # type: ignore[misc]
+    """A moving average, which stays on the ps."""
+
+    def __init__(self) -> None:
+        super().__init__(name="moved")
+        self.average = self.add_weight(name="average", initializer="zeros")
+
+    def update_state(self, value: Any, sample_weight: Any = None) -> None:
+        self.average.assign(0.5 * self.average + 0.5 * value)
+
+    def result(self) -> Any:
+        return tf.convert_to_tensor(self.average)
+
+
+class Uses:
+    """A program of two weights, of which a step may train the second one by what a metric says."""
+
+    def __init__(self, *, by_metric: bool) -> None:
+        class Model(tf.keras.Model):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.weights_of = [self.add_weight(name=name, shape=[2]) for name in ("first", "second")]
+                self.mean, self.moved = tf.keras.metrics.Mean(name="mean"), Moved()
+
+            def call(self, values: Any) -> Any:
+                return values * self.weights_of[0] + self.weights_of[1]
+
+            def train_step(self, data: Any) -> Any:
+                self.mean.update_state(tf.reduce_mean(data[0]))
+                self.moved.update_state(self.mean.result())
+                gradients = [data[0][0], data[1][0] * (self.mean.result() if by_metric else 2.0)]
+                self.optimizer.apply_gradients(zip(gradients, self.weights_of, strict=True))
+                return {"loss": self.mean.result(), "moved": self.moved.result()}
+
+        self.kind = Model
+
+    def build_model(self) -> Any:
+        model = self.kind()
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.build([None, 2])
+        return model
+
+    def train_dataset(self, context: Any) -> Any:
+        return tf.data.Dataset.from_tensors((tf.ones([1, 2]), tf.ones([1, 2]))).repeat()
+
+    eval_dataset = train_dataset
+
+
+def test_the_variable_that_follows_a_metric_is_named(tmp_path: Path) -> None:
+    """Another gradient, and what a metric on the ps is fed, go there in the same message."""
+    with pytest.raises(UserError, match=r"Model\.train_step changes '[^']*second' by what a metric says"):
+        testing.train(Uses(by_metric=True), 4, directory=tmp_path, evaluation="none", export=False)
+
+
+def test_a_metric_may_be_fed_by_another(tmp_path: Path) -> None:
+    result = testing.train(Uses(by_metric=False), 4, directory=tmp_path, evaluation="none", export=False)
+    assert result.step == 4
 
 
 def test_what_cannot_be_merged_is_told_by_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
-from trainer.core.contracts import Traced, Variable
+from trainer.core.contracts import Tensor, Traced, Variable
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import WRITING
-from trainer.training.metrics import reached
 from trainer.training.tf_internals.graphs import outermost
+from trainer.training.transfers import SENT
 
 
-def refuse_uses(step: Traced, states: Iterable[Variable], what: str) -> None:
-    """Raise UserError where a traced step changes other variables by these states of metrics; `what` names the step."""
-    kept = {id(one.handle) for one in states}
-    handles = [inner for outer, inner in step.graph.captures if id(outer) in kept]
-    reads = [one for handle in handles for one in handle.consumers() if one.type == "ReadVariableOp"]
-    read, own = reached(output for one in reads for output in one.outputs), {one.name for one in handles}
+def refuse_uses(step: Traced, states: Iterable[Variable], metrics: Iterable[Variable], what: str) -> None:
+    """Raise UserError where a traced step changes other variables by these states of metrics; `what` names the step.
+
+    `metrics` has the states of all metrics, also of those that stay on the ps: one may be fed by another.
+    """
+    handles, own = ({id(inner): inner for inner in inner_handles(step, each)} for each in (states, metrics))
+    reads = [one for handle in handles.values() for one in handle.consumers() if one.type == "ReadVariableOp"]
+    read = computed_of(step, [output for one in reads for output in one.outputs])
     for operation in step.graph.get_operations():
-        if not operation.type.startswith(WRITING) or operation.inputs[0].name in own:
+        if not operation.type.startswith(WRITING) or id(operation.inputs[0]) in handles | own:
             continue
         if any(given.name in read for given in operation.inputs[1:]):
             handle = outermost(operation.inputs[0])
@@ -28,3 +31,23 @@ def refuse_uses(step: Traced, states: Iterable[Variable], what: str) -> None:
                 "zero with each call of a worker, so that these are other numbers than in one process: keep what it "
                 "needs in a variable of the model that is no metric's, with trainable=False (docs/programs.md)"
             )
+
+
+def inner_handles(step: Traced, variables: Iterable[Variable]) -> list[Tensor]:
+    kept = {id(one.handle) for one in variables}
+    return [inner for outer, inner in step.graph.captures if id(outer) in kept]
+
+
+def computed_of(step: Traced, tensors: Iterable[Tensor]) -> set[str]:
+    """Return the names of these tensors, and of all that are computed of them: of a message each tensor by itself."""
+    copies = defaultdict[str, list[Tensor]](list)
+    for sent, copy in step.graph.get_collection(SENT):
+        copies[sent.name].append(copy)
+    found, todo = set[str](), list(tensors)
+    while todo:
+        tensor = todo.pop()
+        if tensor.name not in found:
+            found.add(tensor.name)
+            users = (one for one in tensor.consumers() if SENT not in one.name)
+            todo += [*copies[tensor.name], *(output for one in users for output in one.outputs)]
+    return found

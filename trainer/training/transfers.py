@@ -37,6 +37,8 @@ MOST_BYTES = 64 * 1024
 # Of one row, where only the step knows how many there are.
 MOST_ROW_BYTES = 1024
 WORKER = ""
+SENT = "psfleet_together"
+"""The scope of what packs and unpacks, and a graph's collection of pairs: a tensor that was packed, and its copy."""
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 TYPES = frozenset((*FLOATS, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16))
 # tf.function takes all others that use a variable for writes.
@@ -193,12 +195,13 @@ def send_together(graph: Graph, stage: Stage, tensors: Sequence[Tensor], places:
         return places.get(user.name) == stage.target and SCOPE not in user.name
 
     users = [{one.name: one for one in tensor.consumers() if is_at(one)} for tensor in tensors]
-    with graph.as_default(), tf.control_dependencies(None), tf.name_scope("psfleet_together"):
+    with graph.as_default(), tf.control_dependencies(None), tf.name_scope(SENT):
         with tf.device(stage.source or None):
             packed = pack(tensors)
         with tf.device(stage.target or None):
             arrived = unpack(packed, tensors)
     for tensor, other, mine in zip(tensors, arrived, users, strict=True):
+        graph.add_to_collection(SENT, (tensor, other))
         for user in mine.values():
             for number, given in enumerate(user.inputs):
                 if given is tensor:

@@ -39,7 +39,7 @@ from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.steps.runner import POLL_SECONDS, Call
 from trainer.training.steps.traced_call import trace_call
-from trainer.training.steps.traced_step import trace_step
+from trainer.training.steps.traced_step import metric_pieces, trace_step
 from trainer.training.steps.trained import OfTrained, Trained
 from trainer.training.steps.workers_data import WorkersData
 from trainer.training.tf_internals.joining import add_worker, announce, known_workers, taken_in
@@ -303,7 +303,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     if tables is not None:
         tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
-    refuse_uses(train_step, accounts.metrics.states.pieces, name)
+    refuse_uses(train_step, accounts.metrics.states.pieces, metric_pieces(model), name)
     return train_step
 
 
