@@ -39,7 +39,8 @@ def test_duration_has_two_units_at_most(seconds: float | None, text: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(None, "?"), (0.123456, "0.1235"), (350.24, "350.2"), (12345.6, "12346"), ("NaN", "nan")]
+    ("value", "text"),
+    [(None, "?"), (0.123456, "0.1235"), (350.24, "350.2"), (12345.6, "12346"), (1e30, "1e+30"), ("NaN", "nan")],
 )
 def test_number_has_four_digits(value: float | str | None, text: str) -> None:
     assert render_number(value) == text

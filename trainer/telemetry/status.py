@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import socket
 import time
@@ -254,14 +253,14 @@ def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:
 
 
 def render_number(value: float | str | None) -> str:
-    """Four significant digits, as many as an operator reads; whole numbers from a thousand up.
+    """Four significant digits, as many as an operator reads; whole numbers from a thousand to ten million.
 
     A text is one that JSON has no word for (`trainer.run.records.to_json`).
     """
     if value is None:
         return "?"
     number = float(value)
-    return f"{number:.0f}" if 1000 <= abs(number) < math.inf else f"{number:.4g}"
+    return f"{number:.0f}" if 1000 <= abs(number) < 1e7 else f"{number:.4g}"
 
 
 def render_metrics(metrics: Mapping[str, float | str]) -> str:
