@@ -177,6 +177,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="of faults, for each side (default: 10)")
     parser.add_argument("--keep", type=Path, help="leave the processes' logs, and what was seen, in this directory")
     options = parser.parse_args(arguments)
+    if options.dynamic and options.program != "recommender":
+        parser.error("--dynamic is for --program recommender, which has tables")
     settings = settings_of_tables()["dynamic"] if options.dynamic else {}
     sides = [side for side in SIDES if not options.side or side in options.side]
     why = missing()

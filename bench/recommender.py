@@ -61,13 +61,13 @@ def compare_speed(bench: Bench, model: str, size: Size, workers: int) -> None:
     """Print the speed of each side."""
     program, kinds = f"bench.programs:{model}Kept", settings_of_tables()
     names = "guide", *(f"psfleet, {kind}" for kind in kinds), "one process"
-    turns = against_guide(bench, program, 20, size.turns, size.seconds, *kinds.values(), workers=workers, floor=True)
-    with turns as sides:
+    more: Any = {"workers": workers, "floor": True, "traffic": True}
+    with against_guide(bench, program, 20, size.turns, size.seconds, *kinds.values(), **more) as sides:
         guide = sides[0].speed()
         for name, side in zip(names, sides, strict=True):
             samples = BATCH * side.speed()
             cells = f"{samples:,.0f}", f"{side.speed() / guide:.2f}", f"{samples / (os.cpu_count() or 1):,.0f}"
-            kept = f"{side.resident('ps'):.0f}", f"{side.step_kilobytes():,.0f}"
+            kept = f"{side.resident('ps'):.0f}", side.step_kilobytes()
             print_row(model, str(workers), name, *cells, side.milliseconds(), *kept)
 
 

@@ -38,15 +38,16 @@ class Side:
         self._observed = observed
         self._turns: list[tuple[float, float]] = []  # when each began and ended (of time.time)
         self._before: dict[str, float] = {}
-        self._bytes_before = 0
+        self._bytes_before: int | None = None
         self._since = 0.0
 
-    def warm_up(self, seconds: float) -> None:
-        """Wait until it has trained for so long."""
+    def warm_up(self, seconds: float, traffic: bool = False) -> None:
+        """Wait until it has trained for so long. With `traffic` what the ps send is counted from then on."""
         self._coordinator.until(lambda: spans(self._observed(), seconds), "it had trained for a while")
         self._signal(signal.SIGSTOP)
         self._since, self._before = time.time(), self._processor_seconds()
-        self._bytes_before = bytes_of(self._cluster.spec("ps")["ps"])
+        if traffic:
+            self._bytes_before = self._bytes()
 
     def work(self, seconds: float) -> None:
         """Work for so long."""
@@ -71,9 +72,14 @@ class Side:
         steps = self._steps()
         return {job: 1000 * seconds / steps for job, seconds in spent.items()}
 
-    def step_kilobytes(self) -> float:
-        """Return what the ps sent and got for a step; 0 where there is no ps."""
-        return (bytes_of(self._cluster.spec("ps")["ps"]) - self._bytes_before) / 1000 / self._steps()
+    def step_kilobytes(self) -> str:
+        """Show what the ps sent and got for a step; "-" where that was not counted, or connections have ended since."""
+        if self._bytes_before is None or (found := self._bytes() - self._bytes_before) < 0:
+            return "-"
+        return f"{found / 1000 / self._steps():,.0f}"
+
+    def _bytes(self) -> int:
+        return bytes_of(self._cluster.spec("ps")["ps"])
 
     def resident(self, job: str) -> float:
         """Return the memory of all tasks of a job together (MiB)."""
@@ -120,14 +126,16 @@ def sent_and_got(said: str) -> int:
 
 
 @contextlib.contextmanager
-def in_turns(starts: Iterable[Start], warm_up: float, turns: int, seconds: float) -> Iterator[list[Side]]:
-    """Give the sides once each has worked so many turns; they run until it is left."""
+def in_turns(
+    starts: Iterable[Start], warm_up: float, turns: int, seconds: float, *, traffic: bool = False
+) -> Iterator[list[Side]]:
+    """Give the sides once each has worked so many turns; they run until it is left. `traffic` is as for `warm_up`."""
     with contextlib.ExitStack() as stack:
         sides = []
         for serving, start in starts:
             cluster = stack.enter_context(serving)
             sides.append(Side(cluster, *start(cluster)))
-            sides[-1].warm_up(warm_up)
+            sides[-1].warm_up(warm_up, traffic)
         for turn in range(turns):
             for side in sides if turn % 2 else sides[::-1]:
                 side.work(seconds)
@@ -148,10 +156,12 @@ def against_guide(
     *settings: Mapping[str, Any],
     workers: int = 2,
     floor: bool = False,
+    traffic: bool = False,
 ) -> contextlib.AbstractContextManager[list[Side]]:
     """Give the guide's side, and one of psfleet's with each of these settings: so many workers and two ps each.
 
-    The guide's is on servers of the guide. With `floor` one process that trains alone comes last.
+    The guide's is on servers of the guide. With `floor` one process that trains alone comes last. `traffic` is as for
+    `Side.warm_up`.
     """
     guide = partial(bench.start_plain, program=program, api="custom_loop", epoch_steps=epoch_steps)
     sides: list[tuple[tuple[str, str], StartOn]] = [(PLAIN_SERVER, guide)]
@@ -160,7 +170,7 @@ def against_guide(
     if floor:
         alone = psfleet_on(bench, program, strategy="one_device", **NO_SAVES)
         starts.append((bench.cluster(workers=0, servers=0).serving(), alone))
-    return in_turns(starts, bench.effort.warm_up, turns, seconds)
+    return in_turns(starts, bench.effort.warm_up, turns, seconds, traffic=traffic)
 
 
 def speeds(sides: list[Side]) -> list[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from bench import turns
 from bench.recommender import Judge, Saved
-from bench.turns import sent_and_got
+from bench.turns import Side, sent_and_got
 from trainer import testing
 from trainer.examples import criteo
 
@@ -37,3 +40,18 @@ def test_a_checkpoint_is_there_when_its_index_is(tmp_path: Path) -> None:
 def test_what_all_connections_have_sent_and_got_is_added_up() -> None:
     said = "ESTAB 0 0 a:1 b:2\n\t bytes_sent:5 bytes_acked:6 bytes_received:10\nESTAB 0 0 a:1 c:2\n\t bytes_sent:100\n"
     assert sent_and_got(said) == 115
+
+
+@pytest.mark.parametrize(("traffic", "later", "shown"), [(True, 51_000, "5"), (True, 500, "-"), (False, 51_000, "-")])
+def test_only_who_shows_traffic_counts_it_and_ended_connections_make_no_number(
+    traffic: bool, later: int, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes are gone with them."""
+    counted = [1000, later]
+    monkeypatch.setattr(turns, "bytes_of", lambda addresses: counted.pop(0))
+    cluster: Any = SimpleNamespace(tasks=[], spec=lambda job: {"ps": ["a:1"]})
+    side = Side(cluster, SimpleNamespace(until=lambda *_: None), lambda: [])  # type: ignore[arg-type]
+    side.warm_up(0.0, traffic)
+    monkeypatch.setattr(side, "_steps", lambda: 10.0)
+    assert side.step_kilobytes() == shown
+    assert len(counted) == (0 if traffic else 2)

@@ -1,7 +1,7 @@
 import pytest
 
 from bench.faults import Fault, Outcome, Steps, pause_after, schedule, value_at
-from bench.goodput import rows
+from bench.goodput import main, rows
 from bench.points import Point
 
 
@@ -98,3 +98,9 @@ def test_table_has_a_column_for_each_side_and_no_row_for_what_did_not_happen():
     assert table["goodput"] == ["0.740", "0.740"]
     assert "pause after a ps kill, s (1)" in table
     assert not any("partition" in name for name in table)
+
+
+def test_dynamic_tables_are_for_the_program_that_has_tables(capsys):
+    with pytest.raises(SystemExit):
+        main(["--dynamic"])
+    assert "--dynamic is for --program recommender" in capsys.readouterr().err
