@@ -358,3 +358,13 @@ def test_each_path_that_a_role_writes_is_known_to_the_reset() -> None:
         and not re.fullmatch(r"/etc/(systemd/(journald\.conf\.d|system/.*\.d)|exports\.d)", path)  # removed when empty
     ]
     assert lost == []
+
+
+def test_each_file_of_the_shared_path_goes_or_holds_work() -> None:
+    """As the design's table lists them: a drain that a reset left would keep the next cluster's host out."""
+    rows = [row.split("|")[1] for row in (ROOT / "docs/design.md").read_text().splitlines() if row.startswith("| `<sh")]
+    names = {name for row in rows for name in re.findall(r"`(?:<shared>/)?([a-z.-]+)[`/]", row)}
+    lists = yaml.safe_load((ROOT / "roles/reset/vars/main.yml").read_text()).values()
+    taken = [pattern for each in lists for pattern in each]
+    assert {"drains", "runs", "queue.json"} < names
+    assert [name for name in sorted(names) if not any(fnmatch(name, pattern) for pattern in taken)] == []
