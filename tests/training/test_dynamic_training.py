@@ -126,7 +126,8 @@ def test_two_workers_train_rows_that_a_batch_repeats_as_keras_does(library: Any,
     result = testing.train(program, 40, workers=2, ps=2, directory=tmp_path, **settings)
     rows = rows_of(str(result.directory / "checkpoints" / "ckpt-40"))
     np.testing.assert_allclose([rows[7], rows[8]], expected[7:9], rtol=1e-6)
-    assert (expected[7, 0] == expected[8, 0]) == (library is tf.keras)  # the first accumulator is small
+    apart = expected[8, 0] - expected[7, 0]
+    assert (apart < 0.01) == (library is tf.keras)  # not none with it: the first accumulator is 0.1
 
 
 @pytest.mark.parametrize(
@@ -328,6 +329,9 @@ def test_only_the_rows_of_a_lost_ps_go_back_where_that_is_asked_for(
     until(lambda: (read_status(directory).step or 0) > saved + 200, "steps", say=lambda: process.output)
     kill(process.pids(f"ps-{lost}")[0])
     process.search(r"only what lost ps had[\s\S]* steps/s")
+    # The other ps may have trained batches of a call that was in flight: they are trained once more first.
+    reached = read_status(directory).step or 0
+    until(lambda: (read_status(directory).step or 0) > reached + 400, "steps", say=lambda: process.output)
     process.send(signal.SIGTERM)
     assert process.wait() == 143, process.output
     events = map(json.loads, directory.event_log.read_text().splitlines())
