@@ -1017,6 +1017,10 @@ def test_rows_in_the_files_of_another_ps_are_not_left_out_without_a_word(tmp_pat
         kept.rename(second + suffix)
     with pytest.raises(ValueError, match="20 rows of the dynamic table others are in the files of ps that they do not"):
         Pieces(made.table, ["", ""]).restore(prefix)
+    made_again = Made("others-again", servers=3)
+    made_again.table.name = name
+    Pieces(made_again.table, [""] * 3).restore(prefix)
+    assert made_again.rows().keys() == set(range(20))
 
 
 @pytest.mark.parametrize(

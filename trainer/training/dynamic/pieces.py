@@ -165,7 +165,7 @@ class Pieces:
         if are_own and others:
             raise ValueError(
                 f"{others:,} rows of the dynamic table {self._table.name} are in the files of ps that they do not "
-                "belong to: its keys had other owners when it was written"
+                "belong to: its keys had other owners when it was written. Any other number of ps reads all of them"
             )
         if (refused := int(self._ends().numpy()[list(servers), REFUSED].sum())) > 0:
             raise ValueError(
