@@ -24,7 +24,7 @@ def queued(lab, tmp_path_factory):
     assert started.returncode == 0, started.stdout + started.stderr
     added = [
         add(inventory, "b", "--set", "dropout=1.5", "--reason", "to see it fail"),
-        add(inventory, "c", "--steps", "1000000", "--minutes", "0.5"),
+        add(inventory, "c", "--steps", "1000000", "--minutes", "1.5"),
         add(inventory, "d", "--set", "dropout=0.3", "--priority", "5"),
     ]
     assert add(inventory, "f")["ahead"][-1] == f"{NAME}-c"
@@ -72,7 +72,7 @@ def test_a_failure_and_a_limit_hold_nothing_up(queued):
     failed, limited = worked_off(queued[0])[2:]
     assert failed["state"] == "failed"
     assert "Invalid value 1.5 received for `rate`" in failed["message"]
-    assert (limited["state"], limited["message"]) == ("stopped", "its limit of 0.5 min is used up")
+    assert (limited["state"], limited["message"]) == ("stopped", "its limit of 1.5 min is used up")
     assert limited["points"][0]["step"] == limited["points"][0]["evaluated_step"] > 0
 
 
