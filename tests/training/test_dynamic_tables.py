@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import tracemalloc
@@ -948,6 +949,28 @@ def test_many_tables_are_made_without_a_warning_of_repeated_traces(caplog: pytes
     finally:
         logger.removeHandler(caplog.handler)
     assert "retracing" not in caplog.text
+
+
+def test_tables_that_are_collected_while_a_graph_is_made_are_freed_by_the_next_ones() -> None:
+    """Their operations would belong to that graph, which may be one of a cluster with fewer ps."""
+
+    def make() -> tuple[DynamicTables, Any]:
+        tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU], lazy=False)
+        with tables.of_layers():
+            tf.keras.layers.Embedding(10, WIDTH, name="items").build(None)
+        tables.bind([two.SGD(0.1)], own_step=False)
+        tables.begin()
+        return tables, tables.tables["items"].shards[0].clock.handle
+
+    graph = tf.Graph()
+    tables, clock = make()
+    with graph.as_default():
+        del tables
+        gc.collect()
+    assert not graph.get_operations()
+    assert tf.raw_ops.VarIsInitializedOp(resource=clock)
+    make()
+    assert not tf.raw_ops.VarIsInitializedOp(resource=clock)
 
 
 def test_a_table_with_another_number_of_hash_tables_is_not_taken_over() -> None:

@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 PARTS = ("values", "slot0", "slot1", "slot2", "keys", "told", "free", "numbers", "clock", "sketch")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
 MOST_PS = 100  # whose rows, when all of these are full, any other number of ps has room for
+LEFT: list[tuple[Mapping[str, Any], Sequence[str]]] = []
+"""Records and devices of tables that this process let go of. Python may collect those while a graph is made, to which
+the operations that free them would belong: the next tables free them."""
 
 
 class TablesLeft(Protocol):
@@ -71,6 +74,8 @@ class DynamicTables:
 
         Nothing of that is on the ps that are `lacking`.
         """
+        while LEFT:
+            destroy(*LEFT.pop())
         self._settings, self._devices, self._lazy = settings, list(devices), lazy
         self._look = {
             name: [each.capacity, len(devices), parts_of(share_of(each.capacity, len(devices)))]
@@ -93,7 +98,7 @@ class DynamicTables:
         """Names the mutex with which the variable of a handle is updated."""
         self.counts: dict[str, dict[str, int]] = {}
         """The numbers of each table, as the last call has told them: rows, new, evicted and refused ones, and bytes."""
-        self._end = weakref.finalize(self, destroy, self.record, self._devices)
+        self._end = weakref.finalize(self, LEFT.append, (self.record, self._devices))
         self._end.atexit = False  # a process that ends leaves them to the next one
 
     @classmethod
