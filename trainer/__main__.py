@@ -107,7 +107,7 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
 def read_config(options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool = False) -> Config:
     """Read the settings, then what the operator selected, then the command line; the last one counts.
 
-    Of a sweep it is the present point, or for who `evaluates` the one that is to be evaluated.
+    Of a sweep it is the present point, or for an evaluator (`evaluates`) the one that is to be evaluated.
     """
     config = read_settings(options, environment)
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}

@@ -199,7 +199,7 @@ def _environment(wanted: Wanted, job: str) -> dict[str, str]:
 def _probes() -> dict[str, Any]:
     """The trainer answers for its metrics from a thread of the process that lives: a frozen one answers nothing.
 
-    The supervisor keeps the port while one process follows another, and who asks meanwhile waits.
+    The supervisor keeps the port while one process follows another, and a caller waits meanwhile.
     """
     get = {"httpGet": {"path": "/metrics", "port": "metrics"}, "timeoutSeconds": 10}
     return {

@@ -32,7 +32,7 @@ class GpuError(ValueError):
 
 
 def computes(job: str, strategy: str) -> bool:
-    """Whether a job's tasks compute on GPUs: who trains; the coordinator of parameter servers only gives orders."""
+    """Whether a job's tasks compute on GPUs: those that train. The coordinator of parameter servers gives orders."""
     return job == "worker" or (job == "chief" and not STRATEGIES[strategy].remote)
 
 

@@ -48,7 +48,7 @@ class Desk:
     ask: Callable[[str], bool] = _ask
     prove: Callable[[Cluster, str, Mapping[str, Any], Display], None] = _prove
     answers: TextIO | None = None
-    """Where `--json` goes, while `out` is for who looks on; None where nobody asked for it."""
+    """Where `--json` goes, while `out` is for the operator; None where nobody asked for it."""
     meanwhile: TextIO | None = None
     """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
 

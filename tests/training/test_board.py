@@ -1,4 +1,4 @@
-"""What a run leaves for who looks at it: its page, and TensorBoard's tabs beside its curves."""
+"""What a run leaves for its readers: its page, and TensorBoard's tabs beside its curves."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_worker_that_is_gone_for_good(cluster: Members) -> No
     cluster.start("worker-0")
     cluster.processes["worker-0"].search("worker-0 serves at")
     cluster.trains_on()
-    # And who comes late is taken in.
+    # A late member is taken in too.
     cluster.start("worker-1")
     cluster.chief.search(r"TensorFlow has taken in worker-1")
     cluster.trains_on()

@@ -375,7 +375,7 @@ class Membership:
         self._restarts.end(restart, self._config.steps)
 
     def _give_up(self, event: str, message: str, tasks: list[str]) -> None:
-        """End this process, whatever its main thread waits for: the next one forms the cluster of who answers."""
+        """End this process, whatever its main thread waits for: the next one takes the members that answer."""
         if tasks and not self._watching:  # the generation has just ended
             return
         log.error("%s; restarting", message)

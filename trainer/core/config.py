@@ -478,6 +478,6 @@ KINDS = {key: kinds_of(hint) for key, hint in TYPES.items()}
 DECLARED = {field.name: setting_of(field) for field in dataclasses.fields(Config)}
 
 
-def key_problem(key: str, value: Any) -> str | None:
+def key_problem(key: str, value: object) -> str | None:
     """Say what is wrong with one setting by itself; None where it is right."""
     return value_problem(key, value, KINDS[key], DECLARED[key])

@@ -53,7 +53,7 @@ def tables_problem(setting: Mapping[str, Any]) -> str | None:
     return None
 
 
-def table_problem(table: Any) -> str | None:
+def table_problem(table: object) -> str | None:
     """Say what is wrong with what is set for one table; None where it is right."""
     if not isinstance(table, Mapping):
         return f"expected a mapping such as {{capacity: 1000000}}, not {table!r}"

@@ -38,7 +38,7 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def values_problem(values: Mapping[Any, Any]) -> str | None:
+def values_problem(values: Mapping[Any, object]) -> str | None:
     """Say what is wrong with parameters whatever program they are for; None where nothing is."""
     try:
         return _values_problem(values)
@@ -46,7 +46,7 @@ def values_problem(values: Mapping[Any, Any]) -> str | None:
         return "they are nested too deeply: name a file that the program reads"
 
 
-def _values_problem(values: Mapping[Any, Any]) -> str | None:
+def _values_problem(values: Mapping[Any, object]) -> str | None:
     for name, value in values.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             return f"{name!r} can't name a parameter of a constructor: use letters, digits and underscore"

@@ -152,7 +152,7 @@ def middle(asked: Mapping[str, Any]) -> Any:
     return int(value) if has_whole_numbers(asked) else value
 
 
-def holds(asked: Mapping[str, Any], value: Any) -> bool:
+def holds(asked: Mapping[str, Any], value: object) -> bool:
     """Whether a parameter can have this value."""
     if "choices" in asked:
         return json.dumps(value, sort_keys=True) in [json.dumps(each, sort_keys=True) for each in asked["choices"]]

@@ -101,7 +101,7 @@ def found(problem: Callable[[Any], str | None]) -> Check:
     return lambda key, value: f"{key}: {message}" if (message := problem(value)) else None
 
 
-def value_problem(key: str, value: Any, kinds: tuple[type, ...], declared: Setting) -> str | None:
+def value_problem(key: str, value: object, kinds: tuple[type, ...], declared: Setting) -> str | None:
     """Say what is wrong with one setting by itself; None where it is right."""
     if problem := type_problem(key, value, kinds):
         return problem

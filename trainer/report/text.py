@@ -1,4 +1,4 @@
-"""What the figures of a run's page say, in words: for who can't see them, and where no script runs."""
+"""What the figures of a run's page say, in words: for readers who can't see them, and where no script runs."""
 
 from __future__ import annotations
 

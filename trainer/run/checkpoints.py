@@ -1,7 +1,7 @@
 """Saves and restores what is trained; trainer/run/catalogue.py says which checkpoints count.
 
 A save is written by a thread of its own where the training goes on beside it. The thread shares nothing with it but
-the save's future: who asks for a save takes up how the one before has ended.
+the save's future: the caller of a save takes up how the one before has ended.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ class RunDirectory(LeasedDirectory):
         self._change_state({"members": members, "without": without, "restart": restart})
 
     def read_state(self) -> dict[str, Any]:
-        """Return the state record; what there is of none, or of a damaged one, is that of a new run."""
+        """Return the state record; a missing or damaged one reads as that of a new run."""
         new = {"state": RunState.WAITING, "step": 0, "epoch": 0, "members": {}, "without": [], "restart": {}}
         try:
             return {**new, **(read_record(self.state) or {})}

@@ -129,7 +129,7 @@ def parse(line: str) -> dict[str, Any] | None:
 
 
 def describe_event(event: Mapping[str, Any]) -> str:
-    """Lay an event out in one line, with the local time of who reads it."""
+    """Lay an event out in one line, in the reader's local time."""
     parts = [time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.get("time", 0))), str(event["event"])]
     if who := event.get("task") or event.get("host"):
         parts.append(f"{who} on {event['host']}" if event.get("task") and event.get("host") else str(who))

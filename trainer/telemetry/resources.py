@@ -41,7 +41,7 @@ _gpu_use: GpuUse | None = None
 
 
 def gpu_use() -> GpuUse | None:
-    """Return what this process's GPUs did when it was looked at last: who scrapes starts no nvidia-smi."""
+    """Return what this process's GPUs did when it was looked at last: a scrape starts no nvidia-smi."""
     return _gpu_use
 
 

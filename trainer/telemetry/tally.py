@@ -1,4 +1,4 @@
-"""What a process counts of its run for who scrapes it, where nothing else keeps the number."""
+"""What a process counts of its run for Prometheus, where nothing else keeps the number."""
 
 from __future__ import annotations
 

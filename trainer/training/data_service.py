@@ -60,7 +60,7 @@ class DataService:
             # It reads the dataset's options, which a graph need not know.
             warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
             forget_uncompressing()
-            # All who train register the same dataset: the journal keeps it once.
+            # All trainers register the same dataset: the journal keeps it once.
             known = service.register_dataset(address, dataset, dataset_id=name)
         return service.from_dataset_id(
             processing_mode=policy, service=address, dataset_id=known, element_spec=dataset.element_spec, job_name=job

@@ -56,7 +56,7 @@ def name_declared_tables(config: Config, program: Program) -> Config:
     return config
 
 
-def refuse_outside_layers(made_before: Iterable[tuple[str, Any]], layers: Sequence[Layer]) -> None:
+def refuse_outside_layers(made_before: Iterable[tuple[str, object]], layers: Sequence[Layer]) -> None:
     """Raise UserError where a layer that asks for a table was made before build_model: it is built once."""
     for place, value in made_before:
         if any(value is layer for layer in layers):

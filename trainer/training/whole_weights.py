@@ -2,7 +2,7 @@
 
 tf_keras lists the shards of a split variable as weights of their own. So what a file or an array has as one weight
 would not fit a model with two ps. The methods that give, take, save and load weights see whole ones here, at any time;
-and so does who asks a layer for its `weights` while the program's `build_model` runs.
+and so does a caller that asks a layer for its `weights` while the program's `build_model` runs.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class WorkerFiles:
 
 
 def processes_of(members: Any) -> Callable[[int], str | None]:
-    """Return what tells which process a worker is, from who knows of the workers."""
+    """Return what tells which process a worker is, from the object that knows the workers."""
     if members is None:
         return lambda worker: None
     return lambda worker: members.process(members.workers[worker])

@@ -63,7 +63,7 @@ login_uid:
   type: int
   returned: success
 scraper_uid:
-  description: Number of the user C(prometheus), who scrapes. None where there is no such user.
+  description: Number of the user C(prometheus), which scrapes. None where there is no such user.
   type: int
   returned: success
 name_servers:

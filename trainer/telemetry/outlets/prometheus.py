@@ -22,8 +22,8 @@ PATIENCE_SECONDS = 5.0  # with a client that has connected and says nothing
 def listen(environment: Mapping[str, str]) -> socket.socket | None:
     """Return a socket that listens where the environment says, or None; what goes wrong must end no training.
 
-    The supervisor keeps it: the port is taken from before its first child until its own end, and who scrapes between
-    two children waits.
+    The supervisor keeps it: the port is taken from before its first child until its own end. Prometheus, which may
+    scrape between two children, waits.
     """
     if descriptor := environment.get(LISTENER):
         return socket.socket(fileno=int(descriptor))

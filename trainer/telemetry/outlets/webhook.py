@@ -1,6 +1,6 @@
 """Tell the operator's webhook or command that a run is finished or failed, or that a member is away for long.
 
-A thread of its own delivers, so that nobody who trains waits for it. What can't be delivered is tried again, for a
+A thread of its own delivers, so that no training waits for it. What can't be delivered is tried again, for a
 while; the log says what became of it, and never an address that is a secret.
 """
 
