@@ -90,8 +90,8 @@ hosts: infra  # and the dozen on the same hosts, as infra left them; what these 
 %-beside:
 	@$(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
 
-lint: venv  ## retired words, ruff, mypy, yamllint, ansible-lint
-	python -m pytest -q -p no:cacheprovider tests/unit/test_bench_shape.py
+lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint
+	python -m pytest -q -p no:cacheprovider tests/unit/test_bench_shape.py tests/unit/test_docs.py tests/unit/test_stage.py
 	ruff check
 	ruff format --check
 	mypy
