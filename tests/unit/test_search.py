@@ -302,7 +302,7 @@ def test_a_points_end_waits_for_its_evaluation(config: Config, monkeypatch: pyte
         assert (code, ends) == (STOPPED, {})
         return
     assert code == TRY_AGAIN
-    assert slept[0] == sweep.POLL_SECONDS
+    assert sweep.POLL_SECONDS in slept  # a thread of another test may sleep too
     assert (ends["s-1"]["step"], ends["s-1"]["value"]) == ((10, 0.25) if evaluated == "in time" else (5, 0.9))
     assert apply_selection(config).run == "s-2"
 
