@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def test_a_shared_path_that_takes_no_record_is_tried_again_and_not_at_once(
 
     monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **__: FINISHED)
     monkeypatch.setattr(Sweep, "end_point", refuse)
-    monkeypatch.setattr("trainer.tasks.sweep.time.sleep", sleep)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     assert slept == [sweep.PATIENCE_SECONDS]
 
