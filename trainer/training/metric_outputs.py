@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Operation, Tensor, Traced, Variable
-from trainer.training.tf_internals.graphs import is_stateful
+from trainer.training.tf_internals.graphs import is_stateful, nodes_of
 
 
 def trace_outputs(step: Traced, states: Sequence[Variable], variables: Sequence[Variable]) -> Traced:
@@ -66,15 +66,11 @@ def is_read(operation: Operation) -> bool:
 
 def part_of(graph: Any, names: Collection[str]) -> Any:
     """Return the operations of these names, which wait for nothing but their inputs, and run anywhere."""
-    part = tf.compat.v1.GraphDef()
-    part.CopyFrom(graph)
-    del part.node[:]
-    for node in graph.node:
-        if node.name in names:
-            one = part.node.add()
-            one.CopyFrom(node)
-            one.device = ""
-            one.attr.pop("_class", None)
-            del one.input[:]
-            one.input.extend(each for each in node.input if not each.startswith("^"))
+    part = nodes_of(graph, names)
+    for one in part.node:
+        inputs = [each for each in one.input if not each.startswith("^")]
+        one.device = ""
+        one.attr.pop("_class", None)
+        del one.input[:]
+        one.input.extend(inputs)
     return part

@@ -22,7 +22,7 @@ from trainer.training.lookups import GIVING, lookups_of
 from trainer.training.metrics import READING
 from trainer.training.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
-from trainer.training.tf_internals.graphs import APART, is_stateful
+from trainer.training.tf_internals.graphs import APART, is_stateful, nodes_of
 from trainer.training.transfers import handles_of
 
 READS = ("ReadVariableOp", "ResourceGather")
@@ -166,16 +166,11 @@ def with_sources(graph: Graph, names: Collection[str], given: Collection[str]) -
 
 def part_of(graph: Any, names: Collection[str]) -> Any:
     """Return the operations of these names."""
-    part = tf.compat.v1.GraphDef()
-    part.CopyFrom(graph)
-    del part.node[:]
-    for node in graph.node:
-        if node.name in names:
-            one = part.node.add()
-            one.CopyFrom(node)
-            others = [each.decode().removeprefix("loc:@") for each in one.attr["_class"].list.s]
-            if not all(each in names for each in others):
-                del one.attr["_class"]
+    part = nodes_of(graph, names)
+    for one in part.node:
+        others = [each.decode().removeprefix("loc:@") for each in one.attr["_class"].list.s]
+        if not all(each in names for each in others):
+            del one.attr["_class"]
     return part
 
 

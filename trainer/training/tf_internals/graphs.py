@@ -114,6 +114,15 @@ def operation_like(operation: Any, inputs: Sequence[Tensor]) -> Any:
     return operation.graph._create_op_internal(operation.type, list(inputs), types, attrs=attributes)
 
 
+def nodes_of(graph: Any, names: Collection[str]) -> Any:
+    """Return a graph with copies of the nodes of these names alone."""
+    part = tf.compat.v1.GraphDef()
+    part.CopyFrom(graph)
+    del part.node[:]
+    part.node.extend(node for node in graph.node if node.name in names)
+    return part
+
+
 def mutex(name: str) -> Tensor:
     """Return the mutex of that name on the device where it is asked for (TensorFlow's MutexV2)."""
     return tf.raw_ops.MutexV2(shared_name=name)
