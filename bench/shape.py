@@ -14,7 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LONG_FUNCTION, LONG_MODULE, MANY_ATTRIBUTES, LONG_SENTENCE = 40, 400, 10, 30
 RECORDS = {"dataclass", "NamedTuple", "TypedDict", "Enum", "Protocol"}
-RETIRED = ("anew", "shall", "whoever", "whomever", "somebody", "past using", "who scrapes", "for who", "of before")
+RETIRED = (
+    *("anew", "shall", "whoever", "whomever", "somebody", "past using", "who scrapes", "for who", "of before"),
+    *("mends", "mended", "mending", "to mend", "the mend"),
+)
 # A word between quotes is named, and not used.
 RETIRED_WORD = re.compile(rf"([\"`'])(?:{'|'.join(RETIRED)})\1|\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
 SYS_PATH = re.compile(r"^\s*sys\.path(?:\.(?:insert|append|extend)\(|\[.*\] = | \+?= )", re.MULTILINE)

@@ -15,7 +15,7 @@ class FleetError(Exception):
 
 
 class OperatorMistake(FleetError):
-    """A value is wrong: the message says which, what was expected and how to mend it."""
+    """A value is wrong: the message says which, what was expected and how to fix it."""
 
     code = 2
 

@@ -39,7 +39,7 @@ class Plan:
     untried: bool
     """Whether no run has trained a step with this choice of run and program."""
     by_ansible: Mapping[str, str] = field(default_factory=dict)
-    """By host: what only Ansible can mend there. Where there is nothing, `fab` ships by itself."""
+    """By host: what only Ansible can fix there. Where there is nothing, `fab` ships by itself."""
     drained: Mapping[str, str] = field(default_factory=dict)
     """By host that gets the release and starts no task: why an operator has taken it out."""
 

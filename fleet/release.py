@@ -37,7 +37,7 @@ LOOK_SECONDS = 1.0
 # Bits of ansible-playbook's exit code.
 _HOSTS_FAILED = 2
 _HOSTS_UNREACHABLE = 4
-# Tasks of roles/release: what goes on without a proof, and what the operator alone can mend.
+# Tasks of roles/release: what goes on without a proof, and what the operator alone can fix.
 _UNPROVEN = "Say what is not proven"
 _OPERATORS = {"Refuse a program, a run or settings that are wrong", "Sign the release on the control machine"}
 

@@ -197,7 +197,7 @@ class ShortWay:
             return f"{TUNNEL} is {'missing' if encrypted else 'there'}"
         if (difference := _difference(answer["files"], wanted.files)) or (difference := self._wall(host, answer)):
             return difference
-        if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible mends the rest
+        if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible fixes the rest
             return str(answer["steps"]["code"]["stderr"]).strip()
         for name, result in answer["steps"].items():
             if result.get("failed") or result.get("changed"):

@@ -99,7 +99,7 @@ def clone_run(call: Call, run: str, new: str, reason: str | None = None, plan: b
 
 @verb(json="print all findings as JSON")
 def doctor(call: Call) -> None:
-    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what mends it."""
+    """Look at control machine, hosts, ways, tasks and run; say what is wrong and what fixes it."""
     from fleet.verbs.doctor import doctor as look
 
     with call.cluster() as cluster, leaving():

@@ -1,4 +1,4 @@
-# What a container needs to know about the lab machine's network, and one mend of vagrant-lxc.
+# What a container needs to know about the lab machine's network, and one fix of vagrant-lxc.
 
 require "ipaddr"
 require "socket"

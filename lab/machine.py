@@ -62,7 +62,7 @@ VM_PACKAGES = (
 
 
 class LabError(Exception):
-    """Something that the user can mend; the message says how."""
+    """Something that the user can fix; the message says how."""
 
 
 def say(message: str) -> None:

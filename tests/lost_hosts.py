@@ -128,7 +128,7 @@ def site(
 
 
 def damage(host: str) -> None:
-    """Give each phase something to mend on a host: where all is right, it takes one look."""
+    """Give each phase something to fix on a host: where all is right, it takes one look."""
     inside(host, "sh", "-c", DAMAGE)
 
 

@@ -96,7 +96,7 @@ class CallbackModule(CallbackBase):
             gone = [host for host, loss in lost.items() if loss.phase == last]
             why = "because of what is above"
             if gone and not self.end:
-                why = f"since this phase has no other host than {name_some(gone)}: mend that first"
+                why = f"since this phase has no other host than {name_some(gone)}: fix that first"
             for host in hosts:
                 lost.setdefault(host, Loss(last, f"held up: the run ended here for all, {why}"))
         owed = self._keep(hosts, lost)
@@ -111,7 +111,7 @@ class CallbackModule(CallbackBase):
         self._display.display(render_table(("HOST", "PHASE", "WHY"), rows))
         if owed:
             name = owed.relative_to(Path.cwd()) if owed.is_relative_to(Path.cwd()) else owed
-            self._display.display(f"when they are mended: ansible-playbook {self.playbook.name} --limit @{name}")
+            self._display.display(f"when they are fixed: ansible-playbook {self.playbook.name} --limit @{name}")
 
     def _name_the_next_step(self, hosts: list[str]) -> None:
         # The whole of site.yml alone makes hosts ready to train.

@@ -1,1 +1,1 @@
-"""What is wrong with a cluster, how bad that is, and what mends it: `fab doctor`."""
+"""What is wrong with a cluster, how bad that is, and what fixes it: `fab doctor`."""

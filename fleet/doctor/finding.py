@@ -15,7 +15,7 @@ CONTROL = "control machine"
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: where (a host, a task, a run, or the control machine), with which part, how bad, and the mend."""
+    """What is wrong: where (a host, a task, a run, or the control machine), with which part, how bad, and the fix."""
 
     level: str
     where: str
@@ -33,7 +33,7 @@ def sorted_findings(found: Sequence[Finding]) -> list[Finding]:
 
 
 def render_findings(found: Sequence[Finding]) -> str:
-    """A table of what is wrong, and below it what mends each, by number."""
+    """A table of what is wrong, and below it what fixes each, by number."""
     rows = [[number, each.level, each.where, each.part, one_line(each.what)] for number, each in enumerate(found, 1)]
-    mends = [f"{number:>3}  {one_line(each.mend)}" for number, each in enumerate(found, 1)]
-    return "\n".join([render_table(["", "LEVEL", "WHERE", "PART", "WHAT"], rows), "", "what mends them:", *mends])
+    fixes = [f"{number:>3}  {one_line(each.mend)}" for number, each in enumerate(found, 1)]
+    return "\n".join([render_table(["", "LEVEL", "WHERE", "PART", "WHAT"], rows), "", "what fixes them:", *fixes])

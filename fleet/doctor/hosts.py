@@ -41,7 +41,7 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
 
 
 def mend_ssh(inventory: Inventory, host: str, why: str) -> str:
-    """Return the command that shows, or mends, why SSH does not come in."""
+    """Return the command that shows, or fixes, why SSH does not come in."""
     if "ssh-keygen -R" in why or "Connect once" in why:
         return "as it says"
     known = inventory.hosts[host]
@@ -139,7 +139,7 @@ def _umask(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
 def _proxies(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
     for address, why in facts["proxies"].items():
         what = f"the proxy {address} of systemd's environment takes no connection: {why}. Webhooks and downloads wait"
-        yield Finding(WARNING, host, "proxies", what, "mend DefaultEnvironment in /etc/systemd/system.conf*, there")
+        yield Finding(WARNING, host, "proxies", what, "fix DefaultEnvironment in /etc/systemd/system.conf*, there")
 
 
 def judge_clocks(facts: Mapping[str, Facts]) -> list[Finding]:

@@ -117,7 +117,7 @@ def _run(inventory: Inventory, look: Look) -> list[Finding]:
     where = f"run {run.run}"
     if run.state == "failed":
         found.append(
-            Finding(ERROR, where, "run", f"it failed: {run.message}", "mend the program, then fab start-cluster")
+            Finding(ERROR, where, "run", f"it failed: {run.message}", "fix the program, then fab start-cluster")
         )
     drained = {task.name for task in tasks_of(inventory, [*observation.drains])}
     for task, why in run.without.items():

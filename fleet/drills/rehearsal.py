@@ -150,7 +150,7 @@ def choose(names: Sequence[str], everything: bool) -> list[Drill]:
 
 
 def refuse(each: Drill, inventory: Inventory) -> str | None:
-    """Say why the inventory doesn't permit a drill, and how to mend it."""
+    """Say why the inventory doesn't permit a drill, and how to fix it."""
     site = inventory.variables[inventory.chief.host]
     if not inventory.is_shared:
         return "its programs take their pace from a file on the shared path, and the hosts share none"

@@ -149,7 +149,7 @@ def wrong_port(job: str) -> Scene:
 def _is_waited_for(
     stage: Stage, drill: Drill, missing: Task, address: str, later: list[Task], mend: Callable[[], None]
 ) -> Findings:
-    """Start all but `missing`, see it named and waited for, mend, start `later`, and see the run train."""
+    """Start all but `missing`, see it named and waited for, fix, start `later`, and see the run train."""
     found = Findings()
     named = f"{missing.name} ({address})"
     try:

@@ -12,7 +12,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable
 
 SAMPLE_SECONDS = 0.3
 UNITS_SECONDS = 2.0
-# Events that say that something is wrong, or that what was wrong is being mended.
+# Events that say that something is wrong, or that what was wrong is being fixed.
 NOTICES = frozenset(
     {
         "member-lost",

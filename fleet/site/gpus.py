@@ -28,7 +28,7 @@ class Computing(Protocol):
 
 
 class GpuError(ValueError):
-    """A host's GPUs can't be shared out. The message names the value, what was expected and the mend."""
+    """A host's GPUs can't be shared out. The message names the value, what was expected and the fix."""
 
 
 def computes(job: str, strategy: str) -> bool:

@@ -9,7 +9,7 @@ from fleet.site.members import JOBS, SERVICES
 from fleet.site.outcome import outcome
 from fleet.site.wireguard import endpoint
 
-# What sudo says, and what mends it.
+# What sudo says, and what fixes it.
 SUDO = {
     "must have a tty": "its sudo wants a terminal (requiretty); expected none for {user}: put the line "
     "`Defaults:{user} !requiretty` into /etc/sudoers.d/psfleet",

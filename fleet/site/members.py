@@ -35,7 +35,7 @@ HostVars = Mapping[str, Mapping[str, Any]]
 
 
 class ClusterSpecError(ValueError):
-    """The inventory describes no cluster. The message names the value, what was expected and the mend."""
+    """The inventory describes no cluster. The message names the value, what was expected and the fix."""
 
 
 def busy_jobs(groups: Groups, hostvars: HostVars) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def nvidia_driver(
         capability: compute capability of GPUs that the table doesn't know.
 
     Returns:
-        `{"branch", "open", "capabilities": [...], "problems": [...]}`; a problem names the value and the mend.
+        `{"branch", "open", "capabilities": [...], "problems": [...]}`; a problem names the value and the fix.
     """
     branch, capability = str(branch), str(capability)  # YAML takes 580 and 8.6 for numbers
     host = f"host '{machine['name']}'"
@@ -162,7 +162,7 @@ def _gpu_problems(
 
 
 def _capability_problem(capability: str, branch: int | None) -> str:
-    """Say why TensorFlow can't use a GPU of this compute capability with this driver, and what mends it."""
+    """Say why TensorFlow can't use a GPU of this compute capability with this driver, and what fixes it."""
     table = read_table()
     wheel, driver, cudnn = table["tensorflow"], table["driver"], table["cudnn"]
     if not capability:

@@ -215,7 +215,7 @@ def _make_manager(
             file = str(error).partition(_UNPARSED)[2].strip() or source
             if broken:
                 reasons["yaml"] = str(broken[0])
-            mend = "" if _missing_library(reasons) else ". Mend it; what is no inventory belongs elsewhere"
+            mend = "" if _missing_library(reasons) else ". Fix it; what is no inventory belongs elsewhere"
             unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}{mend}", file=file))
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
     return InventoryManager(loader=loader, sources=[source]), unparsed
@@ -255,7 +255,7 @@ def _unreadable(file: str, error: Exception) -> Problem:
     elif "vault" in str(error).lower() or "decrypt" in reason.lower():
         mend = VAULT_MEND
     else:
-        mend = "Mend it: the rest is looked at without what stands there"
+        mend = "Fix it: the rest is looked at without what stands there"
     return Problem(f"can't be read: {reason}. {mend}", file=file, line=line)
 
 

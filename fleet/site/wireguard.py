@@ -28,7 +28,7 @@ GROUPS = (
 
 
 class WireguardError(ValueError):
-    """The message names the value, what was expected and the mend."""
+    """The message names the value, what was expected and the fix."""
 
 
 def is_encrypted(variables: Mapping[str, Any]) -> bool:

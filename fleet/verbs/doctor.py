@@ -1,4 +1,4 @@
-"""`fab doctor`: look at everything, and say what is wrong, how bad that is, and what mends it."""
+"""`fab doctor`: look at everything, and say what is wrong, how bad that is, and what fixes it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def drain_new(cluster: Cluster, desk: Desk, plan: Return, reason: str | None) ->
 
 
 def _keep(host: str, why: str) -> str:
-    return f"{host}: {why}. When that is mended: fab drain {host}"
+    return f"{host}: {why}. When that is fixed: fab drain {host}"
 
 
 def read(line: Mapping[str, Any]) -> Members | None:

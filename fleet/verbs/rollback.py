@@ -287,7 +287,7 @@ def _put_back(cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State
         try:
             step()
         except FleetError as error:
-            desk.say(f"could not {what}: {error}\nwhen that is mended: fab rollback --to {present.release}")
+            desk.say(f"could not {what}: {error}\nwhen that is fixed: fab rollback --to {present.release}")
 
 
 def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:

@@ -286,7 +286,7 @@ def _switch_and_start(
         ready = select_and_observe(cluster, desk, plan)
         changed = compare(cluster, desk, before, ready, shipped)
         cluster.refuse_when_not_configured(ready)
-        # Asked only now: new code, or another choice, may be the mend.
+        # Asked only now: new code, or another choice, may be the fix.
         if ready.run_error:
             raise ready.run_error
         idle = [task for task in plan.tasks if ready.units[task.name].idle]

@@ -179,7 +179,7 @@ class Rounds:
         """Install what a host lacks, and reboot it where that is asked for; returns whether it was."""
         if state.updates:
             self.desk.say(f"{host}: installing {state.describe()}")
-            as_root(self.cluster, [host], INSTALL, INSTALL_SECONDS, f"Mend it there, then {self.again}")
+            as_root(self.cluster, [host], INSTALL, INSTALL_SECONDS, f"Fix it there, then {self.again}")
             state = look_at(self.cluster, [host])[host]
         if not self.reboots(state):
             return False

@@ -1,4 +1,4 @@
-"""Hosts as strangers have them are named with the mend, before anything on them is changed."""
+"""Hosts as strangers have them are named with the fix, before anything on them is changed."""
 
 from __future__ import annotations
 

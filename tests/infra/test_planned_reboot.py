@@ -171,7 +171,7 @@ def test_a_host_whose_proof_fails_stays_out_and_no_other_follows_it(lab, trains)
     assert run.code == 4, run.output
     assert run.rebooted == {"worker-0"}
     assert "3 of 5 hosts are right" in run.output
-    assert "has a broken stand-in: mend it" in run.output.partition("hosts are right")[2]
+    assert "has a broken stand-in: fix it" in run.output.partition("hosts are right")[2]
     assert "worker-1' is not rebooted for a test: worker-0 did not come back" in run.output
     assert "left: head ps-0 ps-1" in run.output
     assert run.faults == []
@@ -180,10 +180,10 @@ def test_a_host_whose_proof_fails_stays_out_and_no_other_follows_it(lab, trains)
     assert answer(worker, "systemctl is-enabled trainer@worker-0") == "disabled"
     assert status(lab)["without"] == {"worker-0": "away"}
     wait_for_progress(lab)
-    mended = reboot(lab, trains, [])
-    assert (mended.code, mended.rebooted, mended.started_anew) == (0, set(), {"worker-0"}), mended.output
+    fixed = reboot(lab, trains, [])
+    assert (fixed.code, fixed.rebooted, fixed.started_anew) == (0, set(), {"worker-0"}), fixed.output
     assert answer(worker, "systemctl is-enabled trainer@worker-0") == "enabled"
-    assert "member-back" in mended.events_of("worker-0")
+    assert "member-back" in fixed.events_of("worker-0")
 
 
 def test_a_host_that_missed_a_release_is_taken_back_when_it_has_it(lab, trains):

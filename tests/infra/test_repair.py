@@ -1,4 +1,4 @@
-"""A host that is damaged by hand, or emptied: the next run finds exactly that, and mends it while training goes on."""
+"""A host that is damaged by hand, or emptied: the next run finds exactly that, and fixes it while training goes on."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from .conftest import environment_of, fab, give_second_task, play, units, wait_f
 # Both are narrower than the default route, and wider than the lab's own network.
 WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")
 
-# What a run reports besides the file that it mended.
+# What a run reports besides the file that it fixed.
 RESTARTING = {
     "Find running tasks that started before their files changed",
     "Reload systemd",
@@ -42,7 +42,7 @@ def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_r
 PROBE = "Look at the path as the tasks' user, and write through it where it is shared"
 # Settings that were written again are in the history, as each other change of them.
 NOTE = "Note the change in the cluster's history"
-# What a hand changes on a host, and the task that mends it. On few hosts: each task of a role with something to mend
+# What a hand changes on a host, and the task that fixes it. On few hosts: each task of a role with something to fix
 # costs each of its hosts a Python.
 CHANGED = [
     ("head", "chmod 0600 /etc/systemd/journald.conf.d/60-psfleet.conf", "Keep the journal small"),
@@ -66,7 +66,7 @@ def change(lab, changes):
             lab[name].run_expect([0], command)
 
 
-# Files of a release, its environment, its settings and its units: their tasks start again. One mend of `Unpack the
+# Files of a release, its environment, its settings and its units: their tasks start again. One fix of `Unpack the
 # code` on a host is for all of its files.
 DAMAGED = [
     ("head", "/etc/trainer/run.json", "Write the run settings"),
@@ -105,9 +105,9 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_re
     assert (checked.code, repaired.code) == (0, 0), checked.failed + repaired.failed
     # A release that a process used until its restart is one too many then.
     beside = ("Copy the wheels", "Restart the journal", "Keep the last few releases")
-    mended = {(name, task) for name, task in repaired.changed if task not in RESTARTING and not task.startswith(beside)}
-    assert mended == {*((name, task) for name, _, task in CHANGED + DAMAGED), ("head", NOTE)}
-    assert set(checked.changed) >= mended - {("head", PROBE), ("head", NOTE)}  # which check mode doesn't write
+    fixed = {(name, task) for name, task in repaired.changed if task not in RESTARTING and not task.startswith(beside)}
+    assert fixed == {*((name, task) for name, _, task in CHANGED + DAMAGED), ("head", NOTE)}
+    assert set(checked.changed) >= fixed - {("head", PROBE), ("head", NOTE)}  # which check mode doesn't write
     assert lab["head"].file(wheel).exists
     for (name, file), text in right.items():
         with lab[name].sudo():

@@ -37,11 +37,11 @@ def test_a_release_that_was_changed_starts_no_task_until_it_is_mended(damage, la
         host.run("systemctl restart trainer@worker-1")
         command = "journalctl --unit trainer@worker-1 --lines 30 --output cat"
         wait_until(
-            lambda: "`ansible-playbook site.yml` mends it" in host.check_output(command), 60, "the start is refused"
+            lambda: "`ansible-playbook site.yml` fixes it" in host.check_output(command), 60, "the start is refused"
         )
         assert not host.service("trainer@worker-1").is_running
-    mended = play("site.yml", "--limit", "worker-1", inventory=long_run)
-    assert mended.code == 0, mended.failed
+    fixed = play("site.yml", "--limit", "worker-1", inventory=long_run)
+    assert fixed.code == 0, fixed.failed
     with host.sudo():
         wait_until(lambda: host.service("trainer@worker-1").is_running, 120, "the task runs again by itself")
     wait_for_progress(lab)

@@ -101,7 +101,7 @@ def test_without_the_server_of_the_shared_path_nothing_goes_on(lab: dict[str, ob
     assert list(run.phases)[-1] == phase
     table = " ".join(run.output.partition("0 of 5 hosts are right")[2].split())
     assert f"ps-0 {phase} unreachable" in table
-    assert "since this phase has no other host than ps-0: mend that first" in table
+    assert "since this phase has no other host than ps-0: fix that first" in table
     assert RETRY.read_text().split() == sorted(lab)
     assert environments({host: None for host in lab if host != "ps-0"}) == {
         host: text for host, text in right.items() if host != "ps-0"

@@ -32,7 +32,7 @@ QUICK = "large packets over IPv6"
 
 
 class Half(Training):
-    """A training whose ways are broken and mended."""
+    """A training whose ways are broken and fixed."""
 
     def __init__(self, directory: Path, family: int = 4, **settings: Any) -> None:
         often = {"steps": 10_000_000, "checkpoint_steps": 0, "checkpoint_seconds": 5.0, "evaluation": "none"}
@@ -44,7 +44,7 @@ class Half(Training):
         chain = f"chain broken {{\n type filter hook {hook} priority -300\n {rule} drop\n }}"
         self._nft(host, f"table inet half {{\n {chain}\n}}\n")
 
-    def mends(self, host: str) -> None:
+    def fixes(self, host: str) -> None:
         self._nft(host, "delete table inet half")
 
     @contextmanager
@@ -114,7 +114,7 @@ def test_the_worker_of_a_broken_way_is_left_out_and_named_and_taken_back(half: C
     training.until_gives("worker-0")
     assert training.status()["without"] == {"worker-1": "half connected"}
     assert "broken" in str(training.status()["ways"])
-    training.mends(host)
+    training.fixes(host)
     training.until(lambda: training.status()["without"] == {}, "it is taken back")
     training.until_gives("worker-1")
     assert training.events("recovering") == []
@@ -153,7 +153,7 @@ def test_a_way_that_never_was_there_costs_nobody_a_step(half: Callable[..., Half
         training.until_gives("worker-0")
     named = [event["message"] for event in training.events("member-half-connected")]
     assert any("worker-1 can't reach ps-1" in message for message in named), named
-    training.mends(host)
+    training.fixes(host)
     training.until_gives("worker-1")
     assert len(training.events("formed")) <= formed + 1
 
@@ -168,6 +168,6 @@ def test_a_ps_that_no_worker_reaches_is_lost_and_taken_back(half: Callable[..., 
     assert len(training.events("recovering")) == 1, training.events()
     [lost] = training.events("ps-lost")
     assert "no worker has a way to it" in lost["message"]
-    training.mends("p1")
+    training.fixes("p1")
     training.until(lambda: len(training.events("formed")) == 3, "ps-1 is taken back")
     training.until_gives("worker-1")

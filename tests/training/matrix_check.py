@@ -112,7 +112,7 @@ def check(case, *names):
             training = Training(case, shared, *SAVED_ON)
         except UserError as error:
             refused = {"saved": f"refused: {error}"}
-            training = Training(case, shared, 2, "none")  # which is the mend
+            training = Training(case, shared, 2, "none")  # which is the fix
         else:
             refused = {"saved": {"where": training.shards()}}
         first = training.values()

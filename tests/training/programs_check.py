@@ -81,10 +81,10 @@ def alone(program, steps=STEPS):
 class BadExport(Program):
     """Its signature works when it is tried, and no more at the end."""
 
-    mended = True
+    fixed = True
 
     def serving_signature(self, model):
-        works, BadExport.mended = BadExport.mended, False
+        works, BadExport.fixed = BadExport.fixed, False
         if not works:
             raise RuntimeError("the signature is broken")
         return tf.function(model, input_signature=[tf.TensorSpec([None, 2], tf.float32)])
@@ -136,9 +136,9 @@ def exported_later():
         json.dumps({"program": "programs_check:BadExport", "run": "test", "shared_dir": str(PLACE / "later")})
     )
     asked = ["export", "--settings", str(settings), "--json", "--run"]
-    BadExport.mended = False
+    BadExport.fixed = False
     broken = command([*asked, "test"], {})
-    BadExport.mended = True
+    BadExport.fixed = True
     unknown = command([*asked, "nobody"], {})
     code = command([*asked, "test"], {})
     status = read_status(RunDirectory(PLACE / "later", "test"))

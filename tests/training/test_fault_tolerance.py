@@ -261,7 +261,7 @@ def test_ps_and_worker_that_die_together(training: Training) -> None:
 def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: str) -> dict[str, int]:
     """Cause the fault and assert that the training goes on at a checkpoint; returns the processes before.
 
-    A coordinator that can't mend it in its process ends; no other member restarts.
+    A coordinator that can't fix it in its process ends; no other member restarts.
     """
     newest, resumed = training.newest, len(training.resumed())
     assert newest

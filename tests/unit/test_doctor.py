@@ -186,7 +186,7 @@ CAUSES: list[tuple[Callable[[Look], Any], str, str, str, str]] = [
         lambda look: setattr(look.observation, "run_error", OperatorMistake("run.json: stepps")),
         "run", "run", "stepps", "fab start-cluster",
     ),
-    (set_run(state="failed", message="no such file"), "run digits", "run", "failed: no such file", "mend the"),
+    (set_run(state="failed", message="no such file"), "run digits", "run", "failed: no such file", "fix the"),
     (set_run(without={"worker-1": "given up"}), "run digits", "run", "goes on without worker-1", "--task worker-1"),
     (set_run(ways={"ps-0": {"worker-1": "broken: no answer"}}), "run digits", "addresses and routes", "0 of 1", "ways"),
     (set_run(ways={"ps-0": {"worker-1": "slow, 1 s"}}), "run digits", "addresses and routes", "slow, 1 s", "ways"),

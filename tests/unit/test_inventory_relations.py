@@ -1,4 +1,4 @@
-"""Values of an inventory that are right alone and senseless together: each is refused in a sentence with its mend."""
+"""Values of an inventory that are right alone and senseless together: each is refused in a sentence with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One look at a host before a role's tasks: it finds what they would mend, and spares them where all is so."""
+"""One look at a host before a role's tasks: it finds what they would fix, and spares them where all is so."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ PLAYS = """
   tasks:
     - name: Fail on one
       ansible.builtin.shell: "[ {{ inventory_hostname }} != c ] || { echo bad luck >&2; exit 3; }"
-    - name: Go on where it is mended
+    - name: Go on where it is fixed
       block:
-        - name: Fail, and be mended
+        - name: Fail, and be fixed
           ansible.builtin.assert: {that: inventory_hostname != 'b'}
       rescue:
-        - name: Mend
-          ansible.builtin.debug: {msg: mended}
+        - name: Fix
+          ansible.builtin.debug: {msg: fixed}
 - name: Second phase
   hosts: a:b:c:d
   gather_facts: false
@@ -87,7 +87,7 @@ def test_hosts_that_were_held_up_are_not_called_right(tmp_path: Path, what: str,
     assert f"a     {phase}" in "\n".join(table)
     [held] = [line for line in table if line.startswith("b ")]
     assert "held up: the run ended here for all" in held
-    assert ("no other host than a: mend that first" in held) is (what == "last")
+    assert ("no other host than a: fix that first" in held) is (what == "last")
 
 
 TURNS = """
@@ -102,7 +102,7 @@ TURNS = """
         - name: Prove
           ansible.builtin.assert:
             that: inventory_hostname not in broken
-            fail_msg: "{{ inventory_hostname }} is broken: mend it"
+            fail_msg: "{{ inventory_hostname }} is broken: fix it"
       rescue:
         - name: Note that the host is lost
           ansible.builtin.set_fact: {psfleet_lost: true}
@@ -128,7 +128,7 @@ def test_a_batch_that_is_lost_as_a_whole_is_named_where_it_was_lost_and_the_othe
     assert "left: b c" in output
     assert output.endswith("\n2 of 3")
     assert [line.split("  ")[0] for line in table[1:]] == ["a"]
-    assert "Reboot in turn  failed (Prove): a is broken: mend it" in " ".join(table)
+    assert "Reboot in turn  failed (Prove): a is broken: fix it" in " ".join(table)
 
 
 BEFORE_REBOOT = yaml.safe_load((ROOT / "ansible/tasks/reboot.yml").read_text())[:3]

@@ -1,4 +1,4 @@
-"""When a process can't go on for a member, and what it mends itself."""
+"""When a process can't go on for a member, and what it fixes itself."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: 
 def test_a_replaced_machine_that_missed_a_release_too_hears_of_its_place(
     config: Config, link: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No release mends that, and the inventory has no such host."""
+    """No release fixes that, and the inventory has no such host."""
     tell(config, '{"release": "new"}')
     (Path(config.shared_dir) / "replaced.json").write_text('{"ps-0": ["192.0.2.20:2300"]}')
     monkeypatch.setattr(trainer.__main__, "read_config", lambda *_: config)

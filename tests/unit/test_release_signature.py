@@ -128,7 +128,7 @@ def test_a_release_that_was_changed_is_refused_with_what_and_the_mend(
     done = installed.check(*(["--signers", installed.signers] if with_signature else []))
     assert done.returncode == 1
     assert re.match(f"release {installed.directory.name}: {message}", done.stderr), done.stderr
-    assert done.stderr.endswith("`ansible-playbook site.yml` mends it\n")
+    assert done.stderr.endswith("`ansible-playbook site.yml` fixes it\n")
 
 
 def test_a_change_that_brings_its_own_list_is_found_by_the_signature_alone(installed: Installed, key: Path) -> None:

@@ -176,7 +176,7 @@ def test_what_could_not_be_done_is_said_and_may_be_done_again(
     monkeypatch.setattr(done, "_new_packages", lambda: {"acl"})
     done._real = True
     monkeypatch.setattr(host_reset, "is_user", lambda _: False)
-    with pytest.raises(SystemExit, match=f"{failing}.*: E: it is busy. Mend it, and reset the host again"):
+    with pytest.raises(SystemExit, match=f"{failing}.*: E: it is busy. Fix it, and reset the host again"):
         done.run()
     assert noted.exists()
 

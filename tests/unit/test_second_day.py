@@ -797,7 +797,7 @@ def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, d
     rollback(cluster(back), desk)
     printed = fleet.printed(desk)
     assert "  stays    ps-b: the coordinator did not let go of ps-1 in 900 s. " in printed
-    assert "When that is mended: fab drain ps-b\n" in printed
+    assert "When that is fixed: fab drain ps-b\n" in printed
     assert (back.release, set(back.marks), up(back)) == ("old1", {"w-b"}, ALL - {"worker-1"})
     assert json.loads(back.lines[-1])["outcome"] == "done"
     back.done.clear()
@@ -884,7 +884,7 @@ def test_a_rollback_that_loses_a_host_starts_the_others_again(
         rollback(cluster(back), desk)
     assert up(back) >= ALL - {"worker-1"}
     assert {"tell abc123", "start chief-0"} <= set(back.done)
-    assert "when that is mended: fab rollback --to abc123" in fleet.printed(desk)
+    assert "when that is fixed: fab rollback --to abc123" in fleet.printed(desk)
 
 
 def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:

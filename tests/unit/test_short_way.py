@@ -560,7 +560,7 @@ def shut(path: str) -> Any:
         (spoil("/usr/local/sbin/psfleet-check-release", mode=0o755), "psfleet-check-release differs"),
         (spoil("/etc/systemd/system/psfleet-firewall.service"), "psfleet-firewall.service is there"),
         (spoil("/etc/systemd/system/psfleet-wireguard.service"), "psfleet-wireguard.service is there"),
-        (spoil("/opt/trainer/current/slow.py"), "did NOT match. `ansible-playbook site.yml` mends it"),
+        (spoil("/opt/trainer/current/slow.py"), "did NOT match. `ansible-playbook site.yml` fixes it"),
         (spoil(f"/opt/trainer/current/locks/cpu-{PYTHON}.txt"), f"locks/cpu-{PYTHON}.txt differs"),
     ],
 )

@@ -162,7 +162,7 @@ def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, 
 
 def test_updates_that_fail_leave_the_host_out(hosts: Hosts, desk: verbs.Desk) -> None:
     hosts.updates, hosts.broken = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
-    with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Mend it there, then fab update-hosts"):
+    with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Fix it there, then fab update-hosts"):
         update_hosts(cluster(hosts), desk, Request())
     assert (hosts.marks.keys(), hosts.work) == ({"w-a"}, ["update w-a of worker-0"])
     hosts.broken.clear()

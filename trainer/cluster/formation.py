@@ -93,7 +93,7 @@ def can_do_without(
         return False
     if any(member.is_expected for member in missing.values()):
         return False
-    # One that lacks a way answers: its time does not mend that. Nor does time bring back one that was taken out.
+    # One that lacks a way answers: its time does not fix that. Nor does time bring back one that was taken out.
     waited_for = [task for task in workers if missing[task].state is not State.HALF and task not in without]
     if first and waited_for and waited < config.worker_wait_seconds:
         return False
@@ -101,7 +101,7 @@ def can_do_without(
 
 
 def describe_missing(missing: Mapping[str, Member]) -> str:
-    """Say why each of them is missing, and how to mend it where that is no fault of its host's."""
+    """Say why each of them is missing, and how to fix it where that is no fault of its host's."""
     leaving = leaving_ps()
     left = {task: member.address for task, member in missing.items() if task in leaving}
     others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}

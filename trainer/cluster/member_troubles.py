@@ -25,13 +25,13 @@ class Handler(Protocol):
 
 
 class MemberTroubles:
-    """Finds the members for which another process must form the cluster, and mends what can be mended."""
+    """Finds the members for which another process must form the cluster, and fixes what can be fixed."""
 
     def __init__(self) -> None:
         self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
 
     def of(self, member: Member, handler: Handler | None, lost_at: float, now: float) -> tuple[str, str] | None:
-        """Return the event and message where this process can't go on for this member; mend what can be mended.
+        """Return the event and message where this process can't go on for this member; fix what can be fixed.
 
         `handler` takes workers in and out while a generation trains; `lost_at` is when its process was told to have
         ended.

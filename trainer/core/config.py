@@ -60,7 +60,7 @@ strategy_problem = one_of(
 
 
 class ConfigError(ValueError):
-    """The operator's mistake in the settings: names the value, what was expected and how to mend it."""
+    """The operator's mistake in the settings: names the value, what was expected and how to fix it."""
 
 
 def program_problem(key: str, value: str) -> str | None:

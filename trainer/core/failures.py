@@ -31,7 +31,7 @@ MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGN
 OF_A_TABLE = "partitions["
 LOOKUP = re.compile(r"\b(embedding_lookup\w*|rows_asked_for_once\w*)/")
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
-MENDS = {
+FIXES = {
     "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
     "tensors or a tf.function: to accumulate gradients, add them up within a step; to leave out gradients that are not "
     "finite, apply tf.where(finite, gradient, tf.zeros_like(gradient)) (docs/programs.md)",
@@ -74,7 +74,7 @@ CALLED_BY_PROGRAM = (
     "self.model(x), and gets the numbers of an evaluation as val_... (docs/callbacks.md). In the program's constructor "
     "fit, evaluate and predict of another model work (docs/programs.md)"
 )
-MENDS |= dict.fromkeys(
+FIXES |= dict.fromkeys(
     ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), CALLED_BY_PROGRAM
 )
 ENDS_PYTHON = (
@@ -100,7 +100,7 @@ CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
 
 
 class UserError(Exception):
-    """An error that only the user can mend: the message says where it is and, if known, what to do."""
+    """An error that only the user can fix: the message says where it is and, if known, what to do."""
 
     def __str__(self) -> str:
         text = COLOUR_IN_MESSAGE.sub("", super().__str__())
@@ -149,7 +149,7 @@ def is_taken(port: int) -> bool:
 
 
 class StalePath(Infrastructure):
-    """The shared path's file handle is stale: nothing mends it but the next start of the process, which mounts it."""
+    """The shared path's file handle is stale: nothing fixes it but the next start of the process, which mounts it."""
 
 
 class Stopped(BaseException):
@@ -209,13 +209,13 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     """Describe an error in one line, with the last line of the user's own code that took part in it."""
     error = cause(error)
     message = first_line(error)
-    mends = [mend for words, mend in MENDS.items() if words in message]
+    fixes = [mend for words, mend in FIXES.items() if words in message]
     if OF_A_TABLE in message and not LOOKUP.search(str(error)):
-        mends.remove(MENDS[OF_A_TABLE])
+        fixes.remove(FIXES[OF_A_TABLE])
     if isinstance(error, SystemExit):
-        mends.append(ENDS_PYTHON)
+        fixes.append(ENDS_PYTHON)
     summary = ": ".join(
-        [type(error).__name__, message.rstrip("."), *mends] if mends else [type(error).__name__, message]
+        [type(error).__name__, message.rstrip("."), *fixes] if fixes else [type(error).__name__, message]
     )
     where = user_line(error, program_file)
     if where:

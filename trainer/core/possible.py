@@ -15,7 +15,7 @@ Config = Any
 
 
 def impossibilities(config: Config) -> Iterator[str]:
-    """Say what stands against a training, each with the value, what was expected and the mend."""
+    """Say what stands against a training, each with the value, what was expected and the fix."""
     of_input = (_service, _sharding, _position, _new_files)
     of_tables = (_lazy, _ahead, _incremental_saves, _tables)
     for impossibility in (_checkpoints, _best, _run_directory, *of_input, *of_tables, _ps_recovery):

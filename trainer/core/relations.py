@@ -15,7 +15,7 @@ Config = Any
 
 
 def relation_problems(config: Config) -> Iterator[str]:
-    """Say which settings don't fit together, each with its value, what was expected and the mend."""
+    """Say which settings don't fit together, each with its value, what was expected and the fix."""
     for relation in RELATIONS:
         if problem := relation.problem(config):
             yield problem

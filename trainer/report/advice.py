@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.core.states import RunState
 
-MENDS = {
+FIXES = {
     "recomputed": "Save more often: `checkpoint_seconds` or `checkpoint_steps`.",
     "down": "The marks below say what broke.",
     "waiting": "Members were missing: the lanes say which.",
@@ -29,7 +29,7 @@ def on_state(story: Mapping[str, Any]) -> Iterator[str]:
     why = f": {message}" if message else ""
     if state == RunState.FAILED:
         yield (
-            f"The run failed{why}. It is not tried again by itself. Mend this, then `fab start-cluster --run {run}` "
+            f"The run failed{why}. It is not tried again by itself. Fix this, then `fab start-cluster --run {run}` "
             "goes on from the newest checkpoint; `fab logs --task chief-0 --lines 100` has the traceback."
         )
     elif state == RunState.WAITING:
@@ -81,7 +81,7 @@ def on_lost_time(story: Mapping[str, Any]) -> Iterator[str]:
         kind = max(lost, key=lost.__getitem__)
         yield (
             f"Only {100 * goodput:.0f} % of the time was productive; most of the rest was {kind} "
-            f"({100 * lost[kind] / elapsed:.0f} %). {MENDS[kind]}"
+            f"({100 * lost[kind] / elapsed:.0f} %). {FIXES[kind]}"
         )
 
 

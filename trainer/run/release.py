@@ -24,7 +24,7 @@ class StaysOut(Infrastructure):
 
 
 class MissedRelease(StaysOut):
-    """This host has another release than the cluster runs; the message says which, and what mends it."""
+    """This host has another release than the cluster runs; the message says which, and what fixes it."""
 
 
 def own_release(directory: Path) -> str | None:

@@ -15,7 +15,7 @@ REPLACED = "replaced.json"
 
 
 class Replaced(StaysOut):
-    """This machine's place is another one's now; the message says what mends it."""
+    """This machine's place is another one's now; the message says what fixes it."""
 
 
 def refuse_replaced(config: Config, task: str, address: str) -> None:

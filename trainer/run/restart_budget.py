@@ -48,7 +48,7 @@ def begin_attempt(directory: RunDirectory, step: int | None, limit: int, crash: 
         reason = f"the last one said: {message}" if message else "none of them could say why: look at its journal"
         raise UserError(
             f"the coordinator crashed {crashes} times without a new checkpoint, and max_restarts_without_step is "
-            f"{limit}; {reason}. Start the run again when that is mended"
+            f"{limit}; {reason}. Start the run again when that is fixed"
         )
     return back_off(crashes + troubles)
 

@@ -235,7 +235,7 @@ def give_up(directory: RunDirectory, step: int, why: str) -> None:
 def tell_failed(directory: RunDirectory, why: str) -> None:
     """Write down why nothing is evaluated, for the status and the page, beside what was evaluated before.
 
-    The next evaluation overwrites it: the checkpoint is owed one, once the program is mended.
+    The next evaluation overwrites it: the checkpoint is owed one, once the program is fixed.
     """
     before = read_record(directory.evaluation) or {"step": -1, "metrics": {}}
     write_record(directory.evaluation, {**before, "failed": why, "updated": time.time()})

@@ -92,7 +92,7 @@ def read_file(path: Path, job: str, index: int | None) -> dict[str, Any]:
         if isinstance(task, dict) and (task.get("type"), task.get("index", 0)) != (job, index or 0):
             raise ConfigError(
                 f"--cluster: {path} says task {task.get('type')} {task.get('index', 0)}, the flags say "
-                f"{job} {index or 0}: take the task out of the file, or mend the flags"
+                f"{job} {index or 0}: take the task out of the file, or fix the flags"
             )
         value = value["cluster"]
     if not isinstance(value, dict):

@@ -78,7 +78,7 @@ class Training:
         self._doubted = False  # whether the generation before ended at a part without data, and not at a fault
 
     def run(self) -> None:
-        """Train generations until the run is finished; raises what another process must mend, and Stopped."""
+        """Train generations until the run is finished; raises what another process must fix, and Stopped."""
         membership, in_vain = self._context.membership, 0
         if membership is None and self._cluster.servers:
             wait_for_members(self._context.config, self._cluster, self._context.directory, self._context.progress)
@@ -221,7 +221,7 @@ class Training:
         self._handover = wiring.make_handover(context, cluster)
         runner = wiring.make_runner(context, cluster, strategy, service, self._handover)
         model_bytes = wiring.measure_model(context, cluster, runner)
-        self._runner = runner  # from here on an error may be mended in this process
+        self._runner = runner  # from here on an error may be fixed in this process
         generation = wiring.build_generation(context, cluster, strategy, runner, self._handover, self._memory, began)
         self._controller = controller = generation.controller
         generation.restore(model_bytes)

@@ -98,7 +98,7 @@ def read_status(directory: RunDirectory, config: Config | None = None) -> Status
     status = Status(run=directory.run, run_dir=str(directory.path))
     if config is not None:
         status.program, status.program_args, status.steps = config.program, dict(config.program_args), config.steps
-    # The next coordinator mends what is damaged; one record's damage must not hide the others, nor other runs.
+    # The next coordinator fixes what is damaged; one record's damage must not hide the others, nor other runs.
     try:
         if record := read_record(directory.status):
             status = parse_status(record)

@@ -41,7 +41,7 @@ def names_of(patterns: Sequence[str], *, elsewhere: bool, found: Callable[[Seque
         return tf.data.Dataset.from_tensor_slices(names)
     if elsewhere:
         return tf.data.Dataset.list_files(list(patterns), shuffle=False)
-    raise UserError(f"no file matches {', '.join(patterns)!r}: write the files first, or mend the pattern")
+    raise UserError(f"no file matches {', '.join(patterns)!r}: write the files first, or fix the pattern")
 
 
 def matching(patterns: Sequence[str]) -> list[str]:

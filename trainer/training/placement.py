@@ -21,7 +21,7 @@ SMALL = 1024 * 1024  # bytes; nobody waits for a ps that holds less
 
 
 def report_placement(config: Config, model: Model, servers: int) -> list[dict[str, Any]]:
-    """Log the bytes on each of so many ps; warn, with the setting that mends it, when one holds over twice the mean.
+    """Log the bytes on each of so many ps; warn, with the setting that fixes it, when one holds over twice the mean.
 
     Returns what each of them holds, for the run's page.
 

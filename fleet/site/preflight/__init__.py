@@ -50,7 +50,7 @@ from fleet.site.wireguard import (
 def preflight_problems(
     groups: Groups, hostvars: HostVars, ansible_version: str, sources: Sequence[str] = (), project: str = ""
 ) -> list[str]:
-    """List everything that is wrong, each with the value and the mend. Empty when all is right.
+    """List everything that is wrong, each with the value and the fix. Empty when all is right.
 
     `sources` are the inventory's files and directories, whose group_vars and host_vars are looked at too; `project` is
     the directory that the program, the locks and the keys are named from.

@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. The message names the value, what was expected and the mend."""
+    """One mistake. The message names the value, what was expected and the fix."""
 
     message: str
     hosts: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
                 if name == "trainer_run" and isinstance(value, Mapping):
                     for part in value:
                         reading.parts.setdefault(str(part), place_of(part))
-            except Exception as error:  # whatever Ansible raises for a template or a vault is the operator's to mend
+            except Exception as error:  # whatever Ansible raises for a template or a vault is the operator's to fix
                 unread.setdefault((name, _say(error)), []).append(host)
     for (name, reason), hosts in unread.items():
         file, line = reading.place(hosts[0], name)

@@ -57,7 +57,7 @@ def unread_problems(sources: Sequence[str]) -> Iterator[Problem]:
             except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
                 place = getattr(error, "problem_mark", None)
                 reason = getattr(error, "problem", None) or str(error).partition("\n")[0]
-                text = f"can't be read, so that its hosts would be missing: {reason}. Mend it, or take the file away"
+                text = f"can't be read, so that its hosts would be missing: {reason}. Fix it, or take the file away"
                 yield Problem(text, file=str(file), line=place.line + 1 if place else None)
 
 

@@ -284,7 +284,7 @@ def resolve(module: Any, names: Iterable[str]) -> dict[str, Any]:
             module.fail_json(
                 msg=f"this host's resolver does not answer for {name}: {error.strerror}; expected its addresses, or "
                 f"that there is no such name. A table without them would shut that member out. Look with `getent "
-                f"ahosts {name}`, mend the name servers, and run site.yml again"
+                f"ahosts {name}`, fix the name servers, and run site.yml again"
             )
     return resolved
 

@@ -50,7 +50,7 @@ EXAMPLES = r"""
 """
 RETURN = r"""
 problems:
-  description: What would stop the training, each with its mend.
+  description: What would stop the training, each with its fix.
   type: list
   elements: str
   returned: success
@@ -178,7 +178,7 @@ def _is_loopback(address: str) -> bool:
 def _loopback_problem(name: str, host: str, address: str) -> str:
     return (
         f"host '{name}': {address}, the name of {host}, means a loopback address here; expected the address of that "
-        f"host. Mend /etc/hosts, or give {host} a literal cluster_address"
+        f"host. Fix /etc/hosts, or give {host} a literal cluster_address"
     )
 
 
@@ -186,7 +186,7 @@ def _own_name(name: str, address: str) -> str:
     return (
         f"host '{name}': its own name {address} means a loopback address here, as Debian's installer and cloud-init "
         "write it to /etc/hosts: what listens under that name alone, such as a task's metrics, others can't reach. "
-        "A literal cluster_address mends it"
+        "A literal cluster_address fixes it"
     )
 
 

@@ -118,7 +118,7 @@ class Release:
         self._link(current, f"releases/{self.path.name}")
 
     def _look(self) -> None:
-        """Note what tidying would mend: what is not of the release, and what its readers can't read."""
+        """Note what tidying would fix: what is not of the release, and what its readers can't read."""
         try:
             self._prove()
         except Refused as refused:

@@ -32,7 +32,7 @@ description:
     TensorFlow's headers are taken away then. That they are missing is no damage.
     What M(wheel_bytecode) has compiled beside the wheels is taken from there, if its hash is right.
   - An interrupted installation is completed by the next run.
-  - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and mended on every run.
+  - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and fixed on every run.
   - A comparison that found all right notes when each file changed last (its ctime), outside of check mode.
     With O(quick) an environment whose files have these times still is not read. Any other is compared as ever.
   - With O(thorough) it compares the hash of every file, and finds modules that no wheel has brought.

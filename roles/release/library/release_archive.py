@@ -89,7 +89,7 @@ EPOCH = 1577836800  # a fixed time for all files, since a file's age is no part 
 
 
 class ReleaseError(ValueError):
-    """The program can't be shipped. The message names the value, what was expected and the mend."""
+    """The program can't be shipped. The message names the value, what was expected and the fix."""
 
 
 def read_program(source: str) -> dict[str, bytes]:

@@ -67,7 +67,7 @@ _PUBLIC = re.compile(r"(?P<kind>(?:ssh|sk|ecdsa)-[\w.@-]+) (?P<key>[A-Za-z0-9+/]
 
 
 class SigningError(ValueError):
-    """The list can't be signed. The message names the value, what was expected and the mend."""
+    """The list can't be signed. The message names the value, what was expected and the fix."""
 
 
 def bare(public: str) -> str:
@@ -94,7 +94,7 @@ def make_key(path: Path) -> None:
     output = _ssh_keygen(["-q", "-t", "ed25519", "-N", "", "-C", "psfleet releases", "-f", str(made)])
     if output.returncode:
         raise SigningError(
-            f"ssh-keygen made no key {str(path)!r}: {_last_line(output.stderr)}. Mend that, or name a key of yours in "
+            f"ssh-keygen made no key {str(path)!r}: {_last_line(output.stderr)}. Fix that, or name a key of yours in "
             "release_key"
         )
     try:

@@ -139,7 +139,7 @@ class Reset:
         code, output = self._call(*command)
         if code:
             why = (output.strip() or f"exit code {code}").splitlines()[-1]
-            self._module.fail_json(msg=f"{' '.join(command)}: {why}. Mend it, and reset the host again")
+            self._module.fail_json(msg=f"{' '.join(command)}: {why}. Fix it, and reset the host again")
 
     def _stop_units(self) -> None:
         found = [path.name for path in (self._root / UNITS).glob("*") if self._is_unit(path)]

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 READY, ALIVE = "READY=1", "WATCHDOG=1"
-# For the supervisor alone: what a fork can't mend, the unit's own start can, which mounts the shared path again.
+# For the supervisor alone: what a fork can't fix, the unit's own start can, which mounts the shared path again.
 RESTART_UNIT = "X_RESTART_UNIT=1"
 ENDS = "X_ENDS=1"  # likewise: the exit code that follows is the task's
 CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor

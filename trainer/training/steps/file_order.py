@@ -179,7 +179,7 @@ class FileOrder(Generic[Box]):
         if not names:
             raise UserError(
                 f"no file matches {self._pattern!r}; expected files that the coordinator's host sees under the same "
-                "names as the workers: write them first, or mend the pattern"
+                "names as the workers: write them first, or fix the pattern"
             )
         return names
 

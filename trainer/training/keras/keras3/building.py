@@ -17,7 +17,7 @@ from trainer.training.one_update import gather_keras3
 def prepare(model: Model) -> None:
     """Make a model fit for parameter servers; call it in the strategy's scope, before anything is traced.
 
-    Raises UserError for what would be wrong there, with the mend.
+    Raises UserError for what would be wrong there, with the fix.
     """
     import keras
 

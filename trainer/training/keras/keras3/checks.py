@@ -1,4 +1,4 @@
-"""What of a Keras 3 model can't be trained on parameter servers, each with its mend."""
+"""What of a Keras 3 model can't be trained on parameter servers, each with its fix."""
 
 from __future__ import annotations
 
