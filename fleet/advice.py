@@ -285,26 +285,51 @@ def waits(rates: Rates) -> Iterator[Finding]:
         yield Finding("nothing", f"{text}. It waits for its batch for {input_wait:.0%} of the time")
 
 
-def one_more(rates: Rates) -> Iterator[Finding]:
-    """Say what one more worker or ps gives: all workers share the ps, their links and the coordinator."""
+@dataclass(frozen=True)
+class Gains:
+    """What one more gives, as a share of the steps a second, and what then holds it up."""
+
+    worker: float
+    ps: float
+    most: str
+    """What all workers share and is nearest to being busy."""
+    workers: int
+    """How many workers have it busy."""
+
+
+def gains(rates: Rates) -> Gains | None:
+    """Return what one more worker or ps gives: all workers share the ps, their links and the coordinator.
+
+    None where nobody says what these use.
+    """
     workers = sum(pace > 0 for pace in rates.pace.values())
     loads = dict(shared_loads(rates))
     if not any(loads.values()):
-        return
+        return None
     most = max(loads, key=loads.__getitem__)
-    servers = len(rates.of("ps"))
-    if loads[most] < 1:
+    room = max(0.0, 1 / loads[most] - 1)
+    others = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
+    is_ps = loads[most] >= 1 > others
+    ps = min(1 / len(rates.of("ps")), 1 / others - 1 if others else math.inf) if is_ps else 0.0
+    return Gains(min(1 / workers, room), ps, most, max(workers + 1, round(workers / loads[most])))
+
+
+def one_more(rates: Rates) -> Iterator[Finding]:
+    found = gains(rates)
+    if found is None:
+        return
+    if found.worker:
         text = (
-            f"one more worker, on a host of its own, gives about {1 / workers:.0%} more steps/s; with about "
-            f"{max(workers + 1, round(workers / loads[most]))} workers {most} is busy. One more ps gives nothing yet"
+            f"one more worker, on a host of its own, gives about {found.worker:.0%} more steps/s; with about "
+            f"{found.workers} workers {found.most} is busy. One more ps gives nothing yet"
         )
-    elif most.startswith("chief"):
-        text = f"more workers or ps give nothing: {most} is busy"
+    elif found.ps:
+        text = (
+            f"more workers give nothing: {found.most} is busy. One more ps takes its part of the variables, and allows "
+            f"up to {found.ps:.0%} more steps/s"
+        )
     else:
-        text = (
-            f"more workers give nothing: {most} is busy. One more ps takes its part of the variables, and allows up "
-            f"to {1 / servers:.0%} more steps/s"
-        )
+        text = f"more workers or ps give nothing: {found.most} is busy"
     yield Finding("scale", text)
 
 
