@@ -183,25 +183,32 @@ def processors(rates: Rates) -> Iterator[Finding]:
             }.get(job, "give it a host of its own")
             mend = hot_rows(rates, most) or mend
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
-            yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.0f}. {mend}", [most])
+            yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {mend}", [most])
     yield from hot_ps(rates)
 
 
 def hot_ps(rates: Rates) -> Iterator[Finding]:
-    used = rates.of("ps")
-    for task, use in used.items():
-        others = [each for other, each in used.items() if other != task]
+    for task, use in rates.of("ps").items():
         host = rates.last.places.get(task, "")
-        if not others or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
+        if not is_hot(rates, task) or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
             continue
-        if use > HOT * statistics.median(others):
-            mend = hot_rows(rates, task) or "`partitioner` splits large variables (docs/large-tables.md)"
-            yield Finding(
-                "ps",
-                f"{task} is hot: it uses {use:.2f} processors, and the median of the other ps is "
-                f"{statistics.median(others):.2f}. {mend}",
-                [task],
-            )
+        mend = hot_rows(rates, task) or "`partitioner` splits large variables (docs/large-tables.md)"
+        yield Finding(
+            "ps",
+            f"{task} is hot: it uses {use:.2f} processors, and the median of the other ps is "
+            f"{others_use(rates, task):.2f}. {mend}",
+            [task],
+        )
+
+
+def is_hot(rates: Rates, task: str) -> bool:
+    """Whether a task is a ps that uses far more than the others."""
+    used = rates.of("ps")
+    return task in used and len(used) > 1 and used[task] > HOT * others_use(rates, task)
+
+
+def others_use(rates: Rates, task: str) -> float:
+    return statistics.median(use for other, use in rates.of("ps").items() if other != task)
 
 
 def hot_rows(rates: Rates, task: str) -> str:
@@ -308,9 +315,9 @@ def gains(rates: Rates) -> Gains | None:
         return None
     most = max(loads, key=loads.__getitem__)
     room = max(0.0, 1 / loads[most] - 1)
-    others = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
-    is_ps = loads[most] >= 1 > others
-    ps = min(1 / len(rates.of("ps")), 1 / others - 1 if others else math.inf) if is_ps else 0.0
+    chief = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
+    is_ps = loads[most] >= 1 > chief and not is_hot(rates, most)
+    ps = min(1 / len(rates.of("ps")), 1 / chief - 1 if chief else math.inf) if is_ps else 0.0
     return Gains(min(1 / workers, room), ps, most, max(workers + 1, round(workers / loads[most])))
 
 
@@ -329,7 +336,8 @@ def one_more(rates: Rates) -> Iterator[Finding]:
             f"up to {found.ps:.0%} more steps/s"
         )
     else:
-        text = f"more workers or ps give nothing: {found.most} is busy"
+        beside = ", and the other ps are not" if is_hot(rates, found.most) else ""
+        text = f"more workers or ps give nothing: {found.most} is busy{beside}"
     yield Finding("scale", text)
 
 
