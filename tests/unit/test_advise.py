@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,6 +211,31 @@ def test_each_unit_has_its_own_time_in_the_order_that_systemd_prints() -> None:
     host, used = read(Answer("\n".join(lines)))
     assert host == Host(4, 2.0, 0.5, 5, 6, 125e6, 2**21)
     assert used == {"a": 2.0, "d": 3.0}
+
+
+@pytest.mark.parametrize("version", ["", "/systemd", "/unified"])
+def test_processes_are_counted_where_systemd_counts_nothing(tmp_path: Path, version: str) -> None:
+    """Two processes of a unit, one with an ended child; a name with a bracket; one that has just gone."""
+    group = tmp_path / f"sys/fs/cgroup{version}/system.slice/a.service"
+    group.mkdir(parents=True)
+    (group / "cgroup.procs").write_text("7\n8\n9\n")
+    for pid, name, times in ((7, "python) 3 (x", "100 20 3 1"), (8, "worker", "1000 0 0 0")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        before = " ".join(["S", *["5"] * 10])
+        (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {before} {times} 20 0\n")
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        '#!/bin/sh\ncase "$*" in\n*--value*a.service) echo /system.slice/a.service ;;\n*--value*) echo ;;\n'
+        "*) printf 'CPUUsageNSec=[not set]\\nId=a.service\\n\\nCPUUsageNSec=[not set]\\nId=b.service\\n\\n"
+        "CPUUsageNSec=5000000000\\nId=c.service\\n' ;;\nesac\n"
+    )
+    systemctl.chmod(0o755)
+    asked = script(["a.service", "b.service", "c.service"], f"{tmp_path}/sys", f"{tmp_path}/proc")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False, env=path)
+    host, used = read(Answer(done.stdout))
+    assert used == {"a.service": 11.24, "c.service": 5.0}
+    assert host.available
 
 
 class Hosts(day.Hosts):
