@@ -15,6 +15,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.tables import render_duration
 from trainer.core.config import Config
+from trainer.core.joining import forms_again_without
 from trainer.core.strategies import STRATEGIES
 
 GIB = 2**30
@@ -179,7 +180,10 @@ def _loss(
             if in_order
             else (wait, *_since_checkpoint(run, checkpoints, seen, inventory))
         )
-    if not any(task.job == "ps" for task in stopping):
+    is_ps, is_worker = (any(task.job == job for task in stopping) for job in ("ps", "worker"))
+    if not is_ps and is_worker and in_order and forms_again_without(inventory.run_settings):
+        return f"{run.pause}: the data are divided again, from a checkpoint that is saved first", 0, "no step"
+    if not is_ps:
         return "none: the others train on", 0, "no step; calls in flight there are run again by others"
     if in_order:
         return f"{run.pause}: the model is laid out again from a checkpoint that is saved first", 0, "no step"

@@ -336,6 +336,9 @@ class Present:
     def leaving_workers(self) -> list[str]:
         return self.rebooting
 
+    def drained_workers(self) -> list[str]:
+        return []
+
     def workers_serving(self) -> bool:
         self.was_asked = True
         return self.alive

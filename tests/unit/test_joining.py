@@ -62,10 +62,22 @@ class Pretence:
         self.takes_in, self.divides = takes_in, divides
         self.new: dict[str, str] = {}
         self.ready: list[str] = []
+        self.drained: list[str] = []
+        self.serving = {"worker-0", "worker-1"}
         self.calls: list[tuple[str, ...]] = []
 
     def newcomers(self) -> dict[str, str]:
         return self.new
+
+    def drained_workers(self) -> list[str]:
+        return self.drained
+
+    def workers_serving(self) -> set[str]:
+        return self.serving
+
+    def leave_out(self, tasks: list[str]) -> bool:
+        self.calls.append(("leave out", *tasks))
+        return self.divides
 
     def take_in(self, task: str, address: str) -> bool:
         self.calls.append(("take in", task, address))
@@ -108,6 +120,49 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
     joining.look()
     joining.look()
     assert pretence.calls == [("take in", "worker-2", "e:1")]
+
+
+def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
+    pretence = Pretence(takes_in=False)  # which no drain needs
+    joining = Joining(pretence, pretence, pretence)
+    pretence.drained = ["worker-1"]
+    joining.look()
+    joining.look()
+    assert pretence.calls == [("leave out", "worker-1")]
+    pretence.serving.clear()
+    assert joining.leaving == []
+    pretence.drained = []
+    joining.look()
+    assert pretence.calls[1:] == [("leave out",)]
+
+
+def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_has_stopped() -> None:
+    pretence = Pretence(divides=False)
+    joining = Joining(pretence, pretence, pretence)
+    pretence.drained = ["worker-1"]
+    joining.look()
+    assert joining.leaving == []
+    pretence.serving.discard("worker-1")
+    assert joining.leaving == ["worker-1"]
+    pretence.drained = []
+    joining.look()
+    assert joining.leaving == []
+
+
+def test_the_data_are_not_divided_while_a_worker_joins() -> None:
+    """It has been promised a part."""
+    pretence = Pretence()
+    joining = Joining(pretence, pretence, pretence)
+    pretence.new = {"worker-2": "e:1"}
+    joining.look()
+    pretence.new, pretence.drained = {}, ["worker-1"]
+    joining.look()
+    assert ("leave out", "worker-1") not in pretence.calls
+    pretence.ready = ["worker-2"]
+    joining.look()
+    pretence.ready = []
+    joining.look()
+    assert pretence.calls[-1] == ("leave out", "worker-1")
 
 
 def test_the_plan_names_a_run_that_was_chosen_before_and_the_inventory_does_not_name() -> None:

@@ -93,6 +93,19 @@ def test_a_ps_that_leaves_is_named_before_members_that_return() -> None:
     assert changes.message == "ps-1 leaves, and the checkpoint is saved"
 
 
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_generation_ends_for_a_drained_worker_whose_data_others_can_t_read(elastic: bool) -> None:
+    """Without `elastic` the next one would wait for it."""
+    members = Members()
+    members.leaving = []
+    joining: Any = SimpleNamespace(leaving=["worker-1"], look=lambda: None)
+    changes = MemberChanges(members, Storage(), joining, elastic=elastic)
+    changes.look(is_recovering=False)
+    assert changes.leaving == (["worker-1"] if elastic else [])
+    changes.look(is_recovering=True)
+    assert changes.leaving == []
+
+
 def test_for_a_worker_that_joins_no_generation_ends() -> None:
     members = Members()
     members.back = ["ps-2", "worker-1"]

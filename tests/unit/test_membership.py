@@ -183,6 +183,17 @@ def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable
     assert watched.progress.status.without == {}
 
 
+def test_drained_workers_are_those_of_the_generation_and_never_all(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    for task in ("worker-1", "ps-0", "worker-7"):
+        (tmp_path / task).touch()
+    assert watched.membership.drained_workers() == ["worker-1"]
+    (tmp_path / "worker-0").touch()
+    assert watched.membership.drained_workers() == []
+
+
 def test_nobody_leaves_where_the_names_can_t_be_read(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

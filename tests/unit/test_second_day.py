@@ -23,7 +23,7 @@ from fleet.places import ROLES
 from fleet.run import Evaluation, Run
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.verbs.cost import Cost
+from fleet.verbs.cost import Cost, cost_of
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.history import describe, show_history
 from fleet.verbs.hosts import show_hosts
@@ -276,6 +276,27 @@ def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, desk: ver
         hosts.run_status = {**(hosts.run_status or {}), "events": events}
         drain(cluster(hosts), desk, "ps-b", plan_only=True)
         assert f"pause   {pause}: the model is laid out again" in fleet.printed(desk)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pause"),
+    [
+        ({}, "none: the others train on"),
+        (
+            {"input_position": "exact"},
+            "some seconds: the data are divided again, from a checkpoint that is saved first",
+        ),
+        ({"input_position": "exact", "elastic": False}, "none: the others train on"),
+        ({"input_position": "exact", "input_sharding": "dynamic"}, "none: the others train on"),
+    ],
+)
+def test_a_plan_says_what_it_costs_that_others_read_for_a_drained_worker(
+    hosts: Hosts, desk: verbs.Desk, settings: dict[str, Any], pause: str
+) -> None:
+    for values in hosts.inventory.variables.values():
+        values["trainer_run"] = {**values["trainer_run"], **settings}
+    made = cost_of(hosts.inventory, cluster(hosts).observe(with_facts=True), ["w-b"], [])
+    assert made.pause == pause
 
 
 def outcomes(desk: verbs.Desk) -> list[str]:

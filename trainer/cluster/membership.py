@@ -189,6 +189,12 @@ class Membership:
         """Return the workers of this generation that leave in order."""
         return [task for task in self.workers if is_leaving(task)]
 
+    def drained_workers(self) -> list[str]:
+        """Return the workers of this generation that are drained; nobody where all are."""
+        names = set(drained())
+        found = [task for task in self.workers if task in names]
+        return found if len(found) < len(self.workers) else []
+
     def leaves(self, task: str) -> bool:
         """Return whether a member leaves in order, so that its end is no fault."""
         return is_leaving(task)

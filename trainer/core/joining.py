@@ -1,9 +1,11 @@
-"""When members that are added take part in a training that runs; knows no TensorFlow."""
+"""How a training that runs takes members that are added, and goes on without drained ones; knows no TensorFlow."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from trainer.core.config import Config
 
 COUNTED = {
     "input_position": "the places of input_position: exact are those of a number of parts",
@@ -13,6 +15,16 @@ COUNTED = {
 
 def why_at_a_save(settings: Mapping[str, Any]) -> str:
     """Say why workers join only at a save with these run settings; nothing where they join those that train."""
-    if settings.get("input_sharding") == "dynamic" and settings.get("input", "local") == "local":
+    if _gives_files(settings):
         return "input_sharding: dynamic gives files to the workers with which it began"
     return next((why for name, why in COUNTED.items() if settings.get(name) == "exact"), "")
+
+
+def forms_again_without(settings: Mapping[str, Any]) -> bool:
+    """Return whether a drained worker's part of the data costs a save and a new generation with these run settings."""
+    counted = settings.get("input_position") == "exact" and not _gives_files(settings)
+    return counted and settings.get("elastic", Config.elastic)
+
+
+def _gives_files(settings: Mapping[str, Any]) -> bool:
+    return settings.get("input_sharding") == "dynamic" and settings.get("input", "local") == "local"

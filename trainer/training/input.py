@@ -184,6 +184,7 @@ def train_dataset_fn(
     files: WorkerFiles | None = None,
     given: GivenFiles | None = None,
     found: Found = lambda names: None,
+    part_of: Callable[[int], int] = lambda worker: worker,
 ) -> Callable[[], Dataset]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
@@ -192,7 +193,8 @@ def train_dataset_fn(
     and the batch. Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them. With a
     `service` that one reads, for all workers. `batches` is given the size of the program's batches, where it is known.
     `files` are those that the workers write. `found` is given the names of those that they divide, in order. Where
-    files are `given` out one by one, the iterator gives the ticket, and the examples taken of its file.
+    files are `given` out one by one, the iterator gives the ticket, and the examples taken of its file. `part_of` has
+    the number of a worker's part.
     """
 
     def part(_: object = None) -> tf.data.Dataset:
@@ -202,7 +204,15 @@ def train_dataset_fn(
             dataset = files_train_dataset(program, strategy, given)
         else:
             dataset = worker_train_dataset(
-                program, workers, strategy, begins, seeded=seeded, exact=exact, files=files, found=found
+                program,
+                workers,
+                strategy,
+                begins,
+                seeded=seeded,
+                exact=exact,
+                files=files,
+                found=found,
+                part_of=part_of,
             )
         batches(batch_size(tf.compat.v1.get_default_graph()))
         return dataset
@@ -243,17 +253,19 @@ def worker_train_dataset(
     exact: bool = False,
     files: WorkerFiles | None = None,
     found: Found = lambda names: None,
+    part_of: Callable[[int], int] = lambda worker: worker,
 ) -> tf.data.Dataset:
     """Return one worker's part of the training data, without end; call it while tracing a dataset function.
 
     A batch is what one replica gets.
     """
     number = tf.distribute.coordinator.experimental_get_current_worker_index()
-    seed, first, taken = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
+    numbers = for_each_worker(lambda worker: [*dataclasses.astuple(begins(worker)), part_of(worker)], 4)
+    seed, first, taken, own = tf.unstack(numbers)
 
     def read(turn: tf.Tensor) -> tf.data.Dataset:
         # Replicas of one worker: workers don't wait for each other.
-        part = Reading(workers, number, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
+        part = Reading(workers, own, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
         return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
     what = f"{type(program).__name__}.train_dataset"
@@ -411,7 +423,7 @@ def own_part(
     pipelines, number = context.num_input_pipelines, context.input_pipeline_id
     part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
     what = f"{type(program).__name__}.train_dataset"
-    files = own_files(tag_of(config.shared_dir, config.run, pipelines), number)
+    files = own_files(tag_of(config.shared_dir, config.run, range(pipelines)), number)
     with kept_apart(files, what) if service is None else refused_in_service(what):
         return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
 

@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,9 @@ def number_of(process: str) -> int:
 THIS = number_of(f"{os.getpid()} {secrets.token_hex(8)}")
 
 
-def tag_of(shared_dir: str, run: str, readers: int) -> str:
+def tag_of(shared_dir: str, run: str, readers: Sequence[int]) -> str:
     """Return what tells a run's files from those of others, and from those with another division of the data."""
-    return f"{zlib.crc32(f'{shared_dir} {run} {readers}'.encode()):08x}"
+    return f"{zlib.crc32(f'{shared_dir} {run} {tuple(readers)}'.encode()):08x}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""Workers that are back, or new, join those that train, who go on meanwhile."""
+"""Workers that are back, or new, join those that train, who go on meanwhile, and read for those that are drained."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import Protocol
 
 log = logging.getLogger(__name__)
@@ -20,9 +21,15 @@ class Members(Protocol):
     def joined(self, task: str) -> None:
         """Tell that a worker has joined."""
 
+    def drained_workers(self) -> list[str]:
+        """Return the workers of this generation that are drained, some of all."""
+
+    def workers_serving(self) -> set[str]:
+        """Return the workers that answer."""
+
 
 class Runner(Protocol):
-    """The part of a step runner that takes workers in."""
+    """The part of a step runner that takes workers in, and has others read for those that are drained."""
 
     @property
     def takes_in(self) -> bool:
@@ -33,6 +40,9 @@ class Runner(Protocol):
 
     def joined(self) -> list[str]:
         """Return the workers that have joined since."""
+
+    def leave_out(self, tasks: Collection[str]) -> bool:
+        """Have the other workers read the data of these; returns False where that takes another generation."""
 
 
 class Calls(Protocol):
@@ -49,15 +59,34 @@ class Joining:
         self._members = members
         self._runner = runner
         self._calls = calls
+        self._coming: set[str] = set()
+        self._drained: list[str] = []
+        self._has_parts = False
 
     @property
     def is_possible(self) -> bool:
         """Whether workers can join: then no generation ends for one."""
         return self._runner.takes_in
 
+    @property
+    def leaving(self) -> list[str]:
+        """The drained workers whose parts of the data go to others with the next generation; they have stopped."""
+        if self._members is None or not self._has_parts:
+            return []
+        serving = self._members.workers_serving()
+        return [task for task in self._drained if task not in serving]
+
     def look(self) -> None:
-        """Have those join that can, and give calls to those that have."""
-        if self._members is None or not self.is_possible:
+        """Have those join that can, and give calls to those that have; have others read for the drained."""
+        if self._members is None:
+            return
+        if not self._coming and (drained := self._members.drained_workers()) != self._drained:
+            self._drained, self._has_parts = drained, not self._runner.leave_out(drained)
+            if drained and self._has_parts:
+                log.info("others read the data of %s when the cluster is formed again", ", ".join(drained))
+            else:
+                log.info("the data are divided among all workers%s", f" but {', '.join(drained)}" if drained else "")
+        if not self.is_possible:
             return
         for task, address in self._members.newcomers().items():
             if not self._runner.take_in(task, address):
@@ -65,6 +94,8 @@ class Joining:
                 return
             log.info("%s (%s) joins those that train", task, address)
             self._members.join(task)
+            self._coming.add(task)
         for task in self._runner.joined():
             self._calls.join(task)
             self._members.joined(task)
+            self._coming.discard(task)

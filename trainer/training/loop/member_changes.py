@@ -54,7 +54,7 @@ class MemberChanges:
     def look(self, is_recovering: bool) -> None:
         """Find the ps that are lost, and those that leave and that can be let go: after a save, which must not fail.
 
-        Workers join those that train meanwhile, where they can.
+        So are drained workers, where others can't read their data before. Workers join meanwhile, where they can.
         `is_recovering` says that TensorFlow is taking in a worker.
         """
         if self._members is None:
@@ -64,6 +64,8 @@ class MemberChanges:
         self.leaving = [] if must_stay else self._members.leaving_ps()
         if self._joining is not None:
             self._joining.look()
+            if self._elastic and not must_stay:
+                self.leaving += self._joining.leaving
 
     def look_for_returned(self, is_recovering: bool) -> None:
         """Find the members that can be taken in now: not while TensorFlow takes in another, or saves fail.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -107,6 +107,10 @@ class LocalStepRunner(OfTrained):
 
     def joined(self) -> list[str]:
         return []
+
+    def leave_out(self, tasks: Collection[str]) -> bool:
+        """Replicas in step wait for all."""
+        return False
 
     def close(self) -> None:
         return None

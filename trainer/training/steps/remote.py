@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -77,10 +77,10 @@ class RemoteStepRunner(OfTrained):
     ) -> None:
         """`handover` knows of dynamic tables that an earlier coordinator has left on the ps."""
         order = order_of(config, workers, service)
-        self._members = members
+        self._members, self._gpus = members, strategy.num_replicas_in_sync
         self.takes_in = takes_in(config, strategy, members)
 
-        def files(readers: int) -> WorkerFiles:
+        def files(readers: Sequence[int]) -> WorkerFiles:
             return WorkerFiles(tag_of(config.shared_dir, config.run, readers), processes_of(members))
 
         with worker_threads() as self._threads:
@@ -166,7 +166,8 @@ class RemoteStepRunner(OfTrained):
 
         Returns False, now and later, where the data can't be divided among one more meanwhile.
         """
-        self.takes_in = self.takes_in and self._data.can_join(1 + known_workers(self._coordinator))
+        coming = range(len(self._coordinator._cluster.workers), 1 + known_workers(self._coordinator))
+        self.takes_in = self.takes_in and self._data.can_join(coming)
         if self.takes_in:
             announce(self._coordinator, task, address)
         return self.takes_in
@@ -182,6 +183,12 @@ class RemoteStepRunner(OfTrained):
             self._data.join(worker, others)
             worker.begin()
         return tasks
+
+    def leave_out(self, tasks: Collection[str]) -> bool:
+        workers = list(self._coordinator._cluster.workers)
+        names = self._members.workers if self._members is not None else []
+        readers = [worker.worker_index for worker in workers if names[worker.worker_index] not in tasks]
+        return self._gpus == 1 and self._data.divide(readers, workers)
 
     def call(self, steps: int) -> Call:
         if self._data.iterator is None:

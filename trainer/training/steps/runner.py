@@ -121,6 +121,9 @@ class StepRunner(Protocol):
     def joined(self) -> list[str]:
         """Return the workers that have joined since the last time."""
 
+    def leave_out(self, tasks: Collection[str]) -> bool:
+        """Have the other workers read the data of these; returns False where that takes another generation."""
+
     @property
     def is_failing(self) -> bool:
         """Whether calls have failed, and none has ended well since."""

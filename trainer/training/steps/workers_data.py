@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from trainer.training.file_sizes import FileSizes
 from trainer.training.given_files import GivenFiles, Mailbox
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
-from trainer.training.steps.division import Division
+from trainer.training.steps.division import Division, part_of
 from trainer.training.steps.draws import draw_anew
 from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.read_order import ReadOrder
@@ -42,9 +42,9 @@ class WorkersData:
         coordinator: Any,
         order: ReadOrder | FileOrder[Mailbox],
         service: DataService | None,
-        files: Callable[[int], WorkerFiles],
+        files: Callable[[Sequence[int]], WorkerFiles],
     ) -> None:
-        """Trace the program's dataset for the workers, which `order` has begin; so many of them write `files`."""
+        """Trace the program's dataset for the workers, which `order` has begin; those that read write `files`."""
         self._config, self._program, self._service = config, program, service
         self.order = order
         if self.waits:
@@ -56,17 +56,18 @@ class WorkersData:
         def count(batch: int | None) -> None:
             self.step_examples = None if batch is None else batch * strategy.num_replicas_in_sync
 
-        def trace(workers: int) -> Dataset:
+        def trace(readers: Sequence[int]) -> Dataset:
             self._sizes.begin()
             make = train_dataset_fn(
                 program,
-                workers,
+                len(readers),
                 strategy,
                 *((order.beginning, service) if isinstance(order, ReadOrder) else ()),
                 seeded=order.seeded,
                 exact=order.exact,
                 batches=count,
-                files=files(workers),
+                files=files(readers),
+                part_of=lambda worker: part_of(worker, readers),
                 given=given,
                 found=self._sizes.found,
             )
@@ -96,7 +97,7 @@ class WorkersData:
     @property
     def file_sizes(self) -> dict[str, Any]:
         """How large the files are that the workers read, as FileSizes.sizes has it."""
-        return self._sizes.sizes(0 if isinstance(self.order, FileOrder) else self.order.workers)
+        return self._sizes.sizes(0 if isinstance(self.order, FileOrder) else len(self._division.readers))
 
     @property
     def iterator(self) -> Any:
@@ -107,7 +108,7 @@ class WorkersData:
         """Have each worker make its iterator, and begin to read at this step."""
         self.order.begin(step)
         if draw_anew(self._config, step) and not self.order.exact:
-            self._division.trace_again(self.order.workers)
+            self._division.trace_again()
         if isinstance(self.order, FileOrder) and self.waits and self._arrivals is None:
             self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
             self.order.come(*self._arrivals.look(self.order.known()))
@@ -117,23 +118,42 @@ class WorkersData:
             self._sizes.found(sorted(self.order.known()))
         self._iterator = iter(self._division.dataset)
 
-    def can_join(self, workers: int) -> bool:
-        """Return whether calls can read the data that are divided among so many workers; traces them for `join`.
+    @property
+    def is_given_out(self) -> bool:
+        """Whether the workers have no parts of their own: a data service or the coordinator gives data out."""
+        return self._service is not None or isinstance(self.order, FileOrder)
 
-        A data service divides them itself.
-        """
-        return self._service is not None or self._division.can_be(workers)
+    def can_join(self, workers: Sequence[int]) -> bool:
+        """Return whether calls can read the data when these read as well; traces them for `join`."""
+        return self.is_given_out or self._division.can_be((*self._division.readers, *workers))
 
     def join(self, worker: Newcomer, others: list[Any]) -> None:
         """Have one more worker read, and the others parts of another division, which `can_join` has traced."""
         self.order.join()
-        if (coming := self._division.coming(self.order.workers)) is not None:
-            if self._iterator is None:
-                self._division.dataset = coming
-            else:
-                divide_again(self._division.dataset, coming, self._iterator, others)
+        self._turn_to((*self._division.readers, worker.worker_index), others)
         if self._iterator is not None:
             extend(self._iterator, worker)
+
+    def divide(self, readers: Sequence[int], workers: list[Any]) -> bool:
+        """Have these of the workers read, each a part; returns False where that takes a generation of its own.
+
+        With `input_position: exact` the places are those of so many parts.
+        """
+        if self.is_given_out:
+            return True
+        if self.order.exact or not self._division.can_be(readers):
+            return False
+        self._turn_to(readers, [worker for worker in workers if worker.worker_index in readers])
+        return True
+
+    def _turn_to(self, readers: Sequence[int], workers: list[Any]) -> None:
+        """Have these workers read the data as they were traced for the readers."""
+        if (coming := self._division.coming(readers)) is None:
+            return
+        if self._iterator is None:
+            self._division.dataset = coming
+        else:
+            divide_again(self._division.dataset, coming, self._iterator, workers)
 
     def close(self) -> tuple[list[Any], list[tf.DType], list[tf.TensorShape]]:
         """Let go of the iterators; returns their handles, and types and shapes of what they give."""
@@ -151,7 +171,7 @@ class WorkersData:
             yield
         except tf.errors.OutOfRangeError as error:
             raise EmptyPart(
-                f"a worker's part of the training data is empty: {self.order.workers} workers share it"
+                f"a worker's part of the training data is empty: {len(self._division.readers)} workers share it"
             ) from error
         except tf.errors.InvalidArgumentError as error:
             if ENDLESS in str(error):
