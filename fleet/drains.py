@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from fleet.cluster import Cluster
@@ -21,9 +22,10 @@ from fleet.site.topology import Task
 
 
 def mark(cluster: Cluster, host: str, record: Mapping[str, Any]) -> None:
-    """Keep the host's units down from their next start on."""
+    """Keep the host's units down from their next start on, also after a power cut that comes now."""
     text = shlex.quote(json.dumps(record))
-    script = f"umask 022; printf '%s\\n' {text} >{MARK}.new && sync {MARK}.new && mv {MARK}.new {MARK}"
+    write = f"printf '%s\\n' {text} >{MARK}.new && sync {MARK}.new && mv {MARK}.new {MARK}"
+    script = f"umask 022; {write} && sync {PurePath(MARK).parent}"
     _as_root(cluster, host, script, f"{MARK} can't be written")
 
 
@@ -35,7 +37,7 @@ def unmark(cluster: Cluster, host: str) -> None:
 def announce_drain(cluster: Cluster, tasks: Sequence[Task]) -> None:
     """Have the coordinator let go of tasks: of a ps after a save."""
     names = " ".join(task.name for task in tasks)
-    script = f"umask 022; mkdir -p {LEAVERS} && cd {LEAVERS} && touch {names}"
+    script = f"umask 022; mkdir -p {LEAVERS} && cd {LEAVERS} && touch {names} && sync ."
     _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
 
 

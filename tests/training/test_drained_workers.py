@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,13 @@ class Drains:
     def undrain(self, task: str) -> None:
         (self._drained / task).unlink()
         self.start(task)
+
+    def reboot(self, tasks: Sequence[str]) -> None:
+        """End tasks at once, and start them again, but for those that are drained: their units stay down."""
+        for task in tasks:
+            self.processes.pop(task).end()
+        for task in tasks:
+            self.start(task)
 
     def each_gives(self, tasks: list[str], steps: int) -> None:
         """Wait until each of these workers has given so many steps more."""
@@ -130,3 +137,25 @@ def test_where_places_are_counted_the_cluster_is_formed_again(training: Drains) 
     training.chief.search(r"forming the cluster again in this process: worker-1 leaves, and the checkpoint is saved")
     training.each_gives(["worker-0"], 2 * EXAMPLES // BATCH)
     assert training.count()[0].all()
+
+
+@pytest.mark.parametrize("training", [{"workers": 2}], indirect=True)
+def test_a_drain_survives_restarts_of_all_that_runs(training: Drains) -> None:
+    """Nobody waits for the drained worker, whose part the other reads each time; the last one restarts all at once."""
+    training.drain("worker-1")
+    training.chief.search("the data are divided among all workers but worker-1")
+    for tasks in (["ps-0"], ["chief-0"], ["ps-0", "worker-0", "chief-0"]):
+        before = training.chief.output.count("going on without worker-1") if "chief-0" not in tasks else 0
+        training.reboot(tasks)
+        until(
+            lambda before=before: training.chief.output.count("going on without worker-1") > before,
+            f"a generation without worker-1 after {tasks}",
+            MINUTE,
+            lambda: training.chief.output[-6000:],
+        )
+        training.each_gives(["worker-0"], EXAMPLES // BATCH)
+    seen = training.count()
+    assert seen[0].all()
+    training.undrain("worker-1")
+    training.start("chief-0")
+    training.chief.search("all 3 other members are there")

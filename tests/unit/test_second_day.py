@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -920,6 +921,60 @@ def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
     unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
     assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
     assert str(leaving.DRAINED) == readings.LEAVERS
+
+
+@pytest.mark.parametrize("place", [readings.MARK, readings.LEAVERS])
+def test_marks_of_a_drain_lie_where_no_boot_empties_and_are_on_disk_at_once(
+    hosts: Hosts, tmp_path: Path, place: str
+) -> None:
+    assert not place.startswith(("/run/", "/tmp/", "/var/run/", "/dev/"))
+    scripts: list[str] = []
+    made = cluster(hosts)
+    made.hosts = SimpleNamespace(run=lambda given: scripts.extend(given.values()) or {h: Answer() for h in given})  # type: ignore[assignment]
+    drains.mark(made, "w-b", {"host": "w-b"})
+    drains.announce_drain(made, [TASKS[4]])
+    [script] = [each for each in scripts if place in each and (place == readings.MARK or readings.MARK not in each)]
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/root").write_text('#!/bin/sh\nexec "$@"\n', encoding="utf-8")
+    (tmp_path / "bin/sync").write_text(f'#!/bin/sh\necho "$(realpath "$1")" $(ls {tmp_path}/opt) >>{tmp_path}/synced\n')
+    for each in (tmp_path / "bin").iterdir():
+        each.chmod(0o755)
+    (tmp_path / "opt").mkdir()
+    environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", script.replace("/opt/trainer", f"{tmp_path}/opt")], env=environment, check=True)
+    *_, last = (tmp_path / "synced").read_text(encoding="utf-8").splitlines()
+    what = {readings.MARK: f"{tmp_path}/opt drain.json", readings.LEAVERS: f"{tmp_path}/opt/drains drains"}
+    assert last == what[place]
+
+
+@pytest.mark.parametrize("rebooted", [["w-b"], ["head"], ["ps-a", "ps-b"], ["head", "ps-a", "ps-b", "w-a", "w-b"]])
+def test_a_drain_survives_reboots(hosts: Hosts, desk: verbs.Desk, rebooted: list[str]) -> None:
+    """Each host's units start at a boot as they were; status and hosts say before and after it who is drained."""
+    drain(cluster(hosts), desk, "w-b", "a new disk")
+    gone = [task for task in TASKS if task.host in rebooted]
+
+    def looks() -> None:
+        desk.answers = io.StringIO()
+        show_hosts(cluster(hosts), desk)
+        [row] = [row for row in json.loads(desk.answers.getvalue())["hosts"] if row["host"] == "w-b"]
+        assert (row["state"], row["why"]) == ("drained", "a new disk")
+        desk.answers = None
+        with contextlib.suppress(ClusterTrouble):  # it says what does not run
+            show_status(cluster(hosts), desk)
+        assert re.search(r"worker-1 .*drained.*a new disk", fleet.printed(desk).rpartition("TASK ")[2])
+
+    for task in gone:
+        hosts.set(task.name, active="inactive", sub="dead")
+    if "head" not in rebooted:
+        hosts.unreachable = {host: "it boots" for host in rebooted if host == "w-b"}
+    looks()
+    hosts.unreachable = {}
+    cluster(hosts).start(gone)
+    looks()
+    assert up(hosts) == ALL - {"worker-1"}
+    assert hosts.leavers == {"worker-1"}
+    undrain(cluster(hosts), desk, "w-b")
+    assert up(hosts) == ALL
 
 
 def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts, desk: verbs.Desk) -> None:
