@@ -29,14 +29,21 @@ def test_the_first_steps_of_two_workers_name_each_key_and_later_ones_some_more_o
     assert np.mean(drawn < np.sqrt(rows)) == pytest.approx(0.5, abs=0.05)
 
 
-def test_what_a_save_has_linked_is_not_what_it_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("next_one", [False, True], ids=["the last", "with the next one begun"])
+def test_what_a_save_has_linked_is_not_what_it_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_one: bool
+) -> None:
     directory = tmp_path / "runs/run-0/checkpoints"
     directory.mkdir(parents=True)
     whole = directory / "ckpt-10.table-embedding.0-of-1.000000.data-00000-of-00001"
     whole.write_bytes(bytes(4_000_000))
     (directory / whole.name.replace("ckpt-10", "ckpt-20")).hardlink_to(whole)
-    (directory / "ckpt-20.table-embedding.0-of-1.000001.data-00000-of-00001").write_bytes(bytes(2_000_000))
+    changed = directory / "ckpt-20.table-embedding.0-of-1.000001.data-00000-of-00001"
+    changed.write_bytes(bytes(2_000_000))
     (directory / "ckpt-20.data-00000-of-00001").write_bytes(bytes(9))
+    if next_one:
+        for path in (whole, changed):
+            (directory / path.name.replace("ckpt-20", "ckpt-30").replace("ckpt-10", "ckpt-30")).hardlink_to(path)
     monkeypatch.setattr("bench.deltas.newest_of", lambda _: 20)
     assert last_megabytes(tmp_path) == 2.0
 
