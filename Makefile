@@ -189,7 +189,7 @@ lock: venv  ## resolve the hosts' locks, with and without GPUs, and the control 
 	$(call compiled,managers,-c locks/control.txt)
 	$(call compiled,optuna,--no-emit-package numpy -c locks/control.txt -c locks/cpu-3.11.txt)
 
-# The tools that describe and audit the locks have libraries of their own, and so has who drives a browser.
+# The tools that describe and audit the locks have libraries of their own, and so has the one that drives a browser.
 .cache/%/.made: locks/%.txt .venv/.control
 	.venv/bin/uv venv --quiet --clear --python .venv/bin/python .cache/$*
 	.venv/bin/uv pip install --quiet --python .cache/$*/bin/python --require-hashes -r $<

@@ -34,7 +34,7 @@ SITE = {
     "cluster_uid": 6006,
     "trainer_run": {"program": "trainer.examples.digits:Digits"},
 }
-ANSIBLE = "2.19.0"  # what the functions alone are told
+ANSIBLE = "2.19.0"  # what the functions alone are given
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def schedule(seconds: float, partition: bool) -> list[Fault]:
         held.append(Fault(seconds * 43 / 60, "partition", "worker-1", lasting))
     faults = list(held)
     for number, at in enumerate(range(KILL_WORKER_SECONDS, int(seconds), KILL_WORKER_SECONDS)):
-        # Who is frozen or cut off stays so: the other one is killed.
+        # A worker that is frozen or cut off stays so: the other one is killed.
         is_held = any(fault.at - 1 <= at <= fault.at + fault.seconds for fault in held)
         faults.append(Fault(at, "worker kill", WORKERS[0] if is_held else WORKERS[number % 2]))
     for number, at in enumerate(range(KILL_PS_SECONDS // 2, int(seconds), KILL_PS_SECONDS)):

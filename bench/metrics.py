@@ -1,7 +1,7 @@
 """What it costs to be scraped: the speed of a tiny model while all tasks are asked each second, and while nobody asks.
 
 Both sides are one training, in windows that alternate; the ratio is that of a window and the mean of those before and
-after it. Who asks takes processor time of the same machine, which counts against the metrics here. Prometheus asks each
+after it. The client takes processor time of the same machine, which counts against the metrics. Prometheus asks each
 15 s, and so costs a fifteenth. Beside it stands the processor time of the parts: of an answer, and of counting a call.
 """
 

@@ -11,7 +11,7 @@ import subprocess
 
 SUBNET = "10.99.0"
 SUBNET6 = "fd99:"
-# As a host does that loses the network: nothing in, nothing out, and nobody is told.
+# As a host that loses the network: nothing goes in or out, and no peer gets notice.
 CUT = """
 table inet cut {
   chain input { type filter hook input priority 0; policy drop; iif lo accept; }

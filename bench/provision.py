@@ -151,7 +151,7 @@ def stat_plays(shape: list[list[tuple[str, ...]]]) -> list[dict[str, Any]]:
     return plays
 
 
-# How this machine reaches the index, told to both sides
+# How this machine reaches the index, the same for both sides
 
 
 def index_settings(config: str, environment: Mapping[str, str]) -> dict[str, str]:

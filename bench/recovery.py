@@ -107,7 +107,7 @@ class Recovery:
         self._events_path = training.directory / "runs" / "goodput" / "events.jsonl"
 
     def settle(self) -> None:
-        """Wait until both workers train, who was done without has been taken in again, and no process is new."""
+        """Wait until both workers train, lost ones have been taken in again, and no process is new."""
         quiet_since = time.monotonic()
         starts = self._starts()
 

@@ -145,7 +145,7 @@ def slow_workers(rates: Rates) -> Iterator[Finding]:
             yield Finding(
                 "worker",
                 f"{task} is slow: {pace:.3g} steps/s, where the median of the others is {usual:.3g}{why}. It holds up "
-                "nobody, but gives less than it could",
+                "no other worker, but gives less than it could",
                 [task],
             )
 

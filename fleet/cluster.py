@@ -70,7 +70,7 @@ class Cluster:
         `running` asks for the release of each task's process too, which only root may see; `settings` for the digest
         of what the tasks are configured with; `looks` for what fleet/agent.py is to look at on a host.
         The run is read from its files where they say all of it. `by_trainer` asks the trainer in any case, which
-        refuses wrong settings. With `new_is_enough` it is not asked what a run will train that has told nothing yet.
+        refuses wrong settings. With `new_is_enough` it is not asked what a run without a status will train.
         `first` are scripts that hosts run before they look, with `first_seconds` for both; `failed` has why one did
         not do it.
         `with_facts` asks each host for its load, memory, disks and GPUs too.
@@ -257,11 +257,11 @@ class Cluster:
         )
 
     def on_shared(self, script: str, trouble: str) -> Answer:
-        """Run a script of `on_path` on one host that has the shared path: the chief's, else whichever is there."""
+        """Run a script of `on_path` on one host that has the shared path: the chief's, else another that answers."""
         chief = self.inventory.chief.host
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
-        for host in (chief, *others):  # any host that is there can write where they share the path
+        for host in (chief, *others):  # any host that answers can write where they share the path
             answer = self.hosts.run({host: f"{REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable

@@ -160,7 +160,7 @@ def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:
 def _refuse_as_key(config: Config) -> None:
     """Refuse Fabric's -i, a file with an SSH key, where it names an inventory, as with ansible-playbook.
 
-    The keys of a configuration file are no flag's: they may be a text, and of files that are not there.
+    The keys of a configuration file are no flag's: they may be a text, and of files that are missing.
     """
     for path in config._overrides.get("connect_kwargs", {}).get("key_filename", ()):
         if not os.path.isfile(path) or path.endswith((".yml", ".yaml", ".ini", ".json")):  # noqa: PTH113

@@ -110,10 +110,10 @@ def find_source(source: str, runs: Sequence[Mapping[str, Any]]) -> Mapping[str, 
 
 
 def refuse_other_source(run: str, source: str, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise OperatorMistake where a run is there, and did not begin from this checkpoint."""
+    """Raise OperatorMistake where a run exists, and did not begin from this checkpoint."""
     found = {str(each.get("run")): each for each in runs}.get(run, {})
     if found.get("program") is not None and found.get("begun_from") != source:  # without one it is half begun
-        raise OperatorMistake(f"run {run} is there already and did not begin from {source}: choose another --run NAME")
+        raise OperatorMistake(f"run {run} exists already and did not begin from {source}: choose another --run NAME")
 
 
 def refuse_templates(values: Mapping[str, Any]) -> None:

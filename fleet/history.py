@@ -1,7 +1,7 @@
 """The cluster's history: what was done to it, when, by whom, from where and why.
 
 It is one file of JSON lines on the shared path, `history.jsonl`. A verb leaves a line before it acts, and one with the
-outcome; the two have one `id`. Any host that is there can write it, and nothing removes a line.
+outcome; the two have one `id`. Any host that answers can write it, and nothing removes a line.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _WALLS = (
     "etc/systemd/system/nftables.service.d/psfleet.conf etc/systemd/system/psfleet-firewall.service "
     "etc/systemd/system/sysinit.target.wants/psfleet-firewall.service"
 )
-# Of all that a start may change beside the release, but for what only its proof reads.
+# All that a start may change beside the release, but for what only its proof reads.
 DIGEST = (
     f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_WALLS} -path etc/trainer/secrets-coming "
     "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"

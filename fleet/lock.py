@@ -16,11 +16,11 @@ from fleet.site.routes import Host
 from fleet.ssh import Hosts, SshHosts
 
 START_LOCK = "/run/psfleet-start"
-# Who has just ended may still be hanging up.
+# A start that has just ended may still be hanging up.
 WAIT_SECONDS = 3
 LOOK_SECONDS = 0.2
 AGAIN_SECONDS = 3
-# A line every few seconds finds out that nobody is there any more.
+# A line every few seconds finds out that the other side is gone.
 _HOLD = f"""echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
 echo held
 while sleep 5 && echo; do :; done"""
@@ -67,7 +67,7 @@ def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
 
 
 def hold_for(process: int, chief: Host, what: str) -> None:
-    """Hold the lock for as long as a process is there; the first line printed says whether it was taken.
+    """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
 
     It is taken once more when the connection was lost: `site.yml` may reboot the host.
     """

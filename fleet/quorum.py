@@ -26,7 +26,7 @@ def find_shortages(inventory: Inventory, away: Collection[str]) -> list[str]:
 
 
 def minimum(inventory: Inventory, job: str, members: int) -> int:
-    """How many of a job's members must be there: as cluster_minimum says, else what the strategy needs at least."""
+    """How many of a job's members must be present: as cluster_minimum says, else what the strategy needs at least."""
     if job == "chief":
         return members  # it has one, who leads
     given = chosen_minimum(inventory)

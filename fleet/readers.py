@@ -186,7 +186,7 @@ def mirror(call: Call) -> Any:
 
 
 def wait(call: Call) -> Any:
-    """What is to be waited for is there already."""
+    """What is to be waited for exists already."""
     if set(call.arguments) - {"host", "port", "timeout", "msg"}:
         raise UnknownTask(call.place, call.task)
     host, port = call.text("host") or "127.0.0.1", int(str(call.text("port")))
@@ -221,7 +221,7 @@ def _differs(call: Call, what: str, wrong: bool) -> Any:
     return UNCHANGED
 
 
-# Of these the files' names are known before a host has answered.
+# The names of these files are known before a host has answered.
 NAMING: dict[str, Reader] = {
     "ansible.builtin.template": template_file,
     "ansible.builtin.copy": copy,

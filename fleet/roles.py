@@ -151,7 +151,7 @@ class Ahead(Tasks):
         self, tasks: Sequence[Mapping[str, Any]], holds: bool | None, more: Mapping[str, Any], now: Pass
     ) -> None:
         if holds is False:
-            # Their registers are there all the same.
+            # Their registers are set all the same.
             now.known |= {each["register"]: SKIPPED for each in _flat(tasks) if "register" in each}
             return
         before, now.sure = now.sure, now.sure and holds is True

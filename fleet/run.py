@@ -121,7 +121,7 @@ def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     """Return the run as its files have it; None where the trainer has to be asked.
 
     That is for a sweep or the queue, for other settings than the inventory's, and for what is damaged or can't be read.
-    Of a run that has told nothing yet it is `new`, and what it will train is not said.
+    A run without a status is `new`, and what it will train is left out.
     """
     try:
         return _read_files(parts, shared_dir)

@@ -51,7 +51,7 @@ def have_done(
 def have_copied(
     cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool, reason: str | None
 ) -> tuple[dict[str, Any], str]:
-    """Have a host make a copy, unless it is there already; returns its answer, and the copy's size in words.
+    """Have a host make a copy, unless it exists already; returns its answer, and the copy's size in words.
 
     The answer is printed where `--json` asked for it.
     """

@@ -194,7 +194,7 @@ class ShortWay:
             return f"/etc/trainer/{gone[0]} is of a task that is no longer there"
         encrypted = self._inventory.variables[host].get("cluster_encryption") is True
         if (answer["files"][TUNNEL] is not None) != encrypted:
-            return f"{TUNNEL} is {'missing' if encrypted else 'there'}"
+            return f"{TUNNEL} {'is missing' if encrypted else 'exists'}"
         if (difference := _difference(answer["files"], wanted.files)) or (difference := self._wall(host, answer)):
             return difference
         if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible fixes the rest
@@ -208,7 +208,7 @@ class ShortWay:
         """Say in what a host's packet filter is not what it should be."""
         role = self._walls[host]
         if role is None:
-            return None if answer["files"][FIREWALL] is None else f"{FIREWALL} is there"
+            return None if answer["files"][FIREWALL] is None else f"{FIREWALL} exists"
         facts = answer["steps"]["facts"]
         if facts.get("failed"):
             return str(facts["msg"])

@@ -27,7 +27,7 @@ from trainer.telemetry.status import render_number
 
 UNIT = "psfleet-canary"
 PLACE = f"/var/cache/{UNIT}"
-# Of the last lines of a run's history, so many losses.
+# So many losses, of the last lines of a run's history.
 LIVE_LOSSES = 20
 TAIL_BYTES = 2**17
 LOG_LINES = 200
@@ -239,7 +239,7 @@ def read_numbers(text: str, name: str) -> list[tuple[int, float]]:
 
 
 def most_loss(live: Sequence[float], factor: float) -> float | None:
-    """Return the loss that a trial's must not exceed; None where the live run has told none.
+    """Return the loss that a trial's must not exceed; None where the live run has reported none.
 
     It is the highest of the live ones, and above that `factor` - 1 times its size or their spread.
     """
@@ -266,7 +266,7 @@ def judge(trial: Trial, seen: Seen, limit: float | None) -> list[str]:
         problems.append(f"it ended at {done}, and not at step {trial.until}")
     if not seen.losses or seen.losses[0][0] <= trial.step:
         problems.append(
-            f"it did not go on from the checkpoint of step {trial.step}" if seen.losses else "it told no loss"
+            f"it did not go on from the checkpoint of step {trial.step}" if seen.losses else "it reported no loss"
         )
     odd = [f"its loss at step {step} is {loss}" for step, loss in seen.losses if not math.isfinite(loss)]
     numbers = {name: number_of(value) for name, value in (seen.evaluation.get("metrics") or {}).items()}

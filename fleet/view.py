@@ -133,7 +133,7 @@ def _tasks(rows: Sequence[Mapping[str, Any]], run: Run | None, lines: int) -> Re
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name in HEADER:
         right = name in ("RESTARTS", "STEPS/S", "STEPS")
-        # Of a narrow terminal the widest of the others gives room first.
+        # On a narrow terminal the widest other column shrinks first.
         table.add_column(_plain(name), justify="right" if right else "left", no_wrap=name == "TASK")
     workers = run.workers if run else {}
     paces = [pace for each in workers.values() if (pace := each.get("steps_per_second"))]

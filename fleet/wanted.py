@@ -94,7 +94,7 @@ def files_differ(found: Mapping[str, Any], wanted: Mapping[str, State]) -> str |
         there = found[path]
         if there is None or state is None:
             if there is not state:
-                return f"{path} is missing" if there is None else f"{path} is there"
+                return f"{path} is missing" if there is None else f"{path} exists"
         elif not all(part is None or part in has.split() for part, has in zip(state, there, strict=False)):
             return f"{path} differs"
     return None

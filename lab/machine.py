@@ -284,7 +284,7 @@ def make_key(lab: Path) -> str:
 
 
 def check_suite(lab: Path) -> None:
-    """Refuse to go on with another Debian release than the hosts that are there were made from."""
+    """Refuse to go on with another Debian release than the hosts that exist were made from."""
     record = lab / "suite"
     if hosts() and record.exists() and record.read_text() != box.suite():
         raise LabError(
@@ -296,7 +296,7 @@ def check_suite(lab: Path) -> None:
 
 
 def prepare(root: Path, dotfile: Path, provider: str, addresses: list[str], shared_owner: int) -> None:
-    """Make what Vagrant needs before it makes hosts; nothing changes where it is there already."""
+    """Make what Vagrant needs before it makes hosts; nothing changes where it exists already."""
     lab = root / ".lab"
     if provider != "lxc":
         lab.mkdir(exist_ok=True)

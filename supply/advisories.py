@@ -111,7 +111,7 @@ class Advisories:
 
 
 def is_affected(affected: Mapping[str, Any], version: str) -> bool:
-    """Whether a version is among the affected ones, as OSV's schema defines it; yes where that can't be told."""
+    """Whether a version is among the affected ones, as OSV's schema defines it; yes where that is unknown."""
     try:
         mine = Version(version)
         if version in affected.get("versions", ()) or mine in set(map(_version, affected.get("versions", ()))):

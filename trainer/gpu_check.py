@@ -113,7 +113,7 @@ def parse_gpus(text: str) -> list[dict[str, str]]:
 def compare_devices(
     expected: Mapping[str, Any], gpus: Sequence[Mapping[str, str]], instances: Sequence[str]
 ) -> list[str]:
-    """Say which of the expected GPUs and MIG instances are not there."""
+    """Say which of the expected GPUs and MIG instances are missing."""
     problems = []
     if expected["gpus"] is not None and len(gpus) != expected["gpus"]:
         problems.append(
@@ -124,7 +124,7 @@ def compare_devices(
     for device in expected["devices"]:
         if not device.isdecimal() and device not in there:
             problems.append(
-                f"{device} of gpu_devices isn't there; nvidia-smi -L shows {', '.join(sorted(there))}"
+                f"{device} of gpu_devices is missing; nvidia-smi -L shows {', '.join(sorted(there))}"
                 + (". MIG instances end with each boot: docs/gpu.md" if device.startswith("MIG-") else "")
             )
     sliced = {gpu["index"] for gpu in gpus if gpu["mig.mode.current"] == "Enabled"}
@@ -257,7 +257,7 @@ def describe(report: Mapping[str, Any]) -> str:
 def run_command(
     command: Sequence[str], env: Mapping[str, str] | None = None, timeout: float = 60
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; one that isn't there or doesn't end is one that failed."""
+    """Run a command; one that is missing or doesn't end is one that failed."""
     try:
         return subprocess.run(command, env=env, timeout=timeout, capture_output=True, text=True, check=False)
     except FileNotFoundError:

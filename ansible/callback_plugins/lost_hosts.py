@@ -72,7 +72,7 @@ class CallbackModule(CallbackBase):
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         if result.task.action == LEAVES_OUT and result.host.get_name() in self.losses:
-            return  # where it was lost was told then
+            return  # it was reported when it was lost
         self._lose(result, "unreachable", reason_of(result.result))
 
     def _lose(self, result: Any, kind: str, message: str) -> None:

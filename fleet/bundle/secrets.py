@@ -34,7 +34,7 @@ def inventory_secrets(inventory: Inventory) -> set[str]:
 
 
 def describe_inventory(inventory: Inventory, redactor: Redactor) -> dict[str, Any]:
-    """Return hosts, groups and variables. Of what psfleet does not know, only the name is left."""
+    """Return hosts, groups and variables. What psfleet does not know is shown by name only."""
     known = definition().variables
     hosts = {}
     for host in inventory.variables:

@@ -112,7 +112,7 @@ def limits(names: list[str]) -> dict[str, int]:
 
 
 def unreadable(paths: list[str]) -> list[str]:
-    """Return what is there and the user of the tasks can't read."""
+    """Return the files that exist and that the user of the tasks can't read."""
     there = [path for path in paths if Path(path).exists()]
     return [path for path in there if run(*AS_TRAINER, "test", "-r", path)[0] == 1]
 

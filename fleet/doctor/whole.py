@@ -135,8 +135,8 @@ def _run(inventory: Inventory, look: Look) -> list[Finding]:
 
 
 def _silence(now: float, state: str, updated: float | None, where: str) -> list[Finding]:
-    """Return that nobody has told of a run for long that says that it trains."""
+    """Return that the status of a run that trains is old."""
     if state != "training" or updated is None or now - updated < LATE_SECONDS:
         return []
-    what = f"it says that it trains, and nobody has told of it for {render_duration(now - updated)}"
+    what = f"its status says that it trains, and is {render_duration(now - updated)} old"
     return [Finding(ERROR, where, "run", what, "fab start-cluster, which goes on with it")]

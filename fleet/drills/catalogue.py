@@ -162,7 +162,7 @@ _DRILLS = (
     _drill("path-read-only", "the run's directory is read-only for half a minute: likewise",
            ReadOnly(), detected=None, paused=15, scene=saves_again(recovers()), may_too=("evaluator",),
            destructive=True),
-    _drill("worker-never-starts", "a worker is not there: it is named with host and port, and waited for",
+    _drill("worker-never-starts", "a worker is missing: it is named with host and port, and waited for",
            NOTHING, detected=30, paused=90, scene=never_starts("worker"), settings={"elastic": False}),
     _drill("ps-never-starts", "likewise a ps",
            NOTHING, detected=30, paused=90, scene=never_starts("ps"), settings={"elastic": False}),

@@ -176,7 +176,7 @@ class KillWhileSaving(Kill):
     def strike(self, stage: Stage) -> str:
         ((host, mine),) = by_host(stage, self.hits(stage)).items()
         killed = " ".join(str(process.pid) for _, process in mine)
-        # At once, since the next coordinator is there in a moment, and removes what is left behind.
+        # At once, since the next coordinator comes in a moment, and removes what is left behind.
         script = f"{await_save(stage)} && root kill -9 {killed} && {AS_TRAINER} ls {shlex.quote(stage.checkpoint_dir)}"
         left = run_everywhere(stage, {host: script}, 90.0)[host].split()
         half = [name for name in left if "temp" in name]
@@ -187,7 +187,7 @@ class KillWhileSaving(Kill):
 
 @dataclass(frozen=True)
 class Freeze(Aimed):
-    """SIGSTOP: the process is there, its sockets are open, and it does nothing."""
+    """SIGSTOP: the process exists, its sockets are open, and it does nothing."""
 
     part: Part = "task"
 

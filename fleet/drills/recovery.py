@@ -142,7 +142,7 @@ def describe_recovery(
     )
 
 
-# Who sends a server what it needs for nothing but steps; to a dispatcher its data workers, each second.
+# The members that send a server what it needs for nothing but steps; to a dispatcher its data workers, each second.
 SENDERS = {"worker": "ps", "ps": "worker", "data": "worker", "dispatcher": "data"}
 
 

@@ -108,7 +108,7 @@ def all_checkpoints_bad(stage: Stage, drill: Drill) -> Findings:
 
 
 def never_starts(job: str) -> Scene:
-    """A member is not there when the run starts: it is named, with host and port, and waited for."""
+    """A member is missing when the run starts: it is named, with host and port, and waited for."""
 
     def play(stage: Stage, drill: Drill) -> Findings:
         stage.forget_run()
@@ -121,7 +121,7 @@ def never_starts(job: str) -> Scene:
 
 
 def wrong_port(job: str) -> Scene:
-    """The coordinator is told a wrong port for a member: it names the address that doesn't answer."""
+    """The coordinator gets a wrong port for a member: it names the address that doesn't answer."""
 
     def play(stage: Stage, drill: Drill) -> Findings:
         stage.forget_run()

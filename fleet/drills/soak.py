@@ -163,7 +163,7 @@ class Outcome:
 
 
 def went_back_too_far(samples: Sequence[Sample], damaged: Collection[int]) -> str | None:
-    """Say where the step went below the newest checkpoint that was there and whole."""
+    """Say where the step went below the newest checkpoint that existed and was whole."""
     newest = highest = 0
     for sample in samples:
         if sample.state == "training" and sample.step is not None:

@@ -33,7 +33,7 @@ LAST_EVENTS = 500
 _STEP = re.compile(r"\bstep (\d+) of \d+")
 _UNIT = ("Id", "InvocationID", "ActiveState", "SubState", "Result", "ExecMainStatus", "MainPID", "StatusText")
 
-# Short steps, told one by one, a checkpoint every few seconds: what a drill needs to see what happens.
+# Short steps, reported one by one, a checkpoint every few seconds: what a drill needs to see what happens.
 RUN_SETTINGS: Mapping[str, Any] = {
     "steps": 1_000_000,
     "steps_per_execution": 1,

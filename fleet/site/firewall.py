@@ -20,7 +20,7 @@ ANYONE = "any"
 LEASE_PORTS = (68, 546)
 # systemd reads no more of a list.
 MAX_LIST_BYTES = 2**20
-# Who filters beside: an accept in our table is not the last word.
+# Other filters on the host: an accept in our table is not the last word.
 OTHERS = {
     "firewalld": "what our table lets in, it may refuse. Let each member in there, too: firewall-cmd --permanent "
     "--zone=trusted --add-source=ADDRESS, then firewall-cmd --reload",
@@ -135,7 +135,7 @@ def _rule(
 
 
 def uids_of(rule: Mapping[str, Any], facts: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of a rule's local users on this host; a user that is not there has none."""
+    """Return the numbers of a rule's local users on this host; a user that the host lacks has none."""
     known = {LOGIN: facts["login_uid"], SCRAPER: facts["scraper_uid"]}
     return [known[user] for user in rule["users"] if known[user] is not None]
 
@@ -197,7 +197,7 @@ def firewall_refusals(
     sources: Mapping[str, Sequence[str]],
     lists: Iterable[Sequence[str]],
 ) -> list[str]:
-    """Say why a host is not closed: its first table would cut off who has a right to be there, or a list is too long.
+    """Say why a host is not closed: its first table would cut off rightful clients, or a list is too long.
 
     Args:
         facts: the host's, of `firewall_facts`.
@@ -298,7 +298,7 @@ def firewall_notes(
     notes += [f"{other} is running: {OTHERS[other]}" for other in facts["others"]]
     if cut := [f"{peer['address']} (port {peer['port']})" for peer in _others(facts, rules, opened, sources)]:
         notes.append(
-            f"no members, and cut off: {', '.join(cut)}. Who is to reach a port all the same stands in firewall_open"
+            f"no members, and cut off: {', '.join(cut)}. To let others reach a port, list them in firewall_open"
         )
     if closed:
         known = {("tcp", port) for port in [*facts["ssh_ports"], *guarded_ports(rules)]}

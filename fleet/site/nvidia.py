@@ -57,7 +57,7 @@ def nvidia_driver(
     if wanted and wanted != branch:
         problems.append(
             f"{host} came with driver {seen['loaded']}, and nvidia_driver_branch is {wanted}; nvidia_driver_source: "
-            "none installs nothing. Name the branch that is there, or none"
+            "none installs nothing. Name the installed branch, or none"
         )
     return {
         "branch": branch,
@@ -68,7 +68,7 @@ def nvidia_driver(
 
 
 def _branch_of(seen: Mapping[str, Any], source: str, branch: str, system: str) -> str:
-    """Return the driver's major version: the one that is there, the one that is wanted, or the source's own."""
+    """Return the driver's major version: the installed one, the one that is wanted, or the source's own."""
     if source == "none":
         return (seen["loaded"] or "").partition(".")[0] or branch
     return branch or str(read_table()["branches"].get(source, {}).get(system, ""))

@@ -31,7 +31,7 @@ def page(text: str) -> str:
 
 
 def with_table(text: str, head: str, rows: Iterable[str]) -> str:
-    """Put these rows below a table's head, in place of those that are there."""
+    """Put these rows below a table's head, in place of its own."""
     table = re.compile(re.escape(head) + r"\n(\|.*\n)*")
     rule = "|" + "---|" * (head.count("|") - 1)
     found, count = table.subn(lambda _: "\n".join([head, rule, *rows]) + "\n", text)

@@ -66,7 +66,7 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
             raise OperatorMistake(f"{path}: {problem}")
         text = json.dumps(point, sort_keys=True)  # which tells true from 1
         if text in seen:
-            raise OperatorMistake(f"{path}: the point {json.dumps(point)} is there twice; each is trained once")
+            raise OperatorMistake(f"{path}: the point {json.dumps(point)} stands twice; each is trained once")
         seen.add(text)
     selection = {key: content[key] for key in ("program", "program_args") if key in content}
     selection["sweep"] = {"name": str(content.get("name", path.stem)), "points": points, **search_in(content)}

@@ -18,7 +18,7 @@ def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False,
         command = shlex.join(["fab", "backup", run, "--to", to])
         desk.say(f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: {command}")
         return
-    there = "is there already, and whole" if answer["outcome"] == "there already" else "copied"
+    there = "exists already, and is whole" if answer["outcome"] == "there already" else "copied"
     back = shlex.join(["fab", "restore-run", answer["copy"]])
     if answer["host"] != (chief := cluster.inventory.chief.host):
         back = f"bring it to {chief}, then {back}"

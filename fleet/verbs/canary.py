@@ -35,7 +35,7 @@ from fleet.verbs.names import find_host
 from trainer.telemetry.status import render_metrics, render_number
 
 GIB = 2**30
-# Of what is free on the host, so much is the trial's to take.
+# The part of the host's free memory that the trial may take.
 SHARE = 0.8
 # TensorFlow in five processes that share most of it; and the model, its gradients and what saves it.
 LEAST_MEMORY, MODELS = GIB, 3
@@ -326,7 +326,7 @@ def _follow(cluster: Cluster, desk: Desk, asked: Trial, host: str, progress: Pro
 
 
 def describe(before: Run, asked: Trial, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
-    """Return what the trial told, and beside it what the live run tells, before and meanwhile."""
+    """Return what the trial reported, and beside it what the live run reports, before and meanwhile."""
     losses = [loss for _, loss in found.losses]
     return {
         "trial": {

@@ -15,5 +15,5 @@ def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = Fal
     if answer["outcome"] == "planned":
         desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
         return
-    there = "is there already" if answer["outcome"] == "there already" else f"is a clone of {run}"
+    there = "exists already" if answer["outcome"] == "there already" else f"is a clone of {run}"
     desk.say(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")

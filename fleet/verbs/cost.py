@@ -39,7 +39,7 @@ class Cost:
     room: Sequence[str] = ()
     """A line for each host of a ps that stays."""
     away: Sequence[str] = ()
-    """Who else takes no part, each with why."""
+    """The other members that take no part, each with why."""
     refusals: Sequence[str] = field(default_factory=list)
     """Why it must not be done; empty where it may."""
 

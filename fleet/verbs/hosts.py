@@ -16,7 +16,7 @@ from fleet.units import Health
 from fleet.verbs import Desk
 
 GIB = 2**30
-# A clock that differs by less than the look took can't be told from a right one.
+# A clock that differs by less than the look took counts as right.
 CLOCK_SECONDS = 1.0
 
 
@@ -97,7 +97,7 @@ def judge_host(inventory: Inventory, seen: Observation, host: str) -> tuple[str,
 
 
 def _offset(clock: float | None, begun: float, ended: float) -> float | None:
-    """Return by how many seconds a host's clock is ahead of this machine's, 0 where that can't be told from right."""
+    """Return by how many seconds a host's clock is ahead of this machine's, 0 where it counts as right."""
     if not clock:
         return None
     apart = clock - ended if clock > ended else min(0.0, clock - begun)

@@ -55,9 +55,7 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
     Raises OperatorMistake for a host that still takes part, and for the coordinator's.
     """
     if host not in cluster.inventory.hosts:
-        desk.say(
-            f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never was there"
-        )
+        desk.say(f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one")
         _answer(desk, "remove-host", "nothing to do", [host], [])
         return
     host = find_host(cluster.inventory, host)
@@ -104,7 +102,7 @@ def replace_host(
     """
     inventory = cluster.inventory
     if new in inventory.hosts and old not in inventory.variables:
-        desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or never was there")
+        desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or was never listed")
         _answer(desk, "replace-host", "nothing to do", [old, new], [])
         return
     if new in inventory.variables:
@@ -315,7 +313,7 @@ def _keep_out(cluster: Cluster, desk: Desk, old: str, expected: Sequence[Task]) 
     try:
         cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
     except FleetError as error:
-        desk.say(f"the others can't be told ({first_line(error)}): keep {old} off until site.yml has run")
+        desk.say(f"the other hosts can't be informed ({first_line(error)}): keep {old} off until site.yml has run")
 
 
 def _short(path: Path) -> str:

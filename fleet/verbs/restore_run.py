@@ -22,5 +22,5 @@ def restore_run(
         command = shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])])
         desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")
         return
-    there = "is there already" if answer["outcome"] == "there already" else "is there again"
+    there = "exists already" if answer["outcome"] == "there already" else "is restored"
     desk.say(f"run {answer['run']} {there}: {size}\ngo on with it: fab start-cluster --run {answer['run']}")

@@ -31,7 +31,7 @@ def agree_on_missing(
     """Raise unless a start may go on without hosts that don't answer, and without those that were drained.
 
     It may where each job has its minimum, and the operator says so: with cluster_minimum, with `allowed`, or when asked
-    on a terminal. Of a drained host the operator has said so already.
+    on a terminal. For a drained host the operator has agreed already.
     """
     shortages = find_shortages(inventory, {*missing, *drained})
     if shortages and not missing:

@@ -60,7 +60,7 @@ class StartRequest:
     """RUN@STEP, the checkpoint of another run that this one begins from."""
     program_args: Mapping[str, Any] = field(default_factory=dict)
     sweep: Mapping[str, Any] | None = None
-    """The selection of a sweep. Of that nothing is put back once its tasks are started: a point may fail."""
+    """The selection of a sweep. Once its tasks are started, nothing is put back: a point may fail."""
 
     queue: bool = False
     """Go on with the queue, whatever is selected."""

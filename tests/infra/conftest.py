@@ -143,7 +143,7 @@ def reaches(host: str, result: Mapping[str, Any]) -> bool:
 
 
 def copy_inventory(copy: Path, run: dict[str, Any], release_program: str = "", **site: Any) -> Path:
-    """Copy the lab's inventory to a directory that is not there yet, with other run settings, and other variables."""
+    """Copy the lab's inventory to a new directory, with other run settings, and other variables."""
     shutil.copytree(ROOT / os.environ.get("PSFLEET_INVENTORY", "inventory/lab"), copy)
     variables = copy / "group_vars" / "all.yml"
     values = yaml.safe_load(variables.read_text()) | {"trainer_run": run, "release_program": release_program} | site

@@ -1,4 +1,4 @@
-"""Hosts that reboot, and a shared path that is not there."""
+"""Hosts that reboot, and a shared path that is away."""
 
 from tests.hosts import wait_until
 

@@ -16,7 +16,7 @@ from trainer.run.checkpoints import Checkpoints
 from trainer.run.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(300)
-# Epochs that callbacks are told of end at their steps exactly, and so do their checkpoints.
+# Epochs that callbacks hear of end at their steps exactly, and so do their checkpoints.
 OPTIONS = (
     "--api",
     "fit",

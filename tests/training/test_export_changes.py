@@ -98,7 +98,7 @@ def test_changes_of_another_export_are_refused(
     assert main([str(new), str(tmp_path / "2.changes"), str(tmp_path / "made")]) == 1
     assert "are the changes since step 1, and" in capsys.readouterr().err
     assert main([str(base), str(tmp_path / "2.changes"), str(new)]) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     assert not (tmp_path / "made").exists()
 
 

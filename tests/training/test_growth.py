@@ -153,7 +153,7 @@ def test_a_worker_joins_those_that_train(cluster: Growing, runs: Runs) -> None:
     # A coordinator that begins now knows all three.
     cluster.processes.pop("chief-0").end()
     cluster.start("chief-0")
-    cluster.chief.search("all 4 other members are there")
+    cluster.chief.search("all 4 other members are present")
     cluster.trains_on()
     assert sum(event.get("steps_lost", 0) for event in events(cluster, runs)) == 0
 

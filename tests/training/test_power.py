@@ -69,7 +69,7 @@ def volatile_disk(directory: Path) -> Iterator[Path]:
         end = time.monotonic() + 60
         while not disk.exists():
             if process.poll() is not None or time.monotonic() > end:
-                pytest.fail("the disk is not there")
+                pytest.fail("the disk is missing")
             time.sleep(0.05)
         command("mkfs.ext4", "-q", "-E", "nodiscard", str(disk))
         yield disk
@@ -161,7 +161,7 @@ def test_whatever_a_record_names_is_whole_after_each_power_failure(trained: Trai
         replacing = any("_new" in path.name for path in after.checkpoints.glob("*.manifest.json"))
         after.catalogue.remove_orphans()  # as the next coordinator does
         steps = after.catalogue.steps()
-        assert len(steps) >= saved, f"{when}: a checkpoint is gone that was there"
+        assert len(steps) >= saved, f"{when}: a checkpoint is gone"
         saved = len(steps)
         for step in steps:
             assert after.catalogue.check(step) == "", f"{when}: step {step}"

@@ -189,7 +189,7 @@ def test_a_frozen_ps_is_done_without_and_taken_back(runs: Runs) -> None:
     finally:
         kill(frozen, signal.SIGCONT)
     process.search("ps-1 answers again")
-    process.search(r"ps-1 answers again[\s\S]* all 4 other members are there[\s\S]*going on at step[\s\S]* steps/s")
+    process.search(r"ps-1 answers again[\s\S]* all 4 other members are present[\s\S]*going on at step[\s\S]* steps/s")
     stop(process)
     assert starts(process) == {"chief-0": 2, "ps-0": 1, "ps-1": 2, "worker-0": 1, "worker-1": 1}
     assert all(step == saved for saved, step in went_on(process))
@@ -211,7 +211,7 @@ def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> No
 
 
 def trained(runs: Runs, run: str, process: Process) -> int:
-    """Return the step that the run has told of, once its present process has trained."""
+    """Return the step that the run has reported, once its present process has trained."""
     step = max([int(event["message"].removeprefix("step ")) for event in events(runs, run, "attached")], default=0)
     return until(lambda: (now := runs.status(run)["step"]) and now > step and now, "a step", say=lambda: process.output)
 
@@ -244,7 +244,7 @@ def test_a_stop_does_not_wait_for_workers_that_are_gone(runs: Runs) -> None:
     time.sleep(1)  # by then calls that they do not end are in flight
     try:
         process.send(signal.SIGTERM)
-        process.search("no worker is there to end the calls in flight: saving without it", MINUTE / 2)
+        process.search("no worker is present to end the calls in flight: saving without it", MINUTE / 2)
         assert process.wait() == 143, process.output
     finally:
         for pid in frozen:

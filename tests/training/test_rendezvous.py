@@ -1,4 +1,4 @@
-"""A member that trains in step, while the others are not there yet."""
+"""A member that trains in step, while the others are missing."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class Members:
 
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[dict[int, str]]:
-    """What TensorFlow is told of its workers."""
+    """What TensorFlow hears about its workers."""
     found: list[dict[int, str]] = []
 
     def update(self: Any, server_def: Any) -> None:

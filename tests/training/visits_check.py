@@ -172,7 +172,7 @@ def visits(
 ) -> dict[str, Any]:
     """Return the least and the greatest count of each of two parts after some faults, and what was trained.
 
-    After each fault the model is `rebuilt`; to go back in the one that is there takes a tenth of the time.
+    After each fault the model is `rebuilt`; to go back in the one that exists takes a tenth of the time.
     """
     with tempfile.TemporaryDirectory() as directory:
         config = Config(program="a:B", shared_dir=directory, **settings)

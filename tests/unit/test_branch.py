@@ -115,7 +115,7 @@ def test_a_begin_that_was_interrupted_is_finished(old: RunDirectory, tmp_path: P
         ("new", "old@x", "expected RUN@STEP"),
         ("new", "other@10", "there is no run other in .*; the runs are old"),
         ("new", "old@15", "has no checkpoint of step 15; it has 10, 20, 30"),
-        ("old", "old@10", "run old is there already and did not begin from old@10"),
+        ("old", "old@10", "run old exists already and did not begin from old@10"),
     ],
 )
 def test_what_can_not_be_begun_is_refused(

@@ -64,7 +64,7 @@ def test_the_trainer_reads_the_settings_of_a_trial_from_its_flags() -> None:
         (seen([3.0, 4.0]), "its loss is 3.5 in the middle, and 2 is the most"),
         (seen([0.5, math.nan]), "its loss at step 35 is nan"),
         (seen(evaluation={"metrics": {"loss": "NaN"}}), "the evaluation's loss is nan"),
-        (seen(losses=[]), "it told no loss"),
+        (seen(losses=[]), "it reported no loss"),
         (seen(status={"step": 30}), "it ended at step 30, and not at step 35"),
         (replace(seen(), losses=[(5, 0.5)]), "it did not go on from the checkpoint of step 15"),
         (seen(result="timeout"), "it was not through in 1 min: it has step 35 of 35"),

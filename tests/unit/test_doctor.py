@@ -190,7 +190,7 @@ CAUSES: list[tuple[Callable[[Look], Any], str, str, str, str]] = [
     (set_run(without={"worker-1": "given up"}), "run digits", "run", "goes on without worker-1", "--task worker-1"),
     (set_run(ways={"ps-0": {"worker-1": "broken: no answer"}}), "run digits", "addresses and routes", "0 of 1", "ways"),
     (set_run(ways={"ps-0": {"worker-1": "slow, 1 s"}}), "run digits", "addresses and routes", "slow, 1 s", "ways"),
-    (set_run(updated=100.0), "run digits", "run", "nobody has told of it for 15 min", "fab start-cluster"),
+    (set_run(updated=100.0), "run digits", "run", "status says that it trains, and is 15 min old", "fab start-cluster"),
 ]  # fmt: skip
 
 

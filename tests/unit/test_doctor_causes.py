@@ -204,7 +204,7 @@ hosts = test_run_look.hosts
     ("state", "ago", "what"),
     [
         ("failed", 0, "it failed: no column price"),
-        ("training", 3600, "it says that it trains, and nobody has told of it for 1 h"),
+        ("training", 3600, "its status says that it trains, and is 1 h old"),
         ("training", 0, ""),
     ],
 )

@@ -154,7 +154,7 @@ def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
         ("start-cluster --program trainer.examples.digits:Digts", "digits.py has no Digts. Did you mean Digits?"),
         ("start-cluster --program trainer.examples.digit:Digits --plan", "Did you mean trainer.examples.digits?"),
         ("restart-cluster --program trainer.examples.digits:Digits --set dropot=1", "takes learning_rate, dropout"),
-        ("start-cluster --set rate=1 --set rate=2", "--set rate is there twice"),
+        ("start-cluster --set rate=1 --set rate=2", "--set rate is given twice"),
         ("start-cluster --set rate=" + 900 * "[" + 900 * "]", "nested too deeply"),
         ("logs --task=", "has no task ''"),
         ("logs --lines 99999999999999999999", "expected 1,000,000 at most"),

@@ -590,7 +590,7 @@ def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(host
     hosts.run_status = {**finished, "begun_from": "other@10"}
     start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits", source="other@10"))
     assert "It was finished before" in printed(desk)
-    with pytest.raises(OperatorMistake, match=r"run digits is there already and did not begin from other@20"):
+    with pytest.raises(OperatorMistake, match=r"run digits exists already and did not begin from other@20"):
         start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(run_name="digits", source="other@20"))
 
 
@@ -1201,7 +1201,7 @@ def test_logs_of_one_task_are_its_lines(hosts: Pretence, desk: verbs.Desk, follo
 
 @contextmanager
 def led(hosts: Pretence, seconds: int, *asked: Any) -> Iterator[Callable[[], bool]]:
-    """A tunnel that is there for so many looks."""
+    """A tunnel that lasts for so many looks."""
     hosts.done.append(f"tunnel {asked}")
     looks = iter([True] * seconds)
     yield lambda: next(looks, False)

@@ -84,7 +84,7 @@ def test_mig_without_named_instances_is_refused(tmp_path):
 def test_an_instance_that_is_gone_is_named(tmp_path):
     gone = "MIG-00000000-9e53-5764-9278-438605a3014c"
     report = Machine(tmp_path, query="query_mig").check({"driver": "", "gpus": None, "devices": [MIG[0], gone]})
-    assert only(report).startswith(f"{gone} of gpu_devices isn't there")
+    assert only(report).startswith(f"{gone} of gpu_devices is missing")
     assert only(report).endswith("MIG instances end with each boot: docs/gpu.md")
 
 

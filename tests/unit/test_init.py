@@ -1,4 +1,4 @@
-"""`psfleet init` makes a site's folder, and takes nothing from one that is there."""
+"""`psfleet init` makes a site's folder, and takes nothing from one that exists."""
 
 from __future__ import annotations
 

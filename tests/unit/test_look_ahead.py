@@ -210,7 +210,7 @@ SPOILED: list[tuple[Callable[[Path], object], str]] = [
     (write("two/number", "n=8\n"), "/two/number differs"),
     (write("bin/a.service", "ActiveState=inactive\nUnitFileState=enabled\n"), "a.service does not run as it should"),
     (write("bin/a.service", "ActiveState=active\nUnitFileState=disabled\n"), "a.service does not run as it should"),
-    (write("old", ""), "/old is there"),
+    (write("old", ""), "/old exists"),
     (write("sysctl.conf", "net.ipv4.tcp_retries2=99\n"), "net.ipv4.tcp_retries2 differs"),
     (write("sysctl.conf", f"net.ipv4.tcp_retries2={RETRIES}\nnet.ipv4.tcp_retries2=99\n"), "tcp_retries2 differs"),
     (write("two/a.env", ""), "'Find what is too much' would change something"),

@@ -1,4 +1,4 @@
-"""Who is told of a run's end and of members that are away, by a real server and a real command."""
+"""Who is notified of a run's end and of members that are away, by a real server and a real command."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_server_that_fails_twice_is_told_in_the_end(
         "time": 0,
     }
     assert [line.split(":")[-1].strip() for line in log.messages[:2]] == ["it answered 503", "it answered 500"]
-    assert log.messages[-1] == "the webhook at 127.0.0.1 is told of finished"
+    assert log.messages[-1] == "the webhook at 127.0.0.1 is notified of finished"
 
 
 def test_a_server_that_hangs_holds_nobody_up(
@@ -146,7 +146,7 @@ def test_what_another_try_would_not_mend_is_given_up(
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)
     assert len(server.got) == 1
-    assert log.messages[-1] == f"the webhook at 127.0.0.1 is not told of finished: it answered {code}"
+    assert log.messages[-1] == f"the webhook at 127.0.0.1 is not notified of finished: it answered {code}"
 
 
 def test_it_ends_some_time(
@@ -158,7 +158,7 @@ def test_it_ends_some_time(
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)
     assert 2 <= len(server.got) < 20
-    assert "is not told of finished" in log.messages[-1]
+    assert "is not notified of finished" in log.messages[-1]
 
 
 def test_a_secret_address_is_in_no_line_of_the_log(
@@ -175,9 +175,9 @@ def test_a_secret_address_is_in_no_line_of_the_log(
     assert server.paths == [f"/hooks/{SECRET}"] * 2
     assert SECRET not in log.text
     assert "127.0.0.1" not in log.text
-    assert "the webhook of the secret hook is not told of finished: it answered 404" in log.text
-    assert "the webhook of the secret odd is not told of finished" in log.text
-    assert "nobody is notified: the secret absent is not there" in log.text
+    assert "the webhook of the secret hook is not notified of finished: it answered 404" in log.text
+    assert "the webhook of the secret odd is not notified of finished" in log.text
+    assert "nobody is notified: the secret absent is missing" in log.text
 
 
 def test_a_closed_port_is_said_in_words(log: pytest.LogCaptureFixture) -> None:
@@ -258,7 +258,7 @@ def test_a_command_that_hangs_is_ended_with_what_it_began(
     notifier = notifications_of(notify_command=str(script))
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)
-    assert log.messages[-1] == f"{script} is not told of finished: it did not end in 0.5 s"
+    assert log.messages[-1] == f"{script} is not notified of finished: it did not end in 0.5 s"
     state, deadline = Path(f"/proc/{pid.read_text().strip()}/stat"), time.monotonic() + 5
     while state.exists() and ") Z " not in state.read_text():
         assert time.monotonic() < deadline

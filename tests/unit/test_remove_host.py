@@ -460,7 +460,7 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
     replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), desk, "w-a", "w-x", "192.0.2.99")
-    assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or never was there\n")
+    assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or was never listed\n")
 
 
 @pytest.mark.parametrize("serves", [True, False])

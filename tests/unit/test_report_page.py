@@ -345,7 +345,7 @@ def test_a_run_without_records_gives_a_page_that_says_so(tmp_path: Path) -> None
     directory.path.mkdir(parents=True)
     page = render([read_story(directory)])
     assert "status.json is missing" in page
-    assert "No number was told yet." in page
+    assert "No numbers yet." in page
 
 
 @pytest.mark.parametrize(

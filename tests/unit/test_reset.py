@@ -118,7 +118,7 @@ def test_what_is_psfleets_goes_and_what_is_others_stays(machine: Path) -> None:
         "proc/sys/net/ipv4/tcp_retries2",
         "proc/sys/net/ipv4/ip_local_reserved_ports",
     }
-    assert not (machine / "etc/systemd/journald.conf.d").exists()  # which was not there before
+    assert not (machine / "etc/systemd/journald.conf.d").exists()  # which was missing before
     assert not (machine / "etc/systemd/system/nftables.service.d").exists()
 
 

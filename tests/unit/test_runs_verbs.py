@@ -126,7 +126,7 @@ def test_a_run_is_copied_taken_back_and_cloned_and_each_verb_says_the_next(
     cluster, backups = Cluster(hosts.inventory, hosts), str(tmp_path / "backups")
     for verb, arguments, line in [
         (back_up, ["digits", backups], f"get it back: fab restore-run {backups}/digits@20"),
-        (back_up, ["digits", backups], "is there already, and whole: step 20"),
+        (back_up, ["digits", backups], "exists already, and is whole: step 20"),
         (restore_run, [f"{backups}/digits@20", "digits-2"], "go on with it: fab start-cluster --run digits-2"),
         (clone_run, ["digits", "digits-3"], "run digits-3 is a clone of digits: step 20"),
     ]:

@@ -55,7 +55,7 @@ def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def full(progress: Progress) -> MetricsCollector:
-    """Return what is told of a run of which everything is known."""
+    """Return what is reported of a run of which everything is known."""
     tally = progress.tally
     progress.enter(RunState.TRAINING)
     progress.phase(Phase.TRAINING)

@@ -448,7 +448,7 @@ MULTIPLIED = "\n".join(
         ("points: [{day: 2026-01-01}]", "expected what JSON can say"),
         ("name: a/b\npoints: [{}]", "name is 'a/b'"),
         ("program: digits\npoints: [{}]", "program is 'digits': expected package.module:Name"),
-        ("grid: {rate: [1]}\npoints: [{rate: 1}]", 'the point {"rate": 1} is there twice'),
+        ("grid: {rate: [1]}\npoints: [{rate: 1}]", 'the point {"rate": 1} stands twice'),
         ("a: [", "is no YAML"),
         (f"grid: {{a: {5000 * '['}{5000 * ']'}}}", "can't be read"),
         (f"grid: {{a: [{5000 * '9'}]}}", "can't be read"),

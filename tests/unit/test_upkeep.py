@@ -95,7 +95,7 @@ def test_a_copy_that_is_there_is_proven_and_not_made_again(config: Config, tmp_p
     assert (again["outcome"], again["copy"]) == ("there already", first["copy"])
     (Path(first["copy"]) / "checkpoints/ckpt-20.index").write_text("digits 20.inDex")
     assert find_damage(Path(first["copy"])) == "checkpoints/ckpt-20.index differs from SHA256SUMS"
-    with pytest.raises(UserError, match="is there and damaged"):
+    with pytest.raises(UserError, match="exists and is damaged"):
         upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)
 
 
@@ -268,7 +268,7 @@ def test_a_run_is_taken_back_as_it_was_and_nobody_trains_it(config: Config, tmp_
 def test_a_run_is_taken_back_under_another_name(config: Config, tmp_path: Path) -> None:
     make(config, "digits")
     copy = Path(upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)["copy"])
-    with pytest.raises(UserError, match="is there already, and is not this copy"):
+    with pytest.raises(UserError, match="exists already, and is not this copy"):
         upkeep.restore(config, copy, None, tell, plan=False)
     upkeep.restore(config, copy, "digits-2", tell, plan=False)
     other = RunDirectory(config.shared_dir, "digits-2")

@@ -1,9 +1,9 @@
 """End this process's connections to a member that is silent, so that TensorFlow gets an error instead of waiting.
 
 TensorFlow waits for a member that froze or lost its network for as long as the connection stands. The coordinator knows
-who is silent: shut again and again, also those that are being made, each call fails at once with UNAVAILABLE. The
+which member is silent. Its connections are shut again and again, new ones too: each call fails with UNAVAILABLE. The
 heartbeat's own sockets are left alone, or nobody would hear that the member is back: they have a TCP_USER_TIMEOUT of
-their own. Servers are told of nobody, and have the kernel end what is not acknowledged.
+their own. Servers don't hear of silent members: their kernel ends what is not acknowledged.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def form(
     while True:
         heartbeat.hurry(since=began)
         members, waited = heartbeat.members(), time.monotonic() - began
-        # Only who was asked after the last generation was over: it may have ended because of one that has just died.
+        # Only answers to questions after the last generation: it may have ended because of one that has just died.
         unheard = [m for m in members.values() if m.judged_at < began and m.state in (*HERE, State.STARTING)]
         if unheard and waited < HEAR_SECONDS:
             time.sleep(POLL_SECONDS)

@@ -200,7 +200,7 @@ class Heartbeat:
     def hurry(self, since: float = 0.0) -> None:
         """Ask more often for a while: a caller waits to hear of the members.
 
-        Who was not asked after `since` (of time.monotonic) is asked now.
+        A member that was not asked after `since` (of time.monotonic) is asked now.
         """
         if self._hurry.begin(time.monotonic(), since):
             self._news.set()

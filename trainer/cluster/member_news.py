@@ -1,4 +1,4 @@
-"""What is told of a run's members: each change once, in the log and the run's events."""
+"""What is reported of a run's members: each change once, in the log and the run's events."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class MemberNews:
         """Whether a process of this generation has ended, also if another has taken its place."""
         self._named = ""
         self._named_at = 0.0
-        self._lost: dict[str, tuple[float, str]] = {}  # the processes that were told to have ended, and when
-        self._absent: set[str] = set()  # told to be lost or silent, and not back
+        self._lost: dict[str, tuple[float, str]] = {}  # the processes whose end was reported, and when
+        self._absent: set[str] = set()  # reported lost or silent, and not back
         self._given_up: dict[str, float] = {}
-        self._other_release: dict[str, str | None] = {}  # the processes that were told to run another one
+        self._other_release: dict[str, str | None] = {}  # the processes that were reported to run another one
         self._half: dict[str, str] = {}  # why each member that is half connected is so
 
     def formed(self) -> None:
-        """A generation has its members: nobody of them is absent."""
+        """A generation has its members: none of them is absent."""
         self._absent, self._named, self.hurt = set(), "", False
 
     def lost_at(self, member: Member, now: float) -> float:
-        """Return when it was told that a member's process has ended; `now` where that was not told."""
+        """Return when the end of a member's process was reported; `now` where it was not."""
         at, process = self._lost.get(member.task, (now, ""))
         return at if process == member.taken_in else now  # an earlier one's end is no news of this one
 
     def is_half(self, task: str) -> bool:
-        """Return whether it was told that a member is half connected, and not that it is back."""
+        """Return whether a member was reported half connected, and not back."""
         return task in self._half
 
     def missing(self, missing: dict[str, Member], members: Mapping[str, str]) -> None:
@@ -114,7 +114,7 @@ class MemberNews:
             return
         self.hurt = True
         self._lost[task] = time.monotonic(), process
-        if task in self._absent:  # told to be silent
+        if task in self._absent:  # reported silent
             return
         self._absent.add(task)
         if is_leaving(task):

@@ -33,7 +33,7 @@ class MemberTroubles:
     def of(self, member: Member, handler: Handler | None, lost_at: float, now: float) -> tuple[str, str] | None:
         """Return the event and message where this process can't go on for this member; fix what can be fixed.
 
-        `handler` takes workers in and out while a generation trains; `lost_at` is when its process was told to have
+        `handler` takes workers in and out while a generation trains; `lost_at` is when its process was reported to have
         ended.
         """
         task = member.task
@@ -49,7 +49,7 @@ class MemberTroubles:
                 return "member-silent", silent
             if task in handler.busy and now - max(handler.busy[task], member.since) > DROP_SECONDS:
                 return "recovering", f"{silent}, and TensorFlow does not let go of it"
-        # Reset and soon up again, a host has told nobody of its connections, and TensorFlow waits on them for ever.
+        # A host that was reset and is soon up again has closed no connection, and TensorFlow waits on them for ever.
         if member.ended and member.ended[0] == member.taken_in != self._reset.get(task):
             self._reset[task] = member.ended[0]
             if member.ended[1] > QUIET_SECONDS:

@@ -127,7 +127,7 @@ class Membership:
         if absent:
             log.warning("going on without %s", names(absent))
         else:
-            log.info("all %d other members are there", len(members))
+            log.info("all %d other members are present", len(members))
         message = f"without {names(absent)}" if absent else "all members"
         self._progress.events.write("formed", seconds=now - self.began, message=message)
         self._watching = True
@@ -275,7 +275,7 @@ class Membership:
         now = time.monotonic()
         log.info("TensorFlow has taken in %s", ", ".join(sorted(tasks)))
         self.heartbeat.change(lambda member: member.taken(now), *tasks)
-        # The next generation compares with these. An earlier process of theirs was told to be lost before.
+        # The next generation compares with these. An earlier process of theirs was reported lost before.
         self._members |= {task: process for task in tasks if (process := self.process(task))}
 
     def process(self, task: str) -> str | None:

@@ -26,7 +26,7 @@ REFUSED = b"-"
 
 
 def gather(cluster: Cluster, settings: Mapping[str, Any], on_missing: Callable[[dict[str, str]], None]) -> None:
-    """Return when all members are there, on each of them at the same moment.
+    """Return when all members are present, on each of them at the same moment.
 
     `settings` must be the chief's on every member: else they would train different things in step.
     `on_missing` is called with those that are missing (task name to address), again and again.

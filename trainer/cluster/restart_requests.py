@@ -30,7 +30,7 @@ class RestartRequests:
         self._post = post
         self._messenger = messenger
         if messenger is not None:
-            messenger.send(asked)  # the earlier one has told nobody at its end
+            messenger.send(asked)  # the earlier coordinator withdrew nothing at its end
 
     def ask(self, wanted: dict[str, str], now: float) -> None:
         """Ask these processes, by task, and no others; a request that a full disk did not take is made again."""

@@ -1,6 +1,6 @@
 """Try the ways from this host to other members: a connection of its own, and a question that fills several packets.
 
-Who connects only once would not notice that no further connection comes about, and a small question passes where large
+One connection would not notice that no further one comes about, and a small question passes where large
 packets are lost. The question is trainer/cluster/probe.py's; its padding is a field that no server knows.
 """
 

@@ -291,8 +291,7 @@ class Config:
     )
     worker_wait_seconds: float = setting(
         60.0,
-        "With `elastic`: how long the very first start of a run waits for a missing worker. Later nobody waits for "
-        "one.",
+        "With `elastic`: how long the very first start of a run waits for a missing worker. Later none is waited for.",
         from_zero(),
     )
     member_wait_timeout_seconds: float = setting(

@@ -27,7 +27,7 @@ class Misfit(Exception):
 
 
 def construct(found: Any, name: str, values: Mapping[str, Any]) -> Any:
-    """Build the program of a class, or take the object that is there; `name` is how the settings call it.
+    """Build the program of a class, or take the object itself; `name` is how the settings call it.
 
     Raises UserError where the constructor has no such parameter, needs another, or is given another type than it says.
     What the constructor itself raises passes through.
@@ -62,7 +62,7 @@ def construct(found: Any, name: str, values: Mapping[str, Any]) -> Any:
 
 
 def read_hints(found: type) -> dict[str, Any]:
-    """Return the annotations of the constructor's parameters; none where they name what is not there at run time."""
+    """Return the annotations of the constructor's parameters; none where they name what is missing at run time."""
     try:
         return typing.get_type_hints(inspect.getattr_static(found, "__init__"))
     except Exception:

@@ -23,7 +23,7 @@ def parse_assignments(texts: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set {text}: expected NAME=VALUE, as in --set learning_rate=0.01")
         if name in values:
-            raise ValueError(f"--set {name} is there twice, and one of the two would be lost: give it once")
+            raise ValueError(f"--set {name} is given twice, and one of the two would be lost: give it once")
         values[name] = parse_value(value)
     if problem := values_problem(values):
         raise ValueError(f"--set: {problem}")

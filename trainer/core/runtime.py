@@ -43,7 +43,7 @@ def task_environment(job: str) -> dict[str, str]:
 
 
 def prepare_tensorflow() -> None:
-    """Set what is not set; raises ImportError when TensorFlow is there already with Keras 3."""
+    """Set what is not set; raises ImportError when TensorFlow is imported already, with Keras 3."""
     bypass_proxies()
     for name, value in OF_KERAS.items():
         given = os.environ.get(name, value)

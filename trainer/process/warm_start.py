@@ -53,7 +53,7 @@ def _importing() -> Iterator[None]:
     ours = name not in os.environ
     os.environ.setdefault(name, value)
     prepare_tensorflow()
-    gc.disable()  # an import makes next to no garbage, and each collection would look at all that is there
+    gc.disable()  # an import makes next to no garbage, and each collection would look at all objects
     with without_chatter():
         yield
     if ours:

@@ -66,7 +66,7 @@ def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any
             if spans:
                 spans[-1][1] = line["t"]
             spans.append([line["t"], until, str(state)])
-    # Of the members nothing is known while no coordinator asks them.
+    # Nothing is known of the members while no coordinator asks them.
     for task, spans in lanes.items():
         if task != "chief-0" and alive:
             lanes[task] = [part for span in spans for part in within(span, alive)]
@@ -92,7 +92,7 @@ def missed_in(spans: Iterable[Sequence[Any]]) -> dict[str, float]:
 
 
 def within(span: Sequence[Any], alive: Sequence[tuple[float, ...]]) -> list[list[Any]]:
-    """Return what is left of a span while the coordinator ran that told of it: the next one may not have the member."""
+    """Return what is left of a span while its reporting coordinator ran: the next one may not have the member."""
     start, end = alive[max(0, bisect_left(alive, (span[0] + ROUNDED,)) - 1)]
     return [[max(span[0], start), min(span[1], end), span[2]]] if min(span[1], end) > max(span[0], start) else []
 

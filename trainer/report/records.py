@@ -32,7 +32,7 @@ class Records:
     evaluations: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     tasks: dict[str, list[dict[str, Any]]] = dataclasses.field(default_factory=dict)
     damage: list[str] = dataclasses.field(default_factory=list)
-    """What can't be read, or is not there though it should be."""
+    """What can't be read, or is missing though it should be."""
 
 
 def read_records(directory: RunDirectory) -> Records:

@@ -141,7 +141,7 @@ def quantities(stories: Sequence[Mapping[str, Any]]) -> list[str]:
 def curves(stories: Sequence[Mapping[str, Any]]) -> str:
     names = quantities(stories)
     if not names:
-        return section("Curves", '<p class="none">No number was told yet.</p>', "curves")
+        return section("Curves", '<p class="none">No numbers yet.</p>', "curves")
     figures = "".join(figure("curve", name, describe_curve(name, stories), name) for name in names)
     return section("Curves", f'<div class="figures">{figures}</div>', "curves")
 
@@ -238,7 +238,7 @@ def placement_section(story: Mapping[str, Any]) -> str:
 
 
 def tables_section(story: Mapping[str, Any]) -> str:
-    """Show what dynamic tables held when the run last told."""
+    """Show what dynamic tables held when the run last reported."""
     tables = story["tables"]
     if not tables:
         return ""

@@ -1,6 +1,6 @@
 """What a run's page tells, from the run's records: `read_story` reads the files, the rest are pure functions.
 
-A record that is damaged or missing costs what it would have told, and the page says so.
+A record that is damaged or missing costs what it would have shown, and the page says so.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def summarize_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
 
 
 def summarize_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what lies on each ps, as it was last told."""
+    """Return what lies on each ps, as it was last reported."""
     placed: dict[str, Any] = next((mapping(line["placed"]) for line in reversed(history) if "placed" in line), {})
     found = {}
     for task, held in placed.items():

@@ -123,7 +123,7 @@ def describe_time(story: Mapping[str, Any]) -> str:
 
 
 def describe_lanes(story: Mapping[str, Any]) -> str:
-    """Say who was not there, and for how long."""
+    """Say who was missing, and for how long."""
     missing = []
     for lane in story["lanes"]:
         if lane["missed"]:
@@ -132,7 +132,7 @@ def describe_lanes(story: Mapping[str, Any]) -> str:
     tasks = counted(len(story["lanes"]), "task")
     if not missing:
         return f"{tasks}, all there the whole time."
-    rest = f", and {len(missing) - 6} more were not there the whole time" if len(missing) > 6 else ""
+    rest = f", and {len(missing) - 6} more were missing the whole time" if len(missing) > 6 else ""
     return f"{tasks}: {'; '.join(missing[:6])}{rest}."
 
 

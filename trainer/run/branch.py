@@ -36,7 +36,7 @@ def begin_from(
     if there is not None and there.get("from") == source:
         return False
     if there is not None or [each for each in new.catalogue.steps() if each != step]:
-        raise ConfigError(f"run {run} is there already and did not begin from {source}: choose another --run NAME")
+        raise ConfigError(f"run {run} exists already and did not begin from {source}: choose another --run NAME")
     if record is None:
         names = ", ".join(each.run for each in run_directories(shared_dir)) or "none"
         raise ConfigError(f"--from {source}: there is no run {old.run} in {shared_dir}; the runs are {names}")

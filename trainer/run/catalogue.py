@@ -54,7 +54,7 @@ class Manifest:
     loss: float | None = None
     """The training loss as it was last shown by then, None where nobody knows it."""
     sound: bool | None = None
-    """Whether what the training told by then were numbers (`is_sound`), None where it told nothing."""
+    """Whether what the training reported by then were numbers (`is_sound`), None where it reported nothing."""
     input: Mapping[str, Any] | None = None
     """How far the data were read (trainer/run/position.py), None where nobody counts that."""
 
@@ -232,7 +232,7 @@ class Catalogue:
                 self._remove([name for name in self._named(step) if REPLACEMENT.fullmatch(name)])
                 continue
             for name in manifest.files:
-                with contextlib.suppress(FileNotFoundError):  # it is there already
+                with contextlib.suppress(FileNotFoundError):  # it exists already
                     Path(f"{self.prefix(step, replacement=True)}.{name.partition('.')[2]}").replace(self.path / name)
             self._remove([name for name in self._files(step) if name not in manifest.files])
             self._evaluation(step).unlink(missing_ok=True)  # which was of other weights
@@ -299,7 +299,7 @@ class Catalogue:
     def write_evaluation(self, step: int, metrics: Mapping[str, float], saved: int | None = None) -> None:
         """Keep what an evaluation of a checkpoint gave for as long as the checkpoint is kept.
 
-        Nothing is kept of one that is not there, or that is not the one that was saved at `saved` (nanoseconds).
+        Nothing is kept of one that is missing, or that is not the one that was saved at `saved` (nanoseconds).
         """
         found = self.saved_at(step)
         if found is not None and saved in (None, found):

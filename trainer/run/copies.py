@@ -143,7 +143,7 @@ def refuse_copy_without_room(directory: RunDirectory, coming: Path, makes_run: b
 
 
 def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable[[Path], None]) -> None:
-    """Copy a copy back to a folder that is not there, proven by its manifest; `change` is given it before it appears.
+    """Copy a copy back to a new folder, proven by its manifest; `change` is given it before it appears.
 
     Raises UserError as `copy_run`, where the copy is damaged too, and OSError.
     """
@@ -287,7 +287,7 @@ def _appear(coming: Path, destination: Path) -> None:
     """Have a folder appear under its name once all of it is on disk."""
     if destination.exists():
         clear(coming)
-        raise UserError(f"{destination} is there already")
+        raise UserError(f"{destination} exists already")
     sync_tree(coming)
     (coming / LOCK).unlink()
     coming.rename(destination)

@@ -44,7 +44,7 @@ class FileList:
         self._back: list[File] = []
 
     def find(self, names: Collection[str]) -> None:
-        """Take the names of the files that are there now."""
+        """Take the names of the files that exist now."""
         self._names = sorted(set(names))
         self._line_up()
 

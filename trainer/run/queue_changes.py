@@ -61,7 +61,7 @@ def forget_old(entries: list[dict[str, Any]], shared_dir: str | Path) -> list[di
 
 
 def has_ended(entries: list[dict[str, Any]], name: str, shared_dir: str | Path) -> bool:
-    """Whether nothing of an entry is left to train; one that is not there has nothing."""
+    """Whether nothing of an entry is left to train; one that is missing has nothing."""
     entry = next((Entry.of(each) for each in entries if each["name"] == name), None)
     if entry is None:
         return True
@@ -72,7 +72,7 @@ def has_ended(entries: list[dict[str, Any]], name: str, shared_dir: str | Path) 
 def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
     """Add an entry at the end of those of its priority, and have the tasks follow the queue.
 
-    What is selected otherwise, and is not ended, becomes its first entry. One that is there already stays. Raises
+    What is selected otherwise, and is not ended, becomes its first entry. One that exists already stays. Raises
     UserError where another one of that name waits, ConfigError for settings that can't be.
     """
     new = prepare(config, asked)

@@ -71,7 +71,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Return the names in a directory; none when it is not there."""
+    """Return the names in a directory; none when it is missing."""
     try:
         return os.listdir(directory)  # noqa: PTH208
     except FileNotFoundError:

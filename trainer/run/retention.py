@@ -14,9 +14,9 @@ SOUND = 2
 
 
 def is_sound(numbers: Mapping[str, float]) -> bool | None:
-    """Return whether a training step told numbers: its loss, or all that it tells where it names none so.
+    """Return whether a training step reported numbers: its loss, or all that it reports where it names none so.
 
-    None where it tells nothing.
+    None where it reports nothing.
     """
     looked_at = [numbers["loss"]] if "loss" in numbers else list(numbers.values())
     return all(map(math.isfinite, looked_at)) if looked_at else None
@@ -34,7 +34,7 @@ class Saved:
     loss: float | None = None
     """The training loss when it was saved, None where nobody knows it."""
     sound: bool = False
-    """Whether what the training told when it was saved were numbers."""
+    """Whether what the training reported when it was saved were numbers."""
     evaluation: Mapping[str, float] | None = None
     """The metrics of its evaluation, None without any."""
 

@@ -211,7 +211,7 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
     answer = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
     if destination.is_dir():
         if damage := find_damage(destination):
-            raise UserError(f"{destination} is there and damaged: {damage}. Move it away, and type this again")
+            raise UserError(f"{destination} exists and is damaged: {damage}. Move it away, and type this again")
         known = read_copy(destination)
         return {**answer, "outcome": THERE, **{key: known[key] for key in ("step", "files", "bytes")}}
     if not os.access(place, os.W_OK | os.X_OK):
@@ -235,7 +235,7 @@ def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan
     if directory.path.exists():
         if _origin(directory) == origin:
             return {**answer, "outcome": THERE}
-        raise UserError(f"run {name} is there already, and is not this copy: choose another name with --run")
+        raise UserError(f"run {name} exists already, and is not this copy: choose another name with --run")
     if plan:
         refuse_without_room(coming_of(directory.path.parent, name), copy, read_sums(copy))
     else:
@@ -252,7 +252,7 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
     if other.path.exists():
         if (_origin(other) or {}).get("run") == run:
             return {**answer, "outcome": THERE}
-        raise UserError(f"run {new} is there already, and is no clone of {run}: choose another name")
+        raise UserError(f"run {new} exists already, and is no clone of {run}: choose another name")
     if plan:
         refuse_copy_without_room(directory, coming_of(other.path.parent, new), makes_run=True)
         return {**answer, "outcome": PLANNED}

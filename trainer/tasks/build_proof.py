@@ -61,7 +61,7 @@ def watch_build(
     """Run a check that goes on to build the model once it has said what else is proven; returns its exit code.
 
     `free` tells which part of the machine's memory is free. A build that takes too much of it, or more than `seconds`,
-    is ended; what was proven before counts. Of a sweep all points share these seconds. `forks` has imported TensorFlow.
+    is ended; what was proven before counts. All points of a sweep share these seconds. `forks` has imported TensorFlow.
     What it has forked ends with it, as when a run ends meanwhile: then a new process does the check.
     """
     free = free or free_memory

@@ -24,7 +24,7 @@ def complete_finished(
 ) -> None:
     """Do what the process that finished the run at this step could not; raises Infrastructure.
 
-    `ends_servers` says that servers which share no path with this host are to be told of the end.
+    `ends_servers` says that servers which share no path with this host must hear of the end.
     """
     log.info("run %s finished at step %d; start a new one with --run NAME", config.run, step)
     notifier.ready(f"run {config.run} finished at step {step}")

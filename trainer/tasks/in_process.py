@@ -53,7 +53,7 @@ def run_in_process(
 
 
 def start_cluster(strategy: str, workers: int, servers: int, data: int = 0) -> Cluster:
-    """Start what is not there yet of the strategy's servers; returns the cluster, with this process as its chief.
+    """Start those of the strategy's servers that are missing; returns the cluster, with this process as its chief.
 
     With `data` there is a data service of so many data workers, or of more that an earlier training had.
 

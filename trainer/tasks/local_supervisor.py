@@ -159,7 +159,7 @@ class Supervisor:
                     if not final(code):
                         task.restarts.plan(time.monotonic())
             if stop_by is not None and not self._chief.alive and not left:
-                # Who is still there waits for a coordinator that was stopped before the training began.
+                # Tasks that still run wait for a coordinator that was stopped before the training began.
                 stop_by, left = min(stop_by, now + LEAVE_SECONDS), True
             stopped = not any(task.alive for task in self._trainers)
             if stop_by is not None and (stopped or now > stop_by or self._stops > 1):

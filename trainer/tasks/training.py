@@ -50,7 +50,7 @@ def train(config: Config, cluster: Cluster, program: Program, directory: RunDire
 
 
 class Training:
-    """One process's part of a run: the generations that it trains, each on the members that are there."""
+    """One process's part of a run: the generations that it trains, each on the members that are present."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ END_SECONDS = 600.0
 
 
 def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:
-    """Wait until every other member is there, naming those that aren't; a membership waits for its own.
+    """Wait until every other member is present, naming those that aren't; a membership waits for its own.
 
     The constructors of strategies would wait as well, but for ever and without a word.
     """
@@ -47,7 +47,7 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
         while missing := silent(cluster.servers):
             on_missing(missing)
             time.sleep(POLL_SECONDS)
-    log.info("all %d other members are there", len(cluster.servers))
+    log.info("all %d other members are present", len(cluster.servers))
     end_when_asked()
 
 
@@ -78,7 +78,7 @@ def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopReques
         if 0 < limit < (seconds := time.monotonic() - began):
             raise UserError(
                 f"waited {seconds:.0f} s (member_wait_timeout_seconds) for the data service, and {message}: the "
-                "dispatcher and one data worker must be there. Start them, or set input: local"
+                "dispatcher and one data worker must be present. Start them, or set input: local"
             )
         time.sleep(POLL_SECONDS)
 

@@ -20,7 +20,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 TAIL_BYTES = 64 * 1024
 SHOWN = 5
-# Of these there are so many that nothing else would be shown.
+# These are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
 # What nobody wants to happen to a run: it is counted, and TensorBoard shows it beside the curves.
 FAULTS = (
@@ -50,7 +50,7 @@ class EventLog:
         """How many there are of each kind, once `count` has looked."""
 
     def count(self) -> None:
-        """Have those counted that are there already, before what is written next."""
+        """Have those counted that exist already, before what is written next."""
 
         def look() -> None:
             self.counts = count_events(self._path)

@@ -109,7 +109,7 @@ class MetricsCollector:
         self._progress: Progress | None = None
 
     def of(self, run: str, tally: Tally, progress: Progress | None = None) -> None:
-        """Tell of this run from now on; who only evaluates has no progress of its own."""
+        """Tell of this run from now on; an evaluator has no progress of its own."""
         self._run, self._tally, self._progress = run, tally, progress
 
     def collect(self) -> Iterator[Any]:

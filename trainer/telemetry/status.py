@@ -67,7 +67,7 @@ class Status:
     """Of files that are given out one by one how many are `done`, `under_way` and `found`, and the number of the `pass`
     where each pass has all."""
     faults: int = 0
-    """How many were told, over all of the run's processes."""
+    """How many were reported, over all of the run's processes."""
     ledger: dict[str, Any] | None = None
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     updated: float | None = None

@@ -389,7 +389,7 @@ def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
 def told(function: Traced, states: Iterable[Variable]) -> set[str]:
     """Return the names of what a traced function returns that it computes from these variables."""
     inner = {id(outer): inner for outer, inner in function.graph.captures}
-    # Of a mirrored variable each replica has its own part.
+    # Each replica has its own part of a mirrored variable.
     handles = [id(part.handle) for one in states for part in getattr(one, "values", [one])]
     found = reached(inner[handle] for handle in handles if handle in inner)
     outputs = function.graph.structured_outputs

@@ -79,7 +79,7 @@ def apply_changes(base: Path, changes: Path, target: Path) -> None:
     if digest(base) != record["digest"]:
         raise ValueError(f"{changes} are the changes since step {record['base']}, and {base} is another export")
     if target.exists():
-        raise ValueError(f"{target} is there already")
+        raise ValueError(f"{target} exists already")
     coming = target.with_name(f".{target.name}.coming")
     shutil.rmtree(coming, ignore_errors=True)
     leave = shutil.ignore_patterns(VARIABLES.name + ".*", "fingerprint.pb")  # which is of the numbers, too

@@ -326,7 +326,7 @@ def carry(model: Model, step: Variable) -> dict[str, Any]:
                 known.add(id(variable))
                 carried[f"{path}/{number}"] = variable
     slots = getattr(getattr(model, "optimizer", None), "variables", ())
-    # Of the optimizers called legacy a checkpoint finds the slots in another way.
+    # A checkpoint finds the slots of the optimizers called legacy in another way.
     more = [variable for variable in flatten(slots() if callable(slots) else slots) if id(variable) not in known]
     carried.update({f"slots/{number}": variable for number, variable in enumerate(more)})
     for key, variable in carried.items():

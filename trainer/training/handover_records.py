@@ -34,7 +34,7 @@ class HandoverRecords:
     def write(
         self, server: int, contexts: Iterable[int], offer: Mapping[str, Any], tables: Collection[Mapping[str, Any]]
     ) -> None:
-        """Write a ps's record: the contexts that are there, what is offered, and the dynamic tables."""
+        """Write a ps's record: its contexts, what is offered, and the dynamic tables."""
         record = {**self._run, "contexts": sorted(contexts), "offer": offer, "tables": tables}
         with tf.device(device(server)):
             tf.raw_ops.AssignVariableOp(resource=record_handle(), value=tf.constant(json.dumps(record)))

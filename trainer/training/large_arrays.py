@@ -57,6 +57,6 @@ def arrays(graph: Graph) -> Iterator[tuple[int, Any]]:
         constants = [operation.outputs[0] for operation in inner.get_operations() if operation.type == "Const"]
         for tensor in (*constants, *given):
             size, count = tensor.dtype.size, tensor.shape.num_elements()
-            # Of a resource it is that of its handle, and a text has no size of its own.
+            # A resource's size is that of its handle, and a text has none of its own.
             if size and count and tensor.dtype not in (tf.resource, tf.variant):
                 yield size * count, tensor

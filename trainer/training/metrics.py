@@ -103,14 +103,14 @@ class CallMetrics:
         self._total = self._last = self.states.initial
 
     def add(self, states: Sequence[Tensor]) -> None:
-        """Add what a call has told of its own states."""
+        """Add what a call has reported of its own states."""
         self._last = [state.numpy() for state in states]
         self._total = self.states.merge(self._total, self._last)
 
     def over_all_calls(self, outputs: Structure) -> Structure:
         """Return what train_step returned in the call that was added last, with the metrics' results over all calls.
 
-        What is computed of other things than metrics stays as it is. Of what nobody sees how it is computed, as by a
+        What is computed of other things than metrics stays as it is. Where that can't be seen, as in a
         function of its own, a metric's result is what has its name and its value.
         """
         if not isinstance(outputs, dict):

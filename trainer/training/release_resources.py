@@ -40,7 +40,7 @@ class Iterators:
         return list(zip(self.types, self.shapes, strict=True))
 
     def are_unused(self, seconds: float) -> bool:
-        """Return whether the threads, which were told to, have ended in so many seconds.
+        """Return whether the threads, which were asked to end, have done so in so many seconds.
 
         A strategy for other members frees the devices that such a thread uses: the process dies of SIGSEGV.
         """
@@ -58,7 +58,7 @@ def release_iterators(iterators: Iterators) -> None:
     its handle holds a lock meanwhile, and does nothing else for any generation. So each handle gets an iterator of
     nothing first: the old one then ends in a thread of its own on the worker.
     """
-    # There is none of nothing of these types: the handle alone is let go of.
+    # These types have no empty iterator: only the handle is let go of.
     replaces = not any(dtype in (tf.variant, tf.resource) for dtype in iterators.types)
     deadline = time.monotonic() + RELEASE_SECONDS
     # One for each, or they would wait for one another. The next strategy's constructor waits for a thread's.
@@ -129,7 +129,7 @@ def make_nothing(like: Iterators) -> Any:
 def freed(seconds: float) -> bool:
     """Return whether the servers have freed what this process let go of, in so many seconds.
 
-    Nobody waits for that, the next strategy's constructor neither, when one of them was found to be gone.
+    Nothing waits for that, not even the next strategy's constructor, when one of them was found to be gone.
     """
 
     def wait() -> None:

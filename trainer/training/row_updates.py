@@ -29,7 +29,7 @@ BY_ROWS = "_psfleet_by_rows"  # an attribute of optimizers with an update of row
 # What they do to the rows of a gradient is all that they do, without momentum, weight decay and averages.
 SAME = ("SGD", "Adagrad")
 LAZY = (*SAME, "Adadelta", "Adam", "AdamW", "Adamax", "Ftrl", "Lion", "Nadam", "RMSprop")
-# Of those that Keras calls legacy TensorFlow's own operations change rows alone.
+# For optimizers that Keras calls legacy, TensorFlow's own operations change rows alone.
 LEGACY = ("Adadelta", "Adagrad", "Adamax", "Ftrl", "SGD")
 Update = Callable[..., None]
 
@@ -91,7 +91,7 @@ def is_by_itself(optimizer: Optimizer) -> bool:
 def may_ask_once(model: Model) -> bool:
     """Return whether a step may ask for each row once.
 
-    Nobody may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.
+    Nothing may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.
     """
     return has_keras_step(model) and all(
         BY_ROWS in vars(one) and not (one.clipnorm or one.clipvalue or one.global_clipnorm)
@@ -107,7 +107,7 @@ def has_keras_step(model: Model) -> bool:
 
 
 def has_momentum(optimizer: Optimizer) -> bool:
-    """Return whether it has momentum, or may have: of a variable nobody knows what it will be."""
+    """Return whether it has momentum, or may have: a variable's later value is unknown."""
     momentum = getattr(optimizer, "momentum", 0)
     return isinstance(momentum, tf.Variable) or momentum != 0
 

@@ -55,7 +55,7 @@ def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str]
 
 
 def write_address(address: str, process: str) -> str:
-    """Write a ps's address to TensorFlow, in another way than for the process that was there before.
+    """Write a ps's address to TensorFlow, in another way than for the process before.
 
     TensorFlow connects again as soon as a process has ended, is refused, and tries that address again after a second.
     An IPv4 address as IPv6 writes it is another one to TensorFlow, which connects at once, and the same to the kernel.
@@ -75,7 +75,7 @@ def write_address(address: str, process: str) -> str:
 def stop_listening(port: int) -> None:
     """Free the port of this process's last strategy: TensorFlow never stops a server, and can't start another there.
 
-    Who is connected to the old server must come to the new one: a worker's calls tell the coordinator their end there.
+    Clients of the old server must connect to the new one: a worker's calls tell the coordinator their end there.
     """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:

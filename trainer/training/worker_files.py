@@ -44,7 +44,7 @@ TWICE = (
     "interleave. To workers and runs psfleet gives files of their own"
 )
 NO_PLACE = (
-    "a file of its pipeline can't be written where it runs: {}. The directory of cache(FILE) must be there on each "
+    "a file of its pipeline can't be written where it runs: {}. The directory of cache(FILE) must be present on each "
     "host that reads, and the task must be allowed to write there (trainer_writable_paths)"
 )
 NO_ROOM = (

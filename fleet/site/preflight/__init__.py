@@ -97,7 +97,7 @@ def inventory_problems(groups: Groups, hostvars: HostVars, root: Path | None = N
 
 
 def _cluster_problems(reading: Reading) -> Iterator[Problem]:
-    """What must fit together. A value that was refused by itself is not there any more."""
+    """What must fit together. Values that were refused by themselves are left out."""
     groups = reading.groups
     chief = check.reference_host(groups)
     if chief is None:

@@ -21,7 +21,7 @@ from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, tf_config
 from trainer.core.config import Config
 from trainer.core.strategies import STRATEGIES
 
-# More vacant places for each member that is there are no machines that went, but a mistyped index.
+# More vacant places for each present member are no machines that went, but a mistyped index.
 MOST_VACANT = 10
 
 

@@ -84,7 +84,7 @@ def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
     if tellers and not any(hostvars[host].get("alertmanager_receivers") for host in tellers):
         yield "alertmanager_receivers is empty: Alertmanager shows the alerts, and sends them to nobody"
     elif not tellers and "alertmanager_receivers" in chief:
-        yield "alertmanager_receivers is set, and group alertmanager is empty: nobody is told of alerts"
+        yield "alertmanager_receivers is set, and group alertmanager is empty: no alert is sent"
 
 
 def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) -> Iterator[str]:

@@ -52,7 +52,7 @@ def port_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
 
 
 def opened_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
-    """Refuse a task's port that is opened to everybody: TensorFlow's servers run what they are sent, unasked who it is.
+    """Refuse a task's port that is opened to everybody: TensorFlow's servers run whatever they are sent, by anyone.
 
     TensorBoard's may be opened; it shows the training and runs nothing.
     """

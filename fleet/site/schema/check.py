@@ -177,7 +177,7 @@ def _subject(variable: Variable, value: str, hosts: Sequence[str]) -> str:
 
 
 def site_problems(reading: Reading) -> Iterator[Problem]:
-    """Refuse a value of the whole site that is not the same on each host, or not there."""
+    """Refuse a value of the whole site that is not the same on each host, or missing."""
     groups = reading.groups
     chief = reference_host(groups)
     if chief is None:

@@ -34,7 +34,7 @@ LOCKS = ("release_lock", "release_lock_gpu")  # the latter counts where a host h
 
 
 def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
-    """Refuse files that are not there or not what they must be; `root` is the project's, which paths start from."""
+    """Refuse files that are missing or not what they must be; `root` is the project's, which paths start from."""
     chief = reference_host(reading.groups)
     if chief is None:
         return
@@ -235,10 +235,10 @@ def _sources(program: Path) -> dict[str, bytes]:
 
 
 def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
-    """Whether the key that signs releases is there, and is one whose releases the hosts take."""
+    """Whether the key that signs releases exists, and is one whose releases the hosts take."""
     named, signers = site.get("release_key", ""), site.get("release_signers", [])
     if not named and not signers:
-        return  # the control machine's own key, which the hosts are told
+        return  # the control machine's own key, which site.yml gives to the hosts
     release_signature = role_module("release", "release_signature")
     key = formats.control_file(root, named) if named else _cache_of(site, root) / "release-key"
     variable = "release_key" if named else "release_signers"

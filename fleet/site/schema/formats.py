@@ -362,7 +362,7 @@ def mount_options(text: str) -> str:
 
 
 def export_options(text: str) -> str:
-    """Return the options of an export, on which what a client was told is written must be on the disk."""
+    """Return the options of an export whose answer to a client means that the data is on the disk."""
     options = text.split(",")
     if "async" in options:
         raise ValueError("with async a server that loses its power loses checkpoints that count as saved; write sync")

@@ -22,7 +22,7 @@ NEEDED_PACKAGES = ("acl", "nftables", "rsync")
 
 
 def relation_problems(reading: Reading) -> Iterator[Problem]:
-    """Say which values don't fit together. A value that was refused by itself is not there any more."""
+    """Say which values don't fit together. Values that were refused by themselves are left out."""
     yield from _stray_variables(reading)
     yield from _families(reading)
     yield from _uncounted_gpus(reading)
@@ -72,7 +72,7 @@ def _each_once(reading: Reading, name: str, texts: dict[str, list[str]]) -> Iter
 
 
 def _stray_variables(reading: Reading) -> Iterator[Problem]:
-    """Refuse a variable for the hosts of a group on a host that is not in it, unless it is there for others as well."""
+    """Refuse a variable for the hosts of a group on a host that is not in it, unless others need it as well."""
     ours = our_hosts(reading.groups)
     for name, variable in definition().variables.items():
         group = str(variable.schema.get("group", ""))

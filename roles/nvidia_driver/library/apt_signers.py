@@ -14,7 +14,7 @@ module: apt_signers
 short_description: Find which key signs an archive, as the machine's own lists of sources say
 description:
   - apt refuses all its lists when two of them name another key for the same archive and suite, be it the same key in
-    another file. Who adds a list must therefore repeat what is there. Changes nothing.
+    another file. Another list must therefore repeat the entries of the first. Changes nothing.
 options:
   archives:
     description: The archives that are asked for, each with C(uri) and C(suite).

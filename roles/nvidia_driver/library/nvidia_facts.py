@@ -47,7 +47,7 @@ loaded:
   type: str
   returned: success
 loaded_open:
-  description: Whether the module that is loaded is NVIDIA's open one. Null where it can't be told.
+  description: Whether the module that is loaded is NVIDIA's open one. Null where that is unknown.
   type: bool
   returned: success
 installed:

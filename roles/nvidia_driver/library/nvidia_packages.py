@@ -11,7 +11,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
 module: nvidia_packages
-short_description: Choose a driver's exact version, and find the packages that are not there in it
+short_description: Choose a driver's exact version, and find the packages that it lacks
 description:
   - The kernel module and the libraries must have the same version, and an archive may offer them in different ones.
     Debian's security archive has newer libraries than the open module, for one.
@@ -64,7 +64,7 @@ version:
   type: str
   returned: success
 install:
-  description: What apt should install, such as C(nvidia-smi=535.261.03*). Empty where all is there.
+  description: What apt should install, such as C(nvidia-smi=535.261.03*). Empty where nothing is missing.
   type: list
   returned: success
 problems:

@@ -18,7 +18,7 @@ module: host_reset
 short_description: Leave a machine as it was before psfleet
 description:
   - Stops and disables the kit's units, and removes their files, settings, programs, releases and environments.
-  - Removes the users that were not there before, and the packages, where that was noted at the first run.
+  - Removes the users that psfleet made, and the packages, where that was noted at the first run.
   - The NVIDIA driver, the journal's and apt's files and the time that the clock has now stay.
 options:
   root:

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Find the training tasks of a host that run on other files than those that are there now."""
+"""Find the training tasks of a host that run on other files than those that exist now."""
 
 from __future__ import annotations
 

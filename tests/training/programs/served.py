@@ -37,7 +37,7 @@ class Served:
         return model
 
     def files(self):
-        """Write the files where they are not there yet; return their names."""
+        """Write the files where they are missing; return their names."""
         directory = Path(os.environ["DATA_DIR"])
         directory.mkdir(parents=True, exist_ok=True)
         paths = {first: directory / f"part-{first:03d}" for first in range(0, EXAMPLES, FILE)}

@@ -49,10 +49,10 @@ class Undelivered(Exception):
 
 
 class Absences:
-    """Which members are away for long, each told once, and once more when it is back; time is an argument."""
+    """Which members are away for long, each reported once, and once more when it is back; time is an argument."""
 
     def __init__(self, seconds: float) -> None:
-        """Take how long a member may be away before that is told."""
+        """Take how long a member may be away before that is reported."""
         self._seconds = seconds
         self._since: dict[str, float] = {}
         self._reported: set[str] = set()
@@ -60,7 +60,7 @@ class Absences:
     def look(
         self, absent: Collection[str], now: float, on_purpose: Collection[str] = ()
     ) -> tuple[list[str], dict[str, float]]:
-        """Return the members whose return is to be told, and those that are away for long, with the seconds.
+        """Return the members whose return is to be reported, and those that are away for long, with the seconds.
 
         The time of those that are away `on_purpose` does not count.
         """
@@ -130,7 +130,7 @@ class Notifications:
                 try:
                     self._queue.put_nowait((name, record))
                 except queue.Full:
-                    log.warning("too many notifications wait: %s is not told of %s", name, event)
+                    log.warning("too many notifications wait: %s is not notified of %s", name, event)
                     continue
                 self._left += 1
             if self._left and self._thread is None:
@@ -143,7 +143,7 @@ class Notifications:
             try:
                 self._try(name, record)
             except Exception as error:  # its text may hold the address
-                log.error("%s is not told of %s: %s", name, record["event"], type(error).__name__)
+                log.error("%s is not notified of %s: %s", name, record["event"], type(error).__name__)
             with self._lock:
                 self._left -= 1
                 self._lock.notify_all()
@@ -156,13 +156,13 @@ class Notifications:
                 self._ways[name](record)
             except Undelivered as error:
                 if not error.again or time.monotonic() + pause > deadline or self._closing.is_set():
-                    log.error("%s is not told of %s: %s", name, record["event"], error)
+                    log.error("%s is not notified of %s: %s", name, record["event"], error)
                     return
-                log.warning("%s is told of %s again in %.3g s: %s", name, record["event"], pause, error)
+                log.warning("%s is notified of %s again in %.3g s: %s", name, record["event"], pause, error)
                 self._closing.wait(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
-                log.info("%s is told of %s", name, record["event"])
+                log.info("%s is notified of %s", name, record["event"])
                 return
 
 
@@ -179,7 +179,7 @@ def ways_of(config: Config, credentials: str | None) -> dict[str, Callable[[Mapp
         if urlsplit(url).scheme in ("http", "https"):
             ways[f"the webhook of the secret {secret}"] = Webhook(url)
         else:
-            log.error("nobody is notified: the secret %s is not there, or is no URL (notify_webhook_secret)", secret)
+            log.error("nobody is notified: the secret %s is missing, or is no URL (notify_webhook_secret)", secret)
     if words := shlex.split(config.notify_command):
         ways[words[0]] = Command(words)
     return ways
@@ -211,7 +211,7 @@ def describe(event: str, status: Status, message: str, task: str | None) -> dict
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Another address would be told what this one is, and get a GET without the notification."""
+    """Another address would learn what this one is, and get a GET without the notification."""
 
     def redirect_request(self, *_: object) -> None:
         return None

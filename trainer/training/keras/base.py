@@ -77,7 +77,7 @@ class KerasModel(Protocol):
         """
 
     def build(self, element_spec: ElementSpec) -> None:
-        """Make the variables that must be there before the first trace; call it in the strategy's scope.
+        """Make the variables that must be present before the first trace; call it in the strategy's scope.
 
         `element_spec` is of the training data.
         """

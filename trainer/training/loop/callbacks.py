@@ -35,7 +35,7 @@ BATCHES = ("batch_begin", "batch_end", "train_batch_begin", "train_batch_end")
 NEVER_CALLED = (
     *(f"{mode}_{when}" for mode in ("test", "predict") for when in ("begin", "end", "batch_begin", "batch_end")),
 )
-# Of what Keras gives each callback, nothing is its own.
+# Nothing that Keras gives each callback is its own.
 NOT_ITS_OWN = ("model", "params", "validation_data", "_model", "_params")
 # They write what one process of several must write.
 OF_THE_LEADER = (keras.CSVLogger, keras.RemoteMonitor)

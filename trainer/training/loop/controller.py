@@ -1,7 +1,7 @@
 """What drives a run: it gives out calls, and does beside them what is due.
 
 Both loops ask it for the next call, so that they save, log and stop by the same rules. Under parameter_server nothing
-here waits for all calls but an end: of the run, of an epoch that is evaluated or that callbacks are told of, and of the
+here waits for all calls but an end: of the run, of an epoch that is evaluated or that callbacks hear of, and of the
 present members. Under multi_worker_mirrored every member has one of these, and the members agree after each block of
 calls on what is due by time or was asked of one of them.
 """

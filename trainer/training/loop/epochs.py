@@ -79,7 +79,7 @@ class Epochs:
         return (self.count, 0) if self.are_over else self._next
 
     def logs(self) -> dict[str, float]:
-        """Return what train_step has told of the epoch, by name."""
+        """Return what train_step has reported of the epoch, by name."""
         outputs = self._controller.outputs
         return {} if outputs is None else fetch_numbers(outputs)
 
@@ -96,7 +96,7 @@ class FollowController(tf.keras.callbacks.Callback):
         self.steps = 0
         """Of the next call; 0 when the epoch has all of its steps."""
         self.on_steps: Callable[[int], object] = lambda steps: None
-        """Told how many steps the next call has, or the epoch when it has all of them."""
+        """Takes how many steps the next call has, or the epoch when it has all of them."""
 
     def call(self) -> Any:
         """Make the next call, as Keras's train function; returns its outputs, perhaps to be fetched later."""

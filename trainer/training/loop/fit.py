@@ -31,7 +31,7 @@ def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None
     if hasattr(model.optimizer, "finalize_variable_values"):  # a list of optimizers has not
         object.__setattr__(model.optimizer, "finalize_variable_values", lambda variables: None)
     undo_where_predict_fails(model)
-    # What BackupAndRestore tells `fit` about where to go on, told by our checkpoint, once callbacks have begun.
+    # What BackupAndRestore tells `fit` about where to go on, as our checkpoint has it, once callbacks have begun.
     model._maybe_load_initial_counters_from_ckpt = lambda steps, initial: epochs.next
     model.fit(
         NO_DATA,

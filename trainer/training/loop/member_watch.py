@@ -71,7 +71,7 @@ class MemberWatch:
         time.sleep(POLL_SECONDS)
 
     def note(self, alive: bool) -> None:
-        """Tell the time in which no worker is there from that of the training, which it neither is nor slows down."""
+        """Tell the time in which no worker is present from that of the training, which it neither is nor slows down."""
         now, absence = time.monotonic(), self._absence
         if not alive and not absence.lasts:
             absence.begin(now, self._phases.seconds)

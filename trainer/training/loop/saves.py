@@ -93,7 +93,7 @@ class Saves:
         with self._phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)
-            # A member that is asked to save must save, even when the coordinator's files are there already.
+            # A member that is asked to save must save, even when the coordinator's files exist already.
             (there,) = self._runner.agree([int(self._progress.leads and self.checkpoints.has_all(step))])
             if again or not there:
                 if wait and not last:

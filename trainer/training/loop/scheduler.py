@@ -62,7 +62,7 @@ class Schedule(Protocol):
         """One more worker takes calls."""
 
     def paused(self, until: float) -> None:
-        """No worker was there until then: calls in flight did not take so long."""
+        """No worker was present until then: calls in flight did not take so long."""
 
     def close(self) -> None:
         """Give no more calls until `begin`."""

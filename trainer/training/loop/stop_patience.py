@@ -20,5 +20,5 @@ class StopPatience:
         if now - self._asked_at > STOP_PATIENCE_SECONDS:
             return f"a call has not ended {STOP_PATIENCE_SECONDS:.0f} s after the request to stop"
         if not has_workers:
-            return "no worker is there to end the calls in flight"
+            return "no worker is present to end the calls in flight"
         return "the calls in flight fail again and again" if is_failing else ""

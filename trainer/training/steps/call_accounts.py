@@ -18,7 +18,7 @@ from trainer.training.steps.runner import Call
 
 
 class CallAccounts:
-    """What is traced into each call to tell of it, and what all calls have told so far.
+    """What is traced into each call to report on it, and what all calls have reported so far.
 
     Make it outside the strategy's scope, and `trace` the metrics once there is a step.
     """

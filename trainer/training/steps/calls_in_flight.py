@@ -14,7 +14,7 @@ class CallsInFlight:
     def __init__(self) -> None:
         self._calls: dict[int, Call] = {}
         self._numbers = itertools.count()
-        self._reports: list[Report] = []  # that nobody has heard of yet
+        self._reports: list[Report] = []  # that are still to be handed out
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -28,7 +28,7 @@ class CallsInFlight:
         self._calls[number] = call
 
     def report(self, report: Report) -> None:
-        """A call has told of its end."""
+        """A call has reported its end."""
         self._reports.append(report)
 
     def ended(self, *, is_quiet: bool) -> list[tuple[Call, Report]]:
@@ -40,7 +40,7 @@ class CallsInFlight:
         found = []
         while (len(self._calls) > 1 or is_quiet) and self._reports:
             report = self._reports.pop(0)
-            # One that ran twice, because its worker died, may have told twice.
+            # One that ran twice, because its worker died, may have reported twice.
             if call := self._calls.pop(report.number, None):
                 found.append((call, report))
         return found

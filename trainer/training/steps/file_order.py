@@ -101,7 +101,7 @@ class FileOrder(Generic[Box]):
             return self.files.counts()
 
     def count(self, step: int) -> None:
-        """A call has told this step, of which no file depends."""
+        """A call has reported this step; no file depends on it."""
 
     def mailbox(self, worker: int) -> Box:
         """Begin a worker's reading; returns where it gets its files. What it had before goes to the others."""

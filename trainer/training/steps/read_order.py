@@ -27,7 +27,7 @@ class ReadOrder:
         self._of_all = of_all
         self._seed, self._own_seed = seed, config.seed
         self._data = {"program": config.program, "program_args": json.loads(json.dumps(dict(config.program_args)))}
-        self._first = self._counted = 0  # the step where the reading began, and the highest that a call has told
+        self._first = self._counted = 0  # the step where the reading began, and the highest that a call has reported
         self._places = [FIRST] * workers
 
     def join(self) -> None:
@@ -40,7 +40,7 @@ class ReadOrder:
         self._first = self._counted = step
 
     def count(self, step: int) -> None:
-        """A call has told this step."""
+        """A call has reported this step."""
         self._counted = max(self._counted, step)
 
     def take(self, worker: int, place: tuple[int, int]) -> None:

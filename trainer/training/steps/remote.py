@@ -212,7 +212,7 @@ class RemoteStepRunner(OfTrained):
 
     def _take_reports(self) -> None:
         order = self._data.order
-        if isinstance(order, FileOrder):  # before the reports: what a lost worker has told counts
+        if isinstance(order, FileOrder):  # before the reports: what a lost worker has reported counts
             lost = workers_out(self._coordinator)
         while report := self._accounts.reports.take():
             order.count(report.step)

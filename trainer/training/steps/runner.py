@@ -21,7 +21,7 @@ POLL_SECONDS = 0.005
 
 @dataclasses.dataclass
 class Call:
-    """A call that was given to a worker, and what it told when it had ended."""
+    """A call that was given to a worker, and what it reported at its end."""
 
     steps: int
     began: float

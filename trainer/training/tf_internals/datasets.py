@@ -141,7 +141,7 @@ def refusing_loops() -> Iterator[None]:
 
 
 def iterator_handles(per_worker: DataIterator) -> list[Tensor]:
-    """Return the handle of each worker's iterator that is there, on its worker."""
+    """Return the handle of each worker's iterator that exists, on its worker."""
     parts = [remote._values for remote in per_worker._values if remote._values is not None]
     return [part for part in tf.nest.flatten(parts, expand_composites=True) if part.dtype == tf.resource]
 

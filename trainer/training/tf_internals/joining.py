@@ -77,7 +77,7 @@ def divide_again(dataset: Dataset, other: Dataset, iterator: DataIterator, worke
     """Have these workers read `other`, in the iterators of `dataset` that they have: each after the call that it runs.
 
     Each handle stays, and gets another dataset: to free an iterator may take its worker a minute
-    (trainer/training/release_resources.py). Who makes its iterator again later makes one of `other`.
+    (trainer/training/release_resources.py). A worker that makes its iterator again later makes one of `other`.
     """
     dataset._dataset_fn = other._dataset_fn
     for worker in workers:
@@ -87,7 +87,7 @@ def divide_again(dataset: Dataset, other: Dataset, iterator: DataIterator, worke
 def reading(dataset_fn: Callable[[], Dataset], remote: Any) -> Callable[[], None]:
     """Return what has the iterator in a worker's RemoteValue read a dataset from its beginning; the worker runs it.
 
-    Nobody waits for the end of what it read before, which may take a minute: the next call reads from the beginning.
+    The end of what it read before is not waited for, which may take a minute: the next call reads from the beginning.
     """
 
     def read() -> None:

@@ -284,7 +284,7 @@ class AlikeFailures:
         if not self._are_alike(error):
             return False
         self._members.workers_serving(time.monotonic())
-        time.sleep(CONFIRM_SECONDS)  # who has ended is known then
+        time.sleep(CONFIRM_SECONDS)  # the ended ones are known then
         return not self._members.lost_ps() and self._are_alike(error)
 
     def _are_alike(self, error: Exception) -> bool:

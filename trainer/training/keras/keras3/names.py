@@ -17,7 +17,7 @@ def named(model: Model) -> dict[str, Variable]:
     """Return the model's variables by names that no other order of layers changes, nor what else a process has built.
 
     Keras counts what it names by itself in all of a process. Such a layer is called as the attribute that it is, or
-    as its class. Of several with one name, the number in Keras's tells which was made first.
+    as its class. Where several have one name, the number in Keras's tells which was made first.
     """
     found: dict[str, Any] = {}
     known: set[int] = set()
