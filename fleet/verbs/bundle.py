@@ -71,7 +71,7 @@ def gather(
     texts, unreachable = host_files(cluster, chosen, lines)
     missing |= {host: redactor.text(why) for host, why in unreachable.items()}
     found = {name: as_text(redactor.record(record)) for name, record in records.items()}
-    found |= {name: redactor.text(text) for name, text in texts.items()}
+    found |= {name: redactor.file(name, text) for name, text in texts.items()}
     return {"README.txt": README, **found}, missing
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
 import json
+import shlex
 import subprocess
 import tarfile
 from dataclasses import replace
@@ -71,6 +73,83 @@ def test_what_looks_like_a_secret_is_removed(text: str, secret: str) -> None:
     assert REMOVED in shown
 
 
+SAID = "hunter2x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'{"message": "config {\"password\": \"hunter2x\"}"}',
+        "python train.py --password hunter2x --steps 5",
+        '["--db-password", "hunter2x"]',
+        "https://me:p@hunter2x@proxy:3128",
+        "HTTPS://me:hunter2x@proxy:3128",
+        "Authorization: token hunter2x",
+        "authorization: AWS4-HMAC-SHA256 Credential=A/2026, Signature=fe5f80hunter2x",
+        "X-Amz-Signature=hunter2x&X-Amz-Date=5",
+        "Cookie: session=hunter2x; other=5",
+        "set-cookie: id=5; key=hunter2x",
+        "curl -u me:hunter2x https://a.example",
+        "wget --user=me:hunter2x a.example",
+        "sshpass -p hunter2x ssh host",
+        "machine h login me password hunter2x",
+        "AccountName=a;AccountKey=aGhunter2x==;EndpointSuffix=core",
+        "MYSQL_PWD=hunter2x",
+        "SMTP_PASS=hunter2x",
+        '{"auths": {"r.example": {"auth": "hunter2x="}}}',
+        "encryption_key: hunter2x",
+        "aws_secret_access_key = wJalr/hunter2x",
+        "password: |\n  one\n  hunter2x\nsteps: 5",
+        "password: >-\n  hunter2x",
+        'Environment="WANDB_API_KEY=abc hunter2x"',
+        r'password="it \"is\" hunter2x"',
+        "password='it''s hunter2x'",
+        "password=a,b;hunter2x",
+        "password=a}hunter2x",
+        "password => hunter2x",
+        "password := hunter2x",
+        "password%3D%22hunter2x",
+        "<password>hunter2x</password>",
+        "- name: DB_PASSWORD\n  value: hunter2x",
+        "Private-Lines: 2\nAAAA\nhunter2x==\nPrivate-MAC: abc",
+        "12:00 h t[1]: AAAAAAAAhunter2x\n12:00 h t[1]: AAAAAAAAAAAA=\n12:00 h t[1]: -----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_a_secret_is_removed_wherever_its_name_stands(text: str) -> None:
+    shown = Redactor([]).text(text)
+    assert SAID in text
+    assert SAID not in shown
+    assert REMOVED in shown
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "AIzaSyA-1234567890abcdefghijklmnopqrstu", "AGE-SECRET-KEY-1QQPZRY9X8GF2TVDW0S3JN54KHCE6",
+        "glpat-abcdefghij0123456789", "github_pat_11ABCDEFG0123456789_abc", "sk-proj-abcdefghijklmnopqrstuvwxyz",
+        "sk_live_abcdefghijklmnopqrst", "npm_abcdefghijklmnopqrstuvwxyz0123456789", "pypi-AgEIcHlwaS5vcmcCJDAw",
+        "xapp-1-A111-222-abcdef", "hvs.CAESIJabcdefghijklmnop",
+    ],
+)  # fmt: skip
+def test_tokens_of_known_forms_are_removed(token: str) -> None:
+    assert Redactor([]).text(f"it read {token}, and went on") == f"it read {REMOVED}, and went on"
+
+
+def test_files_that_are_records_are_read_as_such() -> None:
+    """A text alone would not show whose the value is, and a number that was removed would make it none of JSON."""
+    redactor = Redactor([])
+    run = {"program_args": {"secrets": {"a": "one-word"}, "pin": 5}, "argv": ["--token", "two-words", "--steps", "5"]}
+    shown = json.loads(redactor.file("run.json", json.dumps({**run, "token": 5})))
+    assert shown["program_args"] == {"secrets": REMOVED, "pin": 5}
+    assert shown["argv"] == ["--token", REMOVED, "--steps", "5"]
+    assert shown["token"] == REMOVED
+    lines = 'cut "token": 5}\n{"env": [{"name": "API_TOKEN", "value": "three-words"}], "step": 7}\n'
+    cut, whole = redactor.file("events.jsonl", lines).splitlines()
+    assert cut == f'cut "token": {REMOVED}}}'
+    assert json.loads(whole) == {"env": [{"name": "API_TOKEN", "value": REMOVED}], "step": 7}
+    assert redactor.file("status.json", 'half {"password": "x"') == f'half {{"password": "{REMOVED}"'
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -80,6 +159,8 @@ def test_what_looks_like_a_secret_is_removed(text: str, secret: str) -> None:
         "release 0c80210420ba on 5 hosts, https://github.com/x/y/issues/3",
         "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8  ckpt-5.index",
         "the user's error: no such file: keys.txt",
+        "passed 5 of 7; compass: north; bypass=1; the author: me; -u trainer",
+        "-----BEGIN CERTIFICATE-----\nMIIBhunter2xAAAAAAAA\n-----END CERTIFICATE-----",
     ],
 )
 def test_what_is_none_is_kept(text: str) -> None:
@@ -93,11 +174,15 @@ def test_json_is_still_json() -> None:
 
 def test_a_known_secret_is_found_in_each_form() -> None:
     redactor = Redactor([INLINE, KEY, "abc"])
-    forms = [INLINE, quote(INLINE, safe=""), base64.b64encode(INLINE.encode()).decode(), json.dumps(KEY), "abc"]
+    encoded = base64.b64encode(INLINE.encode()).decode()
+    forms = [INLINE, quote(INLINE, safe=""), encoded, encoded.rstrip("="), html.escape(INLINE), json.dumps(KEY), "abc"]
     shown = redactor.text(" | ".join(forms))
-    assert shown == f'{REMOVED} | {REMOVED} | {REMOVED} | "{REMOVED}" | abc'  # too short to be told from other words
+    assert shown == f'{" | ".join([REMOVED] * 5)} | "{REMOVED}" | abc'  # too short to be told from other words
     assert not redactor.leaks(shown)
     assert redactor.leaks(KEY.splitlines()[1])
+    odd = """Paß "it's" """
+    for form in (json.dumps(odd, ensure_ascii=False), repr(odd), shlex.quote(odd.strip()), quote(odd)):
+        assert "it" not in Redactor([odd]).text(form)
 
 
 def test_records_lose_values_by_their_keys() -> None:
@@ -128,7 +213,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     inline = encrypt(INLINE).replace("\n", "\n    ")
     (folder / "group_vars/all/site.yml").write_text(
         "cluster_shared_dir: /srv/trainer\n"
-        "trainer_run: {program: 'p:P', notify_webhook: 'https://chat.example.org/room/quite-secret'}\n"
+        "trainer_run: {program: 'p:P', notify_webhook: 'https://chat.example.org/room/quite-secret', "
+        "program_args: {api_token: inventory-word, source: 's3://me:url-word@store/x'}}\n"
         'trainer_secrets: {WANDB: "{{ vault_wandb }}", KEY: "{{ vault_key }}"}\n'
         f"ansible_become_password: '{BECOME}'\nunknown_thing: private-words\n"
         f"vault_inline: !vault |\n    {inline}\n"
@@ -160,9 +246,15 @@ class Hosts(fleet.Pretence):
         journal = (
             f"login with {BECOME}\nkey: {KEY}\nWANDB={VAULTED} {quote(INLINE)}\nhttp://u:pw12345@proxy:1\nplain words"
         )
-        return Answer(
-            f'@@file journal.txt\n{journal}\n@@file run.json\n{{"notify_webhook": "https://h/quite-secret"}}\n'
-        )
+        run = {
+            "notify_webhook": "https://h/quite-secret",
+            "program_args": {"aws": {"secret_access_key": "wJalr/K7MD"}, "argv": ["--token", "arg-word"]},
+        }
+        event = {"event": "failed", "message": 'HTTP 401: {"Authorization": "token event-word"}', "step": 7}
+        environment = "WANDB_API_KEY='env word'\nDB_URL=postgres://me:db-word@db/x\nOLD=glpat-abcdefghij0123456789"
+        files = {"journal.txt": journal, "run.json": json.dumps(run), "events.jsonl": json.dumps(event)}
+        files["configuration.txt"] = environment
+        return Answer("".join(f"@@file {name}\n{text}\n" for name, text in files.items()))
 
 
 def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +274,11 @@ def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeyp
     with tarfile.open(place) as archive:
         texts = {member.name: (archive.extractfile(member) or io.BytesIO()).read().decode() for member in archive}
     whole = "\n".join([*texts, *texts.values(), fleet.printed(desk), json.dumps(found)])
-    for secret in (VAULTED, INLINE, quote(INLINE), BECOME, "quite-secret", "private-words", "AAAABG5vbm", "pw12345"):
+    planted = [VAULTED, INLINE, quote(INLINE), BECOME, "quite-secret", "private-words", "AAAABG5vbm", "pw12345"]
+    planted += ["wJalr", "arg-word", "event-word", "env word", "db-word", "glpat-", "inventory-word", "url-word"]
+    for secret in planted:
         assert secret not in whole, secret
+    assert json.loads(texts["report/run/events.jsonl"])["step"] == 7
     assert "plain words" in texts["report/hosts/store/journal.txt"]
     assert "report/run/run.json" in texts
     assert found["missing"] == {"far": f"no {REMOVED}"}
