@@ -298,6 +298,9 @@ class Gains:
 
     worker: float
     ps: float
+    """With as many workers: few do not have all ps busy at once."""
+    ps_at_most: float
+    """With any number of workers."""
     most: str
     """What all workers share and is nearest to being busy."""
     workers: int
@@ -316,9 +319,20 @@ def gains(rates: Rates) -> Gains | None:
     most = max(loads, key=loads.__getitem__)
     room = max(0.0, 1 / loads[most] - 1)
     chief = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
-    is_ps = loads[most] >= 1 > chief and not is_hot(rates, most)
-    ps = min(1 / len(rates.of("ps")), 1 / chief - 1 if chief else math.inf) if is_ps else 0.0
-    return Gains(min(1 / workers, room), ps, most, max(workers + 1, round(workers / loads[most])))
+    ps = at_most = 0.0
+    if loads[most] >= 1 > chief and not is_hot(rates, most):
+        servers = len(rates.of("ps"))
+        at_most = min(1 / servers, 1 / chief - 1 if chief else math.inf)
+        ps = min(at_most, shared_by(workers, servers + 1) / shared_by(workers, servers) - 1)
+    return Gains(min(1 / workers, room), ps, at_most, most, max(workers + 1, round(workers / loads[most])))
+
+
+def shared_by(workers: int, servers: int) -> float:
+    """Return how many of so many equal ps are busy at once, where workers ask one after the other and wait for each.
+
+    The throughput of a balanced closed queueing network (Lazowska et al., Quantitative System Performance, 1984, 5.4).
+    """
+    return servers * workers / (workers + servers - 1)
 
 
 def one_more(rates: Rates) -> Iterator[Finding]:
@@ -332,8 +346,8 @@ def one_more(rates: Rates) -> Iterator[Finding]:
         )
     elif found.ps:
         text = (
-            f"more workers give nothing: {found.most} is busy. One more ps takes its part of the variables, and allows "
-            f"up to {found.ps:.0%} more steps/s"
+            f"more workers give nothing: {found.most} is busy. One more ps takes its part of the variables, which "
+            f"gives about {found.ps:.0%} more steps/s, and up to {found.ps_at_most:.0%} with more workers"
         )
     else:
         beside = ", and the other ps are not" if is_hot(rates, found.most) else ""

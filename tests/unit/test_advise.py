@@ -85,8 +85,11 @@ def test_each_cause_is_named_with_its_figures(last: Look, part: str, expected: s
         (replace(later(seconds={"ps-0": 170.0, "ps-1": 160.0}), places={**FIRST.places, "ps-1": "ps-0"}),
          "about 3% more steps/s; with about 4 workers the host of ps-0 and ps-1 is busy"),
         (later(seconds={"ps-0": 380.0, "ps-1": 370.0}), "more workers give nothing: ps-0 is busy. One more ps takes "
-         "its part of the variables, and allows up to 50% more"),
-        (later(seconds={"ps-0": 380.0, "ps-1": 370.0, "chief-0": 68.0}), "allows up to 25% more steps/s"),
+         "its part of the variables, which gives about 20% more steps/s, and up to 50% with more workers"),
+        (later(seconds={"ps-0": 380.0, "ps-1": 370.0, "chief-0": 68.0}),
+         "gives about 20% more steps/s, and up to 25% with more workers"),
+        (later(seconds={"ps-0": 380.0, "ps-1": 370.0, "chief-0": 80.0}),
+         "gives about 6% more steps/s, and up to 6% with more workers"),
         (later(**busy("ps-0", 3.8)), "more workers or ps give nothing: ps-0 is busy, and the other ps are not"),
         (later(**busy("chief-0", 0.95)), "more workers or ps give nothing: chief-0 is busy"),
     ],
@@ -189,6 +192,12 @@ def test_what_is_not_known_is_said() -> None:
     silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
     found, _ = advise(FIRST, replace(last, seconds=silent))
     assert found.text == "no worker says what it uses of its processors: what it waits for is not known"
+
+
+def test_one_more_worker_is_known_of_the_coordinator_alone() -> None:
+    last = later()
+    chief = {"chief-0": last.seconds["chief-0"]}
+    assert "33% more steps/s; with about 25 workers chief-0" in advise(FIRST, replace(last, seconds=chief))[-1].text
 
 
 def test_a_task_that_began_again_is_left_out() -> None:
