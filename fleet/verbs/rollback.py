@@ -255,7 +255,7 @@ def _switch_and_wait(cluster: Cluster, desk: Desk, seen: Observation, work: Work
     """Switch, and return whether the training was seen to go on; False where nothing trained before."""
     _switch(cluster, desk, work.hosts, work.present, work.target, work.restarts)
     trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
-    return _wait_for_a_step(cluster, desk, seen)
+    return _wait_for_a_step(cluster, desk, seen, [*work.back.drained])
 
 
 def _switch(
@@ -310,8 +310,11 @@ def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[s
     return {"steps": steps, "sources": sources(steps), "alone": True}
 
 
-def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
-    """Wait until a step is trained on what was switched to; False where nothing trained before."""
+def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation, newcomers: Sequence[str]) -> bool:
+    """Wait until a step is trained on what was switched to; False where nothing trained before.
+
+    Raises ClusterTrouble where none is in time; it names the command that drains the `newcomers` after all.
+    """
     run = seen.run
     if run is None or run.state not in ("training", "waiting") or not seen.units[cluster.inventory.chief.name].up:
         return False
@@ -323,8 +326,9 @@ def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation) -> bool:
 
     if not wait(cluster, desk, "the training goes on", trains, TRAIN_SECONDS):
         chief = cluster.inventory.chief
+        then = f". Not drained yet: {', '.join(newcomers)}, new since. When it trains: fab rollback" * bool(newcomers)
         raise ClusterTrouble(
-            f"no step was trained in {TRAIN_SECONDS:.0f} s; the tasks go on trying",
+            f"no step was trained in {TRAIN_SECONDS:.0f} s; the tasks go on trying{then}",
             cluster.trouble({chief: "has trained no step since the rollback"}),
         )
     return True

@@ -760,6 +760,19 @@ def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.De
     assert up(back) == ALL  # who has it back keeps it
 
 
+def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_since(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.verbs.rollback.wait", lambda *_: False)
+        with pytest.raises(ClusterTrouble, match=r"Not drained yet: w-b, new since\. When it trains: fab rollback"):
+            rollback(cluster(back), desk)
+    assert (back.release, up(back)) == ("old1", ALL)
+    rollback(cluster(back), desk)
+    assert (back.release, up(back)) == ("old1", ALL - {"worker-1"})
+
+
 def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, desk: verbs.Desk) -> None:
     desk.answers = io.StringIO()
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
