@@ -1843,6 +1843,15 @@ def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: 
     assert output.endswith("s-2 failed: why\n")
 
 
+def test_a_sweep_beside_a_training_restarts_who_saves_and_who_evaluates(hosts: Pretence, desk: verbs.Desk) -> None:
+    """The servers serve its first point as they are."""
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.run_status = status("training", 20)
+    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest(sweep=SWEEP, detach=True))
+    assert hosts.done == ["stop chief-0", "stop evaluator-0", "select", "start chief-0", "start evaluator-0"]
+
+
 def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: Pretence, desk: verbs.Desk) -> None:
     def stop(hosts: Pretence) -> None:
         hosts.set("chief-0", active="inactive", sub="dead")

@@ -41,6 +41,8 @@ from trainer.run.directory import run_directories
 WHY = "as agreed"
 # Their tests are test_fleet_verbs.py, test_short_way.py and test_put_back.py: what they have begun they put back.
 STARTS = {"start-cluster", "restart-cluster", "sweep"}
+# These stop tasks: all of them, or those of the host that they name.
+STOPPING = {"stop-cluster", "drain", "undrain", "update-hosts", "rollback", "remove-host", "replace-host"}
 
 
 @dataclass
@@ -325,6 +327,16 @@ def test_what_is_done_leaves_its_reason_and_says_what_comes_next(
     assert [(line["outcome"], line["reason"]) for line in (noted[0], noted[-1])] == [("begun", WHY), ("done", WHY)]
     assert all(line["who"] and line["from"] for line in noted)
     assert re.search(r"fab [a-z-]+|ansible-playbook site.yml", printed.splitlines()[-1]), printed
+
+
+@pytest.mark.parametrize("verb", DEEDS.keys() - STOPPING)
+def test_what_trains_is_not_touched(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deed = make_deed(verb, tmp_path, monkeypatch)
+    units = deed.state()[0]
+    deed.hosts.done.clear()
+    assert deed.call()[0] == deed.first
+    assert deed.state()[0] == units
+    assert [each for each in deed.hosts.done if each.split()[0] in ("start", "stop", "park", "go")] == []
 
 
 @pytest.mark.parametrize("verb", DEEDS)
