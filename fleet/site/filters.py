@@ -54,7 +54,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "scrape_targets": monitoring.scrape_targets,
     "nfs_clients": nfs.nfs_clients,
     "nfs_source": nfs.nfs_source,
-    "without_own_exports": nfs.without_own_exports,
     "nvidia_driver": nvidia.nvidia_driver,
     "outcome": outcome,
     "slow_hosts": paces.slow_hosts,

@@ -85,8 +85,7 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
             else:
                 _refuse_stopped(cluster, seen, name, desk.clock() - begun)
             trained = report.render_progress(seen.run) if seen.run else "waiting"
-            size = sweep.get("size", len(sweep["points"]))  # an older release says none
-            progress.show(f"{len(ended)} of {size} points have ended; {sweep['present']}: {trained}")
+            progress.show(f"{len(ended)} of {sweep['size']} points have ended; {sweep['present']}: {trained}")
     desk.say(describe_sweep(sweep))
     if evaluator is not None and not sweep["evaluated"]:
         desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")

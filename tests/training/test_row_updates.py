@@ -228,11 +228,6 @@ def test_lazy_optimizers_are_refused_under_other_strategies() -> None:
         Config(program="a:B", strategy="mirrored", lazy_optimizers=True)
 
 
-def test_the_settings_old_name_is_refused_with_the_new_one() -> None:
-    with pytest.raises(ConfigError, match="'lazy_adam' is called 'lazy_optimizers' now: write lazy_optimizers"):
-        Config.from_dict({"program": "a:B", "lazy_adam": True})
-
-
 class Program:
     """The same as Model, for a cluster: the table is split over the ps."""
 

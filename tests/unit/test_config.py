@@ -81,8 +81,6 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
             "many",
             "steps_per_execution: must be a whole number of at least 1, or \"auto\", not 'many'",
         ),
-        ("steps_per_call", 5, "the run setting 'steps_per_call' is called 'steps_per_execution' now"),
-        ("training_seconds", 5, "'training_seconds' is called 'training_timeout_seconds' now"),
         ("steps_per_execution", 0, "steps_per_execution: must be a whole number"),
         ("steps_per_execution", None, "steps_per_execution: expected a whole number or a text, not None"),
         ("input_sharding", False, "input_sharding: expected a text, not False; YAML reads off, no, on and yes as that"),

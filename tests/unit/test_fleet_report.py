@@ -108,7 +108,7 @@ def test_runs_have_a_row_each() -> None:
 def test_numbers_that_json_has_no_word_for_are_shown_of_a_sweeps_points() -> None:
     point = {"run": "a", "state": "finished", "step": 30, "steps": 30, "goodput": None, "message": ""}
     point |= {"program_args": {"rate": 0.1}, "evaluation": {"loss": "NaN", "mae": "Infinity"}}
-    text = describe_sweep({"name": "rates", "over": True, "points": [point]}).splitlines()
+    text = describe_sweep({"name": "rates", "over": True, "size": 1, "points": [point]}).splitlines()
     assert text[2].startswith("rate=0.1    finished  loss nan, mae inf  30/30")
 
 

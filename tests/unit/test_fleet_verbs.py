@@ -1810,7 +1810,8 @@ def swept(*states: str, over: bool = False, evaluated: bool = False, present: st
         {"run": f"s-{number}", "program_args": given, "state": state, **point}
         for number, (given, state) in enumerate(zip([{"rate": 0.1}, {"rate": -1}], states, strict=True), start=1)
     ]
-    return {"name": "s", "attempt": 1, "over": over, "evaluated": evaluated, "present": present, "points": points}
+    sweep = {"name": "s", "attempt": 1, "size": len(points), "points": points}
+    return sweep | {"over": over, "evaluated": evaluated, "present": present}
 
 
 def follow(*records: dict[str, Any], then: Callable[[Pretence], None] = lambda _: None) -> Callable[[Pretence], None]:

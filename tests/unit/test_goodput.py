@@ -192,8 +192,3 @@ def test_recomputed_steps_that_stall_are_down_as_well(clock: Clock) -> None:
     ledger.restored(0)
     train(ledger, clock, *[1] * 10, 101, *[1] * 9)
     assert spent(ledger) == {"productive": 20, "recomputed": 20, "down": 100}
-
-
-def test_a_ledger_with_the_former_names_is_taken_over(clock: Clock) -> None:
-    ledger = Ledger({"useful": 10.0, "replayed": 2.0, "down": 1.0, "step": 5, "highest_step": 5, "ended": True}, clock)
-    assert spent(ledger) == {"productive": 10, "recomputed": 2, "down": 1}

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
-from fleet.site.nfs import nfs_clients, nfs_source, without_own_exports
+from fleet.site.nfs import nfs_clients, nfs_source
 
 ROLE = Path(__file__).parents[2] / "roles/nfs_server"
 HOSTVARS = {
@@ -41,28 +40,7 @@ def test_an_ipv6_address_stands_in_brackets():
     assert nfs_source(GROUPS, hostvars, "head") == "[fd00::1]:/srv/nfs"
 
 
-OLD = "# Ansible managed\n# The whole of this machine's exports: psfleet owns this file.\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        ("", ""),
-        ("/data *(ro)\n", "/data *(ro)\n"),
-        (OLD, ""),
-        (OLD + "/srv/nfs 10.0.0.2(rw)\n/srv/nfs 10.0.0.3(rw)\n", ""),
-        (OLD + "/srv/nfs 10.0.0.2(rw)\n/data *(ro)\n", "/data *(ro)\n"),
-        (OLD + "/srv/nfs 10.0.0.2(rw)\n\n/srv/nfs 10.0.0.9(ro)\n", "\n/srv/nfs 10.0.0.9(ro)\n"),
-        ("# mine\n/a b(ro)\n\n" + OLD + "/srv/nfs c(rw)", "# mine\n/a b(ro)\n\n"),
-        (OLD + "\n/srv/nfs 10.0.0.9(ro)\n", "\n/srv/nfs 10.0.0.9(ro)\n"),
-    ],
-)
-def test_of_the_machines_exports_only_the_old_block_is_taken_out(text, left):
-    assert without_own_exports(text) == left
-    assert without_own_exports(left) == left
-
-
-def test_of_the_machines_exports_nothing_but_the_old_block_is_written():
+def test_the_machines_own_exports_are_left_alone():
     """No NFS server runs in a container: `make test-vms` sees the file, and this which task writes it."""
     tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text())
     writes = {
@@ -73,5 +51,4 @@ def test_of_the_machines_exports_nothing_but_the_old_block_is_written():
     }
     assert writes == {
         ("ansible.builtin.template", "/etc/exports.d/psfleet.exports"): "exports.j2",
-        ("ansible.builtin.copy", "/etc/exports"): "{{ __nfs_server_others_text | without_own_exports }}",
     }

@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = {
     "/var/lib/trainer",  # the home, which goes by itself
     "/var/lib/prometheus/node-exporter",  # the package's own directory
-    "/etc/exports",  # the machine's own: only an old block of psfleet's was taken out
 }
 DRIVER = "nvidia_driver"
 

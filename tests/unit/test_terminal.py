@@ -143,7 +143,7 @@ def hostile() -> Hostile:
     hostile.exported = Answer(json.dumps({"run": EVIL, "step": 3, "export": EVIL}))
     point = {"run": EVIL, "program_args": {EVIL: EVIL}, "state": "failed", "message": FORGED, "step": 1, "steps": 2}
     point |= {"evaluation": {EVIL: 1.0}, "evaluated_step": 1, "goodput": 0.5}
-    hostile.sweep = {"name": EVIL, "over": True, "points": [point]}
+    hostile.sweep = {"name": EVIL, "over": True, "size": 1, "points": [point]}
     return hostile
 
 
@@ -188,7 +188,7 @@ def _stream(hosts: Pretence, scripts: Mapping[str, str], line: Any) -> dict[str,
 def test_messages_forge_no_line() -> None:
     run = parse_run(evil_status())
     point = {"run": "x-1", "program_args": {}, "state": "failed", "message": FORGED, "step": 1, "steps": 2}
-    summary = {"name": "x", "over": True, "points": [point | {"evaluation": {}, "goodput": None}]}
+    summary = {"name": "x", "over": True, "size": 1, "points": [point | {"evaluation": {}, "goodput": None}]}
     for text in (
         report.render_run(run),
         report.render_run(replace(run, state="training")),

@@ -27,19 +27,6 @@ TYPE_NAMES = {
     type(None): "null",
     Mapping: "a mapping of names to values",
 }
-# Keys that had another name once.
-RENAMED = {
-    "chief_alone": "local_run_dir",
-    "lazy_adam": "lazy_optimizers",
-    "silent_seconds": "heartbeat_timeout_seconds",
-    "steps_per_call": "steps_per_execution",
-    "storage_seconds": "storage_timeout_seconds",
-    "waiting_seconds": "member_wait_timeout_seconds",
-    **{
-        f"{phase}_seconds": f"{phase}_timeout_seconds"
-        for phase in ("restoring", "compiling", "training", "evaluating", "saving")
-    },
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +144,6 @@ def number_mend(text: str, kinds: tuple[type, ...]) -> str:
 
 def unknown_key(key: object, known: list[str]) -> str:
     """Say that a key is unknown, and which one was probably meant."""
-    if new := RENAMED.get(str(key)):
-        return f"the run setting {key!r} is called {new!r} now: write {new}"
     close = difflib.get_close_matches(str(key), known, n=1)
     if close:
         return f"unknown key {key!r} in the run settings: did you mean {close[0]!r}?"

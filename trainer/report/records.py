@@ -67,9 +67,7 @@ def read_records(directory: RunDirectory) -> Records:
         records.damage.append("status.json is missing: how far the run is, and its result, are not known")
     is_told = any(str(directory.history) in text for text in records.damage)
     if not records.history and records.status.get("step") and not is_told:
-        records.damage.append(
-            "history.jsonl is missing: the curves and lanes are not known. Runs of earlier versions have none"
-        )
+        records.damage.append("history.jsonl is missing: the curves and lanes are not known")
     return records
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.telemetry.goodput import FORMER, KINDS
+from trainer.telemetry.goodput import KINDS
 from trainer.telemetry.history import number_of
 
 LAST_TIME = 253_402_300_799.0  # of the year 9999
@@ -49,7 +49,7 @@ def read_ledger(record: Any) -> dict[str, float]:
     """Return the seconds of each kind that there are."""
     found = {}
     for kind in KINDS:
-        seconds = number_of(mapping(record).get(kind, mapping(record).get(FORMER.get(kind, ""))))
+        seconds = number_of(mapping(record).get(kind))
         if seconds is not None and math.isfinite(seconds) and seconds > 0:
             found[kind] = seconds
     return found

@@ -11,8 +11,6 @@ from typing import Any
 from trainer.core.states import Phase
 
 KINDS = ("productive", "recomputed", "down", "waiting", "checkpointing", "compiling", "evaluating")
-# What a ledger of an earlier version calls them.
-FORMER = {"productive": "useful", "recomputed": "replayed"}
 # Training whose step counter has stood for so many times as long as usual has stalled ...
 STALL = 5.0
 # ... if that is more than some calls of half a second, which is what the trainer packs into one.
@@ -50,7 +48,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._now = now or steady_clock()
         record = record or {}
-        self._seconds = {kind: float(record.get(kind, record.get(FORMER.get(kind, ""), 0.0))) for kind in KINDS}
+        self._seconds = {kind: float(record.get(kind, 0.0)) for kind in KINDS}
         self.taken_up = dict(self._seconds)
         """The seconds of each kind that the process before had written."""
         self._step = int(record.get("step", 0))

@@ -87,8 +87,7 @@ def describe_sweep(summary: Mapping[str, Any]) -> str:
         rows.append((parameters, point["state"], evaluation, steps, goodput, point["run"]))
     ended = [point for point in summary["points"] if point["state"] in ENDS]
     failed = [point for point in summary["points"] if point["state"] == RunState.FAILED]
-    size = summary.get("size", len(summary["points"]))  # an older release says none
-    state = "over" if summary["over"] else f"{len(ended)} of {size} points have ended"
+    state = "over" if summary["over"] else f"{len(ended)} of {summary['size']} points have ended"
     lines = [f"sweep {summary['name']}: {state}" + (f", {len(failed)} failed" if failed else ""), lay_out(rows)]
     for point in ended:
         if point["message"]:
