@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.errors import OperatorMistake
@@ -15,12 +15,13 @@ SHARED_DIR = "/srv/trainer"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is rendered: how many tasks each job has, with how many GPUs each, and the run settings."""
+    """What is rendered: how many tasks each job has, with how many GPUs each, run settings, and names of secrets."""
 
     name: str
     tasks: Mapping[str, int]  # by job, the chief first; the evaluator among them
     gpus: Mapping[str, int]  # by job, of each of its tasks
     settings: Mapping[str, Any]
+    secrets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by job; nothing knows their values here
 
     @property
     def names(self) -> list[str]:
@@ -53,7 +54,10 @@ def wanted(inventory: Inventory, name: str, run: str | None, program: str | None
     given = {"run": run, "program": program}
     settings = {**inventory.run_settings, **{key: value for key, value in given.items() if value}}
     gpus = {job: _gpus_of(inventory, job) for job in tasks}
-    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir})
+    # As on hosts: those that run the program.
+    names = sorted(inventory.variables[inventory.chief.host].get("trainer_secrets") or {})
+    secrets = {task["job"]: names for task in inventory.spec["tasks"] if names and not task["server"]}
+    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir}, secrets)
 
 
 def _gpus_of(inventory: Inventory, job: str) -> int:

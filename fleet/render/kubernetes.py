@@ -17,7 +17,8 @@ from trainer.core.failures import USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
 PORT, METRICS_PORT = 2222, 9200
-SETTINGS = "/etc/trainer"
+SETTINGS, SECRETS = "/etc/trainer", "/etc/secrets"
+READ_BY_GROUP = 0o440
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 # The coordinator saves a checkpoint when it is asked to end.
 GRACE_SECONDS = 120
@@ -143,26 +144,6 @@ def _coordinator(wanted: Wanted, image: str) -> dict[str, Any]:
 
 
 def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": "trainer",
-        "image": image,
-        "command": ["python", "-m", "trainer"],
-        "env": [*index, *({"name": name, "value": value} for name, value in _environment(wanted, job).items())],
-        "ports": [{"name": "grpc", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS_PORT}],
-        "volumeMounts": [
-            {"name": "settings", "mountPath": SETTINGS, "readOnly": True},
-            {"name": "shared", "mountPath": SHARED_DIR},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        **_probes(),
-    }
-    if gpus := wanted.gpus.get(job):
-        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
     spec = {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
@@ -172,14 +153,50 @@ def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]])
             "fsGroup": USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [container],
+        "containers": [_container(wanted, job, image, index)],
         "volumes": [
             {"name": "settings", "configMap": {"name": f"{wanted.name}-settings"}},
             {"name": "shared", "persistentVolumeClaim": {"claimName": f"{wanted.name}-shared"}},
             {"name": "tmp", "emptyDir": {}},
+            *_secrets(wanted, job),
         ],
     }
     return {"metadata": {"labels": _labels(wanted, job)}, "spec": spec}
+
+
+def _container(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
+    mounts = [
+        {"name": "settings", "mountPath": SETTINGS, "readOnly": True},
+        {"name": "shared", "mountPath": SHARED_DIR},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    if wanted.secrets.get(job):
+        mounts.append({"name": "secrets", "mountPath": SECRETS, "readOnly": True})
+    container: dict[str, Any] = {
+        "name": "trainer",
+        "image": image,
+        "command": ["python", "-m", "trainer"],
+        "env": [*index, *({"name": name, "value": value} for name, value in _environment(wanted, job).items())],
+        "ports": [{"name": "grpc", "containerPort": PORT}, {"name": "metrics", "containerPort": METRICS_PORT}],
+        "volumeMounts": mounts,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        **_probes(),
+    }
+    if gpus := wanted.gpus.get(job):
+        container["resources"] = {"limits": {"nvidia.com/gpu": gpus}}
+    return container
+
+
+def _secrets(wanted: Wanted, job: str) -> list[dict[str, Any]]:
+    """Return the volume of a Secret that is made beforehand; a pod does not start that lacks one of its keys."""
+    names = wanted.secrets.get(job, ())
+    items = [{"key": name, "path": name} for name in names]
+    secret = {"secretName": f"{wanted.name}-secrets", "defaultMode": READ_BY_GROUP, "items": items}
+    return [{"name": "secrets", "secret": secret}] if names else []
 
 
 def _environment(wanted: Wanted, job: str) -> dict[str, str]:
@@ -193,6 +210,7 @@ def _environment(wanted: Wanted, job: str) -> dict[str, str]:
         "DATA_DIR": f"{SHARED_DIR}/data",
         "HOME": "/tmp",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **({"CREDENTIALS_DIRECTORY": SECRETS} if wanted.secrets.get(job) else {}),
     }
 
 

@@ -6,6 +6,7 @@ There is no Kubernetes here. So the pods' names become ports of this machine, an
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VALIDATE = ROOT / ".cache/managers/bin/kubernetes-validate"
 TASKS = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
 SETTINGS = {"program": "trainer.examples.digits:Digits", "run": "pods", "steps": 200, "shared_dir": SHARED_DIR}
-WANTED = Wanted("mine", TASKS, {"worker": 1}, SETTINGS)
+WANTED = Wanted("mine", TASKS, {"worker": 1}, SETTINGS, {"chief": ["WANDB"]})
 
 
 def test_the_objects_are_valid_for_the_api(tmp_path: Path) -> None:
@@ -50,6 +51,14 @@ def test_the_pods_commands_train_together(tmp_path: Path) -> None:
         }
         for name in ("mine-worker-0", "mine-ps-1"):
             assert b"psfleet" in probe(pods[name], ports[name][1])
+        frozen = last_child(running["mine-worker-1"].pid)
+        probe(pods["mine-worker-1"], ports["mine-worker-1"][1])
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            with pytest.raises(OSError, match="timed out"):
+                ask(pods["mine-worker-1"]["containers"][0]["livenessProbe"], ports["mine-worker-1"][1])
+        finally:
+            os.kill(frozen, signal.SIGCONT)
         assert running["mine-chief-0"].wait(300) == 0, (tmp_path / "mine-chief-0.log").read_text()[-4000:]
         assert all(one.poll() is None for name, one in running.items() if "-ps-" in name or "-worker-" in name)
     assert '"state": "finished"' in (tmp_path / "runs/pods/status.json").read_text()
@@ -94,14 +103,24 @@ def task_of(variables: Mapping[str, str]) -> tuple[str, str]:
     return task["type"], str(task["index"])
 
 
+def last_child(pid: int) -> int:
+    """Return the process that trains, which its supervisor has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[-1])
+
+
 def probe(pod: Mapping[str, Any], port: int) -> bytes:
     """Ask as the pod's startup probe does, as often as it may."""
     given = pod["containers"][0]["startupProbe"]
     for _ in range(given["failureThreshold"]):
         try:
-            url = f"http://127.0.0.1:{port}{given['httpGet']['path']}"
-            with urllib.request.urlopen(url, timeout=given["timeoutSeconds"]) as answer:
-                return bytes(answer.read())
+            return ask(given, port)
         except OSError:
             time.sleep(given["periodSeconds"])
     raise AssertionError(f"nothing answered at {port}")
+
+
+def ask(given: Mapping[str, Any], port: int) -> bytes:
+    url = f"http://127.0.0.1:{port}{given['httpGet']['path']}"
+    with urllib.request.urlopen(url, timeout=given["timeoutSeconds"]) as answer:
+        return bytes(answer.read())

@@ -92,6 +92,26 @@ def test_settings_are_the_inventorys_on_the_pods_own_path() -> None:
     assert found == {**SETTINGS, "run": "second", "shared_dir": "/srv/trainer"}
 
 
+def test_secrets_are_named_for_those_that_run_the_program() -> None:
+    objects = rendered(inventory(trainer_secrets={"WANDB": "geheim-words", "HOOK": "other-words"}))
+    assert "words" not in json.dumps([*objects.values()])
+    for (kind, name), one in objects.items():
+        if kind in ("Job", "StatefulSet"):
+            pod = one["spec"]["template"]["spec"]
+            volumes = {each["name"]: each for each in pod["volumes"]}
+            mounts = {each["name"]: each["mountPath"] for each in pod["containers"][0]["volumeMounts"]}
+            directory = environment(one["spec"]["template"], 0).get("CREDENTIALS_DIRECTORY")
+            if name in ("mine-chief", "mine-evaluator"):
+                secret = volumes["secrets"]["secret"]
+                assert secret["secretName"] == "mine-secrets"
+                assert [each["path"] for each in secret["items"]] == ["HOOK", "WANDB"]
+                assert mounts["secrets"] == directory
+            else:
+                assert not {"secrets"} & {*volumes, *mounts}
+                assert directory is None
+    assert "secret" not in json.dumps([*rendered(inventory()).values()])
+
+
 def test_strangers_reach_no_port() -> None:
     objects = rendered(inventory())
     rules = objects["NetworkPolicy", "mine"]["spec"]
