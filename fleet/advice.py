@@ -163,6 +163,7 @@ def coordinator(rates: Rates) -> Iterator[Finding]:
 
 def processors(rates: Rates) -> Iterator[Finding]:
     """Name who uses most of each host whose processors are busy."""
+    named: list[str] = []
     for host in rates.last.hosts:
         if not _known(rates, host) or (busy := rates.share(host, "busy")) < BUSY:
             continue
@@ -181,10 +182,11 @@ def processors(rates: Rates) -> Iterator[Finding]:
                 "ps": "another ps takes a part of its variables",
                 "worker": "its program computes: another worker takes a part of the steps, or a GPU",
             }.get(job, "give it a host of its own")
-            mend = hot_rows(rates, most) or mend
+            mend = why_it_is_hot(rates, most) if is_hot(rates, most) else mend
+            named.append(most)
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
             yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {mend}", [most])
-    yield from hot_ps(rates)
+    yield from (each for each in hot_ps(rates) if each.names[0] not in named)
 
 
 def hot_ps(rates: Rates) -> Iterator[Finding]:
@@ -192,13 +194,7 @@ def hot_ps(rates: Rates) -> Iterator[Finding]:
         host = rates.last.places.get(task, "")
         if not is_hot(rates, task) or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
             continue
-        mend = hot_rows(rates, task) or "`partitioner` splits large variables (docs/large-tables.md)"
-        yield Finding(
-            "ps",
-            f"{task} is hot: it uses {use:.2f} processors, and the median of the other ps is "
-            f"{others_use(rates, task):.2f}. {mend}",
-            [task],
-        )
+        yield Finding("ps", f"{task} is hot: it uses {use:.2f} processors. {why_it_is_hot(rates, task)}", [task])
 
 
 def is_hot(rates: Rates, task: str) -> bool:
@@ -211,9 +207,11 @@ def others_use(rates: Rates, task: str) -> float:
     return statistics.median(use for other, use in rates.of("ps").items() if other != task)
 
 
-def hot_rows(rates: Rates, task: str) -> str:
-    """Say which rows make a ps hot; nothing where it isn't rows, or no ps."""
-    return why_hot(task, len(rates.of("ps")), rates.last.lookups, rates.last.dynamic)
+def why_it_is_hot(rates: Rates, task: str) -> str:
+    """Compare a ps with the others, and say which rows make it hot, or what else to do."""
+    rows = why_hot(task, len(rates.of("ps")), rates.last.lookups, rates.last.dynamic)
+    mend = rows or "`partitioner` splits large variables (docs/large-tables.md)"
+    return f"The median of the other ps is {others_use(rates, task):.2f}. {mend}"
 
 
 def network(rates: Rates) -> Iterator[Finding]:
