@@ -502,6 +502,44 @@ def test_a_canary_is_staged_on_one_host_and_starts_nothing_there(hosts: Rooted, 
     assert not [word for word in words if "TF_CONFIG" in word]
 
 
+def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from_there(
+    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the switch all hosts run what they ran; what is staged is not staged again."""
+    before, cluster, act = hosts.releases("head"), Cluster(hosts.inventory, hosts), Cluster.act
+    program.write_text("class Slow:\n    edited = True\n")
+    release = make_release(hosts.inventory)[0]["id"]
+    short = ShortWay(cluster)
+    short.judge(cluster.observe(looks=short.questions()).looks, ["far"])
+    short.stage_alone("far", Shipment(hosts.inventory, STAGE, release, {}), ProgressLine(io.StringIO()))
+
+    def staged() -> dict[str, int]:
+        files = {host: hosts.place / host / f"opt/trainer/releases/{release}/slow.py" for host in hosts.inventory.hosts}
+        return {host: file.stat().st_ino for host, file in files.items() if file.exists()}
+
+    def leave(cluster: Cluster, each: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
+        if any(step["name"] == "switch" for step in each["far"].get("steps", ())):
+            raise AssertionError("it was left before")
+        found = act(cluster, each, seconds)
+        if hosts.proofs():
+            raise KeyboardInterrupt
+        return found
+
+    of_canary = staged()
+    assert of_canary.keys() == {"far"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "act", leave)
+        with pytest.raises(KeyboardInterrupt):
+            start(hosts, desk)
+    paused = staged()
+    assert paused.keys() == {*hosts.inventory.hosts}
+    assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
+    assert [each for each in hosts.done if each.split()[0] in ("park", "stop", "start")] == []
+    start(hosts, desk)
+    assert {hosts.releases(host) for host in hosts.inventory.hosts} == {release}
+    assert staged() == paused == {**paused, **of_canary}
+
+
 def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
     hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
