@@ -26,6 +26,7 @@ _NOT_OF_A_START = (
 )
 # The wheels are compared where they are copied to.
 _NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse", "wheel_bytecode")
+_INCLUDES = ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks")
 
 
 class Tasks:
@@ -127,8 +128,8 @@ class Ahead(Tasks):
             known = {**now.known, **task.get("vars", {})}
             self._within(task["block"], self._may(task, known, now), task.get("vars", {}), now)
             return
-        if "ansible.builtin.include_tasks" in task:
-            self._include(task, now)
+        if included := next((task[name] for name in _INCLUDES if name in task), None):
+            self._include(task, included, now)
             return
         if any(name in _NOT_AHEAD for name in task):
             now.known |= {task["register"]: SKIPPED} if "register" in task else {}
@@ -159,11 +160,10 @@ class Ahead(Tasks):
         self._read_all(tasks, now)
         now.sure = before
 
-    def _include(self, task: Mapping[str, Any], now: Pass) -> None:
+    def _include(self, task: Mapping[str, Any], named: Any, now: Pass) -> None:
         if self._template(task.get("run_once", False), now.known) and not self._leads:
             return
         for more in self._items(task, now.known):
-            named = task["ansible.builtin.include_tasks"]
             name = str(self._template(named if isinstance(named, str) else named["file"], more))
             self._within(self.load(name.removesuffix(".yml")), self._may(task, more, now), more, now)
 

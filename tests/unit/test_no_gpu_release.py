@@ -59,11 +59,11 @@ def test_the_role_fetches_the_wheels_of_the_releases_own_locks(
     inventory = cluster(gpu)
     first = role(inventory, "head")
     assert first.value("__release_wheel_sets") == sorted({*sets.values()})
-    asked = first.arguments("main", "release_archive")
+    asked = first.arguments("build", "release_archive")
     assert [Path(asked[name]) for name in ("lock", "lock_gpu")[: len(locks)]] == [
         KIT / "locks" / each for each in locks
     ]
-    fetched = next(task for task in first.load("main") if "wheelhouse" in task)
+    fetched = next(task for task in first.load("fetch") if "wheelhouse" in task)
     for host, wheels in sets.items():
         each = role(inventory, host)
         assert each.value("__release_wheel_set") == wheels

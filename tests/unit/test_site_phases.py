@@ -120,7 +120,10 @@ def test_no_host_evaluates_for_itself_what_asks_every_host() -> None:
         while more := {name for name, value in values.items() if names_one_of(asking, value)} - asking:
             asking |= more
         if role.name == "release":
-            assert asking == {"__release_cpu_pythons", "__release_gpu_pythons", "__release_wheel_sets"}
+            assert asking == {
+                *("__release_cpu_pythons", "__release_gpu_pythons", "__release_wheel_sets"),
+                *("__release_fetch_sets", "__release_sets_ahead"),
+            }
         tasks = [task for path in role.glob("tasks/*.yml") for task in yaml.safe_load(path.read_text())]
         for task in tasks:
             if "'extract', hostvars" in str(task) or names_one_of(asking, str(task)):
@@ -139,5 +142,5 @@ def test_a_run_that_begins_at_the_proof_is_refused_with_the_task_to_begin_at(tmp
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert done.returncode == 2, done.stdout
     assert "Begin at its task: --start-at-task 'Build the release on the control machine'" in done.stdout
-    tasks = yaml.safe_load((ROOT / "roles/release/tasks/main.yml").read_text())
+    tasks = yaml.safe_load((ROOT / "roles/release/tasks/build.yml").read_text())
     assert tasks[0]["name"] == "Build the release on the control machine"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import marshal
@@ -26,6 +28,7 @@ module: wheel_bytecode
 short_description: Compile the modules of a directory of wheels once
 description:
   - Writes C(modules.bytecode) beside the wheels, a zip with the code of each module but packages' tests.
+  - Waits for M(wheelhouse), where that works on wheels there.
   - Does nothing where this machine's Python is not the hosts', whose minor version decides. The hosts compile then.
 options:
   wheels:
@@ -115,6 +118,18 @@ def is_made(file: Path, comment: str) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def hold(sets: Path) -> Iterator[None]:
+    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there."""
+    sets.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(sets, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -128,6 +143,11 @@ def main() -> None:
     own = sys.implementation.cache_tag  # cpython-311
     if own != "cpython-" + module.params["python"].replace(".", ""):
         module.exit_json(changed=False, sha256="")
+    with contextlib.nullcontext() if module.check_mode else hold(wheels.parent):
+        _make_right(module, wheels, site)
+
+
+def _make_right(module: AnsibleModule, wheels: Path, site: str) -> None:
     comment, file = made_of(wheels, site), wheels / FILE
     changed = not is_made(file, comment)
     if changed and not module.check_mode:

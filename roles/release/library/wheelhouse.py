@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -23,6 +25,7 @@ description:
     where there are several processors, several at once.
   - A wheel that a directory beside this one has is linked from there and not fetched again.
   - Every file that is there already is proven against the lock's hashes; a damaged or left-over one is removed.
+  - Waits while another works on any such directory there, or M(wheel_bytecode).
 options:
   lock:
     description: Hash-locked requirements, as C(uv pip compile --generate-hashes) writes them.
@@ -124,6 +127,18 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+@contextlib.contextmanager
+def hold(sets: Path) -> Iterator[None]:
+    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there."""
+    sets.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(sets, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -141,6 +156,11 @@ def main() -> None:
         )
     text = lock_file.read_text()
     lock = read_lock(text)
+    with contextlib.nullcontext() if module.check_mode else hold(directory.parent):
+        _make_right(module, text, lock, directory)
+
+
+def _make_right(module: AnsibleModule, text: str, lock: dict[str, set[str]], directory: Path) -> None:
     missing, unknown = compare(lock, directory)
     changed = bool(missing or unknown)
     if not module.check_mode:
