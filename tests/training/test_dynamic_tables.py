@@ -571,19 +571,69 @@ def test_a_save_is_a_whole_one_where_an_incremental_one_is_not_possible(
     assert_same(restored(prefix, name, 1), made.rows())
 
 
-def test_what_incremental_saves_write_again_and_again_makes_the_next_a_whole_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("trained", "expected"), [(10, [1, 2, 3, 4, 2, 3]), (20, [1, 2, 3, 1, 2, 3])], ids=["joined", "whole"]
+)
+def test_what_incremental_saves_write_again_and_again_is_joined_or_a_whole_save(
+    trained: int, expected: list[int], tmp_path: Path
+) -> None:
     """Else a checkpoint, and an evaluation that reads all of it, may take many times what the rows do."""
-    name = "again"
-    made = Made(name, two.Adagrad(0.1), servers=1)
-    pieces = Pieces(made.table, [""], incremental_saves=9)
+    name = f"again-{trained}"
+    made = Made(name, two.Adagrad(0.1), servers=2)
+    pieces = Pieces(made.table, ["", ""], incremental_saves=99)
     made.step(tf.range(60, dtype=tf.int64))
+    made.step(tf.constant([59, 58], tf.int64))  # else the rows of the last step count as changed
     found = []
-    for step in range(1, 5):
-        made.step(tf.constant([1], tf.int64))
+    for step in range(1, 7):
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        found.append(len(pieces_of(prefix, name)) // 2)
+        if step >= 5:
+            assert_same(restored(prefix, name, 2), made.rows())
+        made.step(tf.range(trained, dtype=tf.int64))
+    assert found == expected
+
+
+def test_joined_saves_lack_what_was_taken_away_and_count_for_the_next_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 0)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_JOINED", 1)
+    name, found = "joined", []
+    made = Made(name, two.Adagrad(0.1), servers=1, capacity=200)
+    pieces = Pieces(made.table, [""], incremental_saves=3)
+    eviction = Eviction(made.table, [""], TableSettings(200, evict_after_steps=2))
+    made.step(tf.range(60, dtype=tf.int64))
+    for step in range(1, 6):
         pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
         found.append(len(pieces_of(prefix, name)))
-        made.step(tf.range(20, dtype=tf.int64))
-    assert found == [1, 2, 3, 1]
+        if step in (2, 3):
+            rows = restored(prefix, name, 1, 200)
+            assert (100 in rows) == (step == 2)
+            assert set(rows) == {*range(60), *made.rows()}
+        made.step(tf.constant([*range(10), 99 + step], tf.int64))  # 100, and others later
+        if step == 2:
+            for _ in range(3):
+                made.step(tf.range(10, dtype=tf.int64))
+            eviction.make()
+            assert 100 not in made.rows()
+    assert found == [1, 2, 2, 2, 1]
+
+
+def test_many_small_saves_are_joined_since_each_link_takes_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_LINKED", 3)
+    made = Made("small", two.Adagrad(0.1), servers=2)
+    pieces = Pieces(made.table, ["", ""], incremental_saves=99)
+    made.step(tf.range(600, dtype=tf.int64))
+    found = []
+    for step in range(1, 8):
+        made.step(tf.constant([step], tf.int64))
+        pieces.save(prefix := str(tmp_path / f"ckpt-{step}"))
+        found.append(len(pieces_of(prefix, "small")) // 2)
+        if step == 5:
+            assert_same(restored(prefix, "small", 2), made.rows())
+    assert found == [1, 2, 3, 4, 2, 3, 4]
 
 
 def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_path: Path) -> None:

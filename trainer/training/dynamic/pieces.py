@@ -5,7 +5,9 @@
 A piece holds rows with their keys. So a table is restored on any number of ps, each of which takes what is its own.
 An incremental save links the pieces of the one before, and writes those rows alone that were given or trained since,
 in pieces with greater numbers. The last piece of each save has also what has changed since the save began: so the rows
-of a ps are of one moment. Of a key in several pieces, the greatest number counts (docs/decisions/0239).
+of a ps are of one moment. Of a key in several pieces, the greatest number counts (docs/decisions/0239). Where
+incremental saves have written much of the same rows again and again, the next one links the whole save alone, and has
+all that has changed since (docs/decisions/0262).
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from trainer.training.dynamic.arrays import Array
 from trainer.training.dynamic.hashing import owner_of
 from trainer.training.dynamic.shard import BEGIN, EVICTED, FIRST, NEXT, REFUSED, ROWS, Shard
 from trainer.training.dynamic.table import Table
+from trainer.training.tf_internals.graphs import APART
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 32 * 1024 * 1024
 SPARSER = 8  # times as many rows are looked through for a piece of an incremental save, of which few have changed
-MOST_WRITTEN = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
+# Of all rows; once incremental saves have written more, the next one joins them, or is whole where that is much, too.
+MOST_WRITTEN, MOST_JOINED = 0.5, 0.25
+MOST_LINKED = 50  # incremental saves; a file takes as long to link as some thousand rows to write
 EVER = -1  # before any clock
 CLOCK = "clock"
 SUFFIXES = (".index", ".data-00000-of-00001")
@@ -48,8 +53,12 @@ class Saved:
     """How many numbers its pieces have."""
     increments: int
     """How many incremental saves there were since the whole one."""
+    linked: int
+    """Of how many of these it has the pieces."""
     written: int
-    """How many rows these have written."""
+    """How many rows these pieces have."""
+    whole: Saved | None = None
+    """The whole one; None in itself."""
 
 
 class Pieces:
@@ -69,6 +78,7 @@ class Pieces:
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         of_shards = tf.TensorSpec([len(table.shards)], tf.int64)
         self._ends = tf.function(self._read_ends, autograph=False).get_concrete_function()
+        self._count = tf.function(self._count_changed, autograph=False).get_concrete_function(of_shards)
         self._write, self._write_last = (
             tf.function(partial(self._write_piece, take), autograph=False).get_concrete_function(
                 text, number, of_shards, of_shards, of_shards
@@ -85,18 +95,38 @@ class Pieces:
         now = self._ends().numpy()
         before, self._before = self._before, None
         saved = None
+        if before is not None:
+            before = self._joined(before, now)
         if before is not None and self._has_room(now, before) and self._links(before, prefix):
-            before = dataclasses.replace(before, prefix=prefix, increments=before.increments + 1)
+            before = dataclasses.replace(
+                before,
+                prefix=prefix,
+                increments=before.increments + 1,
+                linked=before.linked + 1,
+                whole=before.whole or before,
+            )
             saved = self._write_all(before, now, self._length * SPARSER)
             if not self._has_room(self._ends().numpy(), before):  # for what was given meanwhile
                 self._remove(prefix)
                 saved = None
         if saved is None:
             ever = np.full_like(now[:, len(BEGIN)], EVER)
-            whole = Saved(prefix, ever, now[:, EVICTED], pieces=0, increments=0, written=0)
+            whole = Saved(prefix, ever, now[:, EVICTED], pieces=0, increments=0, linked=0, written=0)
             saved = dataclasses.replace(self._write_all(whole, now, self._length), written=0)
-        if saved.increments < self._incremental_saves and saved.written <= MOST_WRITTEN * now[:, ROWS].sum():
+        if saved.increments < self._incremental_saves:
             self._before = saved
+
+    def _joined(self, before: Saved, now: np.ndarray) -> Saved | None:
+        """Return what the next incremental save builds on: the save before, or the whole one; None if it is too large.
+
+        So a checkpoint, which an evaluation reads as a whole, is never much larger than the rows that there are.
+        """
+        rows = now[:, ROWS].sum()
+        if before.whole is None or (before.written <= MOST_WRITTEN * rows and before.linked < MOST_LINKED):
+            return before
+        if int(self._count(before.whole.clocks)) > MOST_JOINED * rows:
+            return None
+        return dataclasses.replace(before.whole, prefix=before.prefix, increments=before.increments, whole=before.whole)
 
     def _write_all(self, saved: Saved, now: np.ndarray, length: int) -> Saved:
         """Write the rows that have changed since what is saved; returns what is saved then."""
@@ -128,7 +158,8 @@ class Pieces:
         """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
         linked, target = list[Path](), Path(prefix)
         try:
-            pieces = pieces_of(before.prefix, self._table.name)
+            found = pieces_of(before.prefix, self._table.name)
+            pieces = [each for each in found if each[2] < before.pieces]
             if len(pieces) != before.pieces * len(self._table.shards):
                 return False  # it was removed, or a part of it
             for *_, path in pieces:
@@ -190,6 +221,16 @@ class Pieces:
                 with tf.control_dependencies([clock]):  # rows beyond the end were given later
                     found.append(tf.concat([shard.numbers.read(), clock], 0))
         return tf.stack(found)
+
+    def _count_changed(self, since: Tensor) -> Tensor:
+        """Return how many rows have changed since these clocks."""
+        sizes = []
+        for number, (shard, device) in enumerate(zip(self._table.shards, self._table.devices, strict=True)):
+            with tf.device(device), tf.name_scope(APART):
+                own = shard.apart()
+                first = tf.constant(FIRST, tf.int64)
+                sizes.append(tf.size(own.changed_rows(first, own.numbers.read()[NEXT], since[number])))
+        return tf.reduce_sum(sizes)
 
     def _write_piece(
         self, take: Callable[..., dict[str, Tensor]], prefix: Tensor, piece: Tensor, *given: Tensor
