@@ -51,6 +51,7 @@ ORDER = [
     "test_encryption",
     "test_sweep",
     "test_queue",
+    "test_slurm",
     "test_training",
     "test_package",
     "test_monitoring",
