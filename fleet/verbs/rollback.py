@@ -139,11 +139,14 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
     acts = history.read(cluster)[0]
     last = last_target(acts, present) if to is None else None
     target = last or choose(acts, present, to, kept)
-    refuse_missing(target, kept)
-    files = present.differs(target) or set(seen.releases.values()) != {target.release}
-    up = [task for task in cluster.inventory.tasks if task.name in seen.units and seen.units[task.name].up]
     back = members_back(cluster, seen, target.members)
-    return Work(hosts, present, target, last is not None, files, up if files else [], back)
+    # Who came since, or was away, may never have had the release: out of the training it needs none.
+    hosts = [host for host in hosts if target.release in kept[host] or host not in {*seen.drains, *back.drained}]
+    refuse_missing(target, {host: kept[host] for host in hosts})
+    files = present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
+    up = [name for name, unit in seen.units.items() if unit.up]
+    restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
+    return Work(hosts, present, target, last is not None, files, restarts, back)
 
 
 def last_target(acts: Sequence[Mapping[str, Any]], present: State) -> State | None:

@@ -773,6 +773,22 @@ def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_sin
     assert (back.release, up(back)) == ("old1", ALL - {"worker-1"})
 
 
+def test_a_new_host_without_the_older_release_holds_up_no_rollback(
+    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It joined with the release that is left, and has no other."""
+    monkeypatch.setitem(KEPT, "w-b", "abc123")
+    back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
+    rollback(cluster(back), desk)
+    assert [deed for deed in back.done if "old1" in deed and "w-b" in deed] == []
+    assert "go on worker-1" not in back.done
+    assert up(back) == ALL - {"worker-1"}
+    assert "release old1 is on 4 hosts" in fleet.printed(desk)
+    back.done.clear()
+    rollback(cluster(back), desk)  # typed twice
+    assert back.done == []
+
+
 def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, desk: verbs.Desk) -> None:
     desk.answers = io.StringIO()
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
