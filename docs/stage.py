@@ -18,6 +18,7 @@ SITE = ROOT / ".cache" / "site"
 STAGE = SITE / "pages"
 FENCE = re.compile(r"^( *(```+|~~~+).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\[(?:docs/)?[\w-]+\.md)?(\]\()([^()\s#]+)(#[^()\s]*)?\)")
+GLUED_LIST = re.compile(r"(?m)^(?![-*|#>]|\d+\. )(\S.*)\n(?=(?:[-*]|\d+\.) )")
 LANGUAGES = {".py": "python", ".yml": "yaml", ".json": "json", ".sh": "sh", ".toml": "toml"}
 PICTURES = {".png", ".svg"}
 # In the repository a link leads to a recorded run; in the site to the page that the trainer makes of it.
@@ -42,16 +43,22 @@ def stage() -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
         parts = FENCE.split(text)
         # The pattern has two groups: a block of code, and its fence again.
-        prose = [part if number % 3 else _relink(page, part, wanted) for number, part in enumerate(parts)]
+        prose = [part if number % 3 else _relink(page, _part_lists(part), wanted) for number, part in enumerate(parts)]
         _write(_place(page), "".join(part for number, part in enumerate(prose) if number % 3 != 2))
     for path in sorted(wanted - set(pages)):
         _write_source(path, files)
     shutil.copyfile(ROOT / "docs" / "mkdocs.yml", SITE / "mkdocs.yml")
+    shutil.copyfile(ROOT / "docs" / "site.css", STAGE / "site.css")
 
 
 def _place(page: str) -> str:
     """Return where a page lies in the site: a README is its folder's first page."""
     return str(PurePosixPath(page).with_name("index.md")) if PurePosixPath(page).name == "README.md" else page
+
+
+def _part_lists(text: str) -> str:
+    """Return a text with an empty line above each list: GitHub needs none below a sentence, and the site does."""
+    return GLUED_LIST.sub(r"\1\n\n", text)
 
 
 def _relink(page: str, text: str, wanted: set[str]) -> str:

@@ -25,13 +25,16 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return module.STAGE
 
 
+def _prose(page: Path) -> str:
+    """Return a page's text without its blocks of code."""
+    blocks = r"^ *(```+|~~~+).*?^ *\1 *$"
+    return re.sub(blocks, "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
 def test_every_link_of_a_staged_page_leads_to_a_staged_file(staged: Path) -> None:
     wrong = []
     for page in staged.rglob("*.md"):
-        text = re.sub(
-            r"^ *(```+|~~~+).*?^ *\1 *$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-        )
-        for target in re.findall(r"\]\(([^()\s#]+)(?:#[^()\s]*)?\)", re.sub(r"`[^`\n]*`", "", text)):
+        for target in re.findall(r"\]\(([^()\s#]+)(?:#[^()\s]*)?\)", re.sub(r"`[^`\n]*`", "", _prose(page))):
             if not re.match(r"[a-z]+:", target) and not (page.parent / target).is_file():
                 wrong.append(f"{page.relative_to(staged)}: {target}")
     assert wrong == []
@@ -49,3 +52,16 @@ def test_a_page_is_named_by_its_title_and_a_recorded_run_is_its_page(staged: Pat
     assert "[JSON](json.md)" in (staged / "docs/verbs.md").read_text(encoding="utf-8")
     assert "(../examples/night.html)" in observing
     assert "<!doctype html>" in (staged / "examples/night.html").read_text(encoding="utf-8")[:20]
+
+
+def test_a_list_below_a_sentence_begins_after_an_empty_line(staged: Path) -> None:
+    """GitHub needs none; without it the site shows the list within the sentence."""
+    upkeep = (staged / "docs/upkeep.md").read_text(encoding="utf-8")
+    assert "It looks at\n\n- the control machine" in upkeep
+    glued = r"(?m)^(?![-*|#>]|\d+\. )\S.*\n(?:[-*]|\d+\.) "
+    assert not [path for path in (staged / "docs").rglob("*.md") if re.search(glued, _prose(path))]
+
+
+def test_the_site_has_its_style(staged: Path) -> None:
+    assert (staged / "site.css").is_file()
+    assert "extra_css: [site.css]" in (staged.parent / "mkdocs.yml").read_text(encoding="utf-8")
