@@ -7,16 +7,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fleet.site.inventory import Inventory
+from trainer.cluster.spec import JOBS
 from trainer.core.config import Config
 from trainer.core.strategies import STRATEGIES
 
-JOBS = ("chief", "ps", "worker", "evaluator", "data")
+# Jobs with members that are counted; the dispatcher is on the chief's host.
+COUNTED_JOBS = tuple(job for job in JOBS if job != "dispatcher")
 
 
 def find_shortages(inventory: Inventory, away: Collection[str]) -> list[str]:
     """Say which jobs would have fewer members than their minimum without the hosts that are away."""
     shortages = []
-    for job in JOBS:
+    for job in COUNTED_JOBS:
         members = [task for task in inventory.tasks if task.job == job]
         here = [task for task in members if task.host not in away]
         least = minimum(inventory, job, len(members))

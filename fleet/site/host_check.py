@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.site.members import JOBS, SERVICES
+from fleet.site.members import SERVICES
 from fleet.site.outcome import outcome
 from fleet.site.wireguard import endpoint
+from trainer.cluster.spec import JOBS
 
 # What sudo says, and what fixes it.
 SUDO = {

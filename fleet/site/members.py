@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.site.wireguard import WireguardError, endpoint, is_encrypted, tunnel_address
-from trainer.cluster.spec import SERVICE_JOBS
+from trainer.cluster.spec import JOBS, SERVICE_JOBS
 from trainer.core.config import Config, strategy_problem
 from trainer.core.search_space import is_whole
 from trainer.core.strategies import STRATEGIES
 
-# Jobs in the order in which a host's tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
-JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
 # The first port of a job on a host; its second task there listens on the next one, and so on.
 DEFAULT_PORTS = {
     "chief": 2222, "ps": 2300, "worker": 2400, "dispatcher": 2500, "data": 2600, "metrics": 2700, "tensorboard": 6006,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.site.members import JOBS, address_of, bracketed
+from fleet.site.members import address_of, bracketed
+from trainer.cluster.spec import JOBS
 
 CLIENT_GROUPS = (*JOBS, "tensorboard")
 

@@ -24,35 +24,27 @@ class Slow(NamedTuple):
     mend: str
 
 
-def far_below(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
-    """Return the hosts that are far below their peers, in what PACES names; not those without a pace.
+def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = False) -> list[Slow]:
+    """Return the hosts that are far below their peers, in what PACES names.
 
     Args:
         paces: by host what host_pace returned.
+        or_unmeasured: return hosts without a pace as well, as where a write took too long, if any peer has one.
     """
     found = []
     for key, (part, text, mend) in PACES.items():
         known = {host: pace for host, each in paces.items() if (pace := pace_of(each, key)) is not None}
-        if len(known) < FEWEST_PEERS:
-            continue
-        middle = median(known.values())
-        for host, value in known.items():
-            if value * FAR_BELOW < middle:
-                what = f"{text.format(value=f'{value:.3g}')}, and its peers {middle:.3g} (median)"
-                found.append(Slow(host, part, what, mend))
-    return found
-
-
-def unmeasured(paces: Mapping[str, Mapping[str, Any]]) -> list[Slow]:
-    """Return the hosts that have no pace of what PACES names, as where a write took too long, and peers have one."""
-    found = []
-    for key, (part, text, mend) in PACES.items():
-        known = [pace for each in paces.values() if (pace := pace_of(each, key)) is not None]
+        middle = median(known.values()) if known else 0.0
         for host, each in paces.items() if known else ():
-            if pace_of(each, key) is None and (key != "shared_pace" or each["shared"]):
+            pace = known.get(host)
+            if pace is not None and len(known) >= FEWEST_PEERS and pace * FAR_BELOW < middle:
+                what = text.format(value=f"{pace:.3g}")
+            elif pace is None and or_unmeasured and (key != "shared_pace" or each["shared"]):
                 why = each["shared"]["why"] if key == "shared_pace" else each.get("disk_why", "")
-                what = f"{text.format(value='?')} ({why}), and its peers {median(known):.3g} (median)"
-                found.append(Slow(host, part, what, mend))
+                what = f"{text.format(value='?')} ({why})"
+            else:
+                continue
+            found.append(Slow(host, part, f"{what}, and its peers {middle:.3g} (median)", mend))
     return found
 
 
@@ -72,5 +64,5 @@ def slow_hosts(hosts: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]]) 
         measured = now if "disk_pace" in now else variables.get("__host_check_seen", {}).get("pace")
         if measured:
             paces[host] = measured
-    found = [*unmeasured(paces), *far_below(paces)]
+    found = far_below(paces, or_unmeasured=True)
     return [f"host '{each.host}': it {each.what}: {each.mend}. Measure again: fab doctor" for each in found]

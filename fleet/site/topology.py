@@ -10,7 +10,6 @@ from typing import Any
 
 from fleet.site.gpus import GpuError, computes, host_devices, share_devices
 from fleet.site.members import (
-    JOBS,
     SERVICES,
     ClusterSpecError,
     Groups,
@@ -29,7 +28,7 @@ from fleet.site.members import (
     task_indices,
 )
 from fleet.site.wireguard import endpoint, is_encrypted, wireguard_hosts
-from trainer.cluster.spec import NOBODY, SERVICE_JOBS
+from trainer.cluster.spec import JOBS, NOBODY, SERVICE_JOBS
 from trainer.core.runtime import NO_GPU
 from trainer.core.strategies import STRATEGIES
 

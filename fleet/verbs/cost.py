@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.drains import tasks_of
 from fleet.observation import Observation
-from fleet.quorum import JOBS, minimum
+from fleet.quorum import COUNTED_JOBS, minimum
 from fleet.run import Run
 from fleet.site.cluster_note import cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
@@ -117,7 +117,7 @@ def find_chief(inventory: Inventory, hosts: Collection[str], trains: bool) -> li
 def find_shortages(inventory: Inventory, hosts: Collection[str], gone: Collection[str]) -> list[str]:
     """Say which jobs would have fewer members than the training needs."""
     found = []
-    for job in JOBS:
+    for job in COUNTED_JOBS:
         members = [task for task in inventory.tasks if task.job == job]
         if job == "chief" or not any(task.host in hosts for task in members):
             continue

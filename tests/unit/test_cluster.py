@@ -62,7 +62,7 @@ def test_the_setting_needs_a_data_service() -> None:
         (tf_config("chief", ps=["grpc://p:1"]), "job 'ps' must be a list of host:port, and 'grpc://p:1' is none"),
         (tf_config("chief", ps=["p:70000"]), "job 'ps' must be a list of host:port, and 'p:70000' is none"),
         (tf_config("chief", ps="p:1"), "job 'ps' must be a list of host:port, not 'p:1'"),
-        (tf_config("chief", servers=["p:1"]), "the cluster's job 'servers' is none of chief, worker, ps"),
+        (tf_config("chief", servers=["p:1"]), "the cluster's job 'servers' is none of chief, ps, worker"),
         (tf_config("chief", chief=["h:1", "h:2"]), "a cluster has one chief, not h:1, h:2"),
         (tf_config("chief", data=["d:1"]), "the data service has .* expected one dispatcher beside its data workers"),
         (tf_config("data", 1, dispatcher=["h:2"], data=["d:1"]), "the task is data 1, and the cluster lists no such"),

@@ -79,7 +79,7 @@ def test_evaluator_needs_no_cluster() -> None:
         (["--task_index=0"], "^--task-index is set, and not which task this is"),
         (["--job_name=ps"], "^--job-name is set, and not the cluster: add --chief-hosts"),
         ([*HOSTS, "--job_name=worker"], "^--task-index is missing: there are 2 members of the job worker"),
-        ([*HOSTS, "--job_name=worker", "--task_index=2"], "the flags: the task is worker 2.*1 chief, 2 worker, 1 ps"),
+        ([*HOSTS, "--job_name=worker", "--task_index=2"], "the flags: the task is worker 2.*1 chief, 1 ps, 2 worker"),
         ([*HOSTS, "--job_name=master"], "task type 'master' is none of .*master is called chief now"),
         ([*HOSTS[:2], "--ps_hosts=p", "--job_name=chief"], "job 'ps' must be a list of host:port, and 'p' is none"),
         ([*HOSTS[:2], "--ps_hosts=p:1,,q:1", "--job_name=chief"], "job 'ps' .* and '' is none"),

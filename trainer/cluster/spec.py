@@ -17,9 +17,10 @@ from trainer.core.config import ConfigError
 from trainer.core.strategies import STRATEGIES
 from trainer.core.task_id import TaskId
 
-JOBS = ("chief", "worker", "ps", "evaluator", "dispatcher", "data")
-# Of the data service, of which TensorFlow's strategies know nothing.
+# Jobs of the data service, which TensorFlow's strategies know nothing of.
 SERVICE_JOBS = ("dispatcher", "data")
+# All jobs, in the order in which tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
+JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LEAST_PORT = 12000  # below are most ports that services are known by
 TRIES = 100

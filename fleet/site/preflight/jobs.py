@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fleet.site.members import (
-    JOBS,
     NUMBERED_JOBS,
     Groups,
     HostVars,
@@ -18,6 +17,7 @@ from fleet.site.schema import check
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
 from fleet.site.schema.reading import Reading
 from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, tf_config
+from trainer.cluster.spec import JOBS
 from trainer.core.config import Config
 from trainer.core.strategies import STRATEGIES
 

@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from fleet.site.members import (
-    JOBS,
     NUMBERED_JOBS,
     Groups,
     HostVars,
@@ -22,6 +21,7 @@ from fleet.site.topology import derive_topology
 from fleet.site.wireguard import (
     is_encrypted,
 )
+from trainer.cluster.spec import JOBS
 from trainer.core.config import Config
 from trainer.core.strategies import STRATEGIES
 
