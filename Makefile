@@ -226,7 +226,7 @@ bench-page: .cache/browser/.made  ## size and time of a run's page with 100,000 
 bench-control: venv  ## the control machine's own time for up to 1,000 simulated hosts
 	bench/control
 
-shape: venv  ## how long functions and modules are, and how plain the words: where the repository drifts
+shape: venv  ## how long functions and modules are, how plain the words, circles of imports: where the repository drifts
 	python -m bench.shape
 
 clean:  ## take the hosts away, and all that the lab made
