@@ -153,6 +153,8 @@ class Redactor:
                 REMOVED if _OPTION.fullmatch(str(before)) and not str(each).startswith("-") else self.record(each)
                 for before, each in zip(["", *value], value, strict=False)
             ]
+        if isinstance(value, int | float):
+            return REMOVED if self.leaks(str(value)) else value
         return self.text(value) if isinstance(value, str) else value
 
     def _value(self, key: str, value: Any) -> Any:

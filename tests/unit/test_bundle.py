@@ -185,6 +185,13 @@ def test_a_known_secret_is_found_in_each_form() -> None:
         assert "it" not in Redactor([odd]).text(form)
 
 
+def test_a_secret_that_is_a_number_is_found_among_numbers() -> None:
+    redactor = Redactor(["735911"])
+    shown = redactor.file("run.json", '{"program_args": {"pin": 735911, "share": 0.25, "on": true}, "step": 5}')
+    assert json.loads(shown) == {"program_args": {"pin": REMOVED, "share": 0.25, "on": True}, "step": 5}
+    assert not redactor.leaks(shown)
+
+
 def test_records_lose_values_by_their_keys() -> None:
     record = {
         "notify_webhook": "https://a/b",
