@@ -393,6 +393,7 @@ def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_ways_that_are_broken_or_slow_are_found(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each host found is made up; test_doctor_causes.py has a way without a route, and nothing a slow one."""
     cluster = Cluster(INVENTORY, fleet.Pretence(INVENTORY))
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
     (found,) = verb.judge_ways(cluster, calm)
@@ -409,6 +410,7 @@ def way(seconds: float) -> Way:
 
 
 def test_gpus_that_are_not_as_expected_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is made up; test_doctor_causes.py has that of this machine."""
     monkeypatch.setattr(verb, "ask_gpus", lambda *_: ({"far": {"problems": ["no driver"]}}, {}))
     (found,) = verb.judge_gpus(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), ["far"])
     assert (found.where, found.part, found.what) == ("far", "GPU", "no driver")

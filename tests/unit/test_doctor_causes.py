@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,24 @@ from fleet.cluster import Cluster, Observation
 from fleet.doctor import probe
 from fleet.doctor.finding import Finding
 from fleet.doctor.hosts import judge_hosts
-from fleet.doctor.look import Look
+from fleet.doctor.look import Look, look_at
 from fleet.doctor.whole import judge_look
+from fleet.release import make_release
+from fleet.run import Run
 from fleet.site.inventory import Host
-from fleet.ssh import SshHosts
-from tests.unit import test_doctor, test_run_look
+from fleet.ssh import Answer, SshHosts
+from fleet.verbs.doctor import judge_gpus, judge_ways
+from fleet.verbs.ways import read as read_ways
+from tests.unit import test_doctor, test_run_look, test_short_way
+from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_doctor import INVENTORY, judge
+from trainer.cluster.ways import status_of
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.status import Status
 
 ROOT = Path(__file__).parents[2]
-ALONE = ["unshare", "--user", "--map-root-user", "--mount"]
+PARTS = ("release", "files", "firewall")
+ALONE = ["unshare", "--user", "--map-root-user"]
 # With mounts of its own: a small file system, one that may only be read, and a machine without memory.
 MOUNTS = """
 mount -t tmpfs -o size=100k,nr_inodes=50 tmpfs "$1/small" && mount -t tmpfs -o ro tmpfs "$1/fixed" || exit 77
@@ -52,6 +62,21 @@ host_pace.DISK, host_pace.AS_TRAINER = fixed, ()
 facts = {**host_pace.measure(fixed, 1), "room": {small: probe.room(small)}, "memory": probe.memory()}
 control = [each.as_json() for each in judge_control(Path(small), None, [])]
 print(json.dumps({"facts": facts, "control": control}))
+"""
+# With a network of its own, which has two addresses of a host and no route beyond; packets to ps-0 leave from another.
+NETWORK = """
+ip link set lo up && ip address add 192.0.2.30/32 dev lo && ip address add 192.0.2.31/32 dev lo || exit 77
+ip route add 192.0.2.20/32 dev lo src 192.0.2.31 || exit 77
+exec "$@"
+"""
+ROUTES = """
+import json, subprocess, sys
+import host_look
+members = {"far": "192.0.2.30", "store": "192.0.2.20", "head": "198.51.100.10"}
+ways = [sys.executable, "-m", "trainer", "ways", "--json", "--source", "worker-1", "chief-0=198.51.100.10:2222"]
+problems, notes = host_look.way_problems("far", members)
+print(json.dumps({"problems": problems, "notes": notes}), flush=True)
+subprocess.run(ways)
 """
 SYSTEMCTL = """#!/bin/sh
 case "$*" in
@@ -83,17 +108,29 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name in ("small", "fixed"):
         (place / name).mkdir()
     (place / "meminfo").write_text("MemTotal:        8388608 kB\nMemAvailable:      102400 kB\n")
+    command = [*ALONE, "--mount", "sh", "-c", MOUNTS, "sh", str(place), sys.executable, "-c", LOOK, str(place)]
+    found: dict[str, Any] = json.loads(say_alone(command))
+    return found
+
+
+def say_alone(command: list[str]) -> str:
+    """Return what a process says in namespaces of its own."""
     paths = [ROOT, ROOT / "roles/host_check/library"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [*ALONE, "sh", "-c", MOUNTS, "sh", str(place), sys.executable, "-c", LOOK, str(place)]
     if shutil.which("unshare") is None:
         pytest.skip("this machine has no unshare")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode in (1, 77) and "Traceback" not in done.stderr:
-        pytest.skip(f"no mounts of its own can be had here: {done.stderr.strip()}")
+        pytest.skip(f"no namespaces of its own can be had here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def parted() -> list[str]:
+    """What a host without the right routes finds: of host_look, and of each task's ways."""
+    command = [*ALONE, "--net", "sh", "-c", NETWORK, "sh", sys.executable, "-c", ROUTES]
+    return say_alone(command).splitlines()
 
 
 def test_a_small_file_system_and_one_with_few_files_left_are_found(looked: dict[str, Any]) -> None:
@@ -124,6 +161,71 @@ def test_memory_that_is_used_up_is_found(looked: dict[str, Any]) -> None:
 def test_a_full_disk_of_the_control_machine_is_found(looked: dict[str, Any]) -> None:
     (found,) = [each for each in looked["control"] if each["part"] == "room"]
     assert found["what"].startswith("0.0 GB are free")
+
+
+def test_a_host_without_a_route_and_one_whose_packets_leave_from_another_address_are_found(parted: list[str]) -> None:
+    found = judge_look(INVENTORY, Look(Observation(), ways={"far": json.loads(parted[0])}), None)
+    assert [(each.level, each.where, each.part) for each in found] == [("error", "far", "addresses and routes")] * 2
+    what = "\n".join(each.what for each in found)
+    assert re.search(r"198\.51\.100\.10.*(unreachable|[Nn]o route)", what), what
+    assert re.search(r"leave .*192\.0\.2\.31", what), what
+
+
+def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
+    """By `fab doctor` itself, and by the coordinator in the run's status."""
+    hosts = fleet.Pretence(INVENTORY)
+    hosts.run = lambda scripts, *_: {host: Answer(parted[1] if host == "far" else "") for host in scripts}  # type: ignore[method-assign]
+    found = judge_ways(Cluster(INVENTORY, hosts), Look(Observation()))
+    (broken,) = [each for each in found if each.where == "worker-1"]
+    assert (broken.level, broken.part) == ("error", "addresses and routes")
+    assert re.search("chief-0 at 198.51.100.10:2222.*nreachable", broken.what), broken.what
+    ways = status_of(read_ways(Answer(parted[1])))
+    run = Run("digits", "p:P", state="training", step=5, ways=ways)
+    (told,) = judge_look(INVENTORY, Look(Observation(run=run)), None)
+    assert (told.level, told.where, told.mend) == ("error", "run digits", "fab ways")
+
+
+class Machine(fleet.Pretence):
+    """A host of the group gpu that is this machine, of which another driver is expected than any machine has."""
+
+    def run(self, scripts: Mapping[str, str], *_: Any, **__: Any) -> dict[str, Answer]:
+        assert all("psfleet-gpu-check --json" in script for script in scripts.values())
+        expected = {"driver": "1.0", "gpus": 1, "devices": ["0"]}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            file.write(json.dumps(expected))
+            file.flush()
+            command = [sys.executable, "-m", "trainer.gpu_check", "--json", "--expected", file.name]
+            said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return dict.fromkeys(scripts, Answer(said.stdout, said.stderr, said.returncode))
+
+
+def test_a_host_whose_driver_is_not_there_is_found() -> None:
+    found = judge_gpus(Cluster(INVENTORY, Machine(INVENTORY)), ["far"])
+    assert {(each.level, each.where, each.part) for each in found} == {("error", "far", "GPU")}
+    assert re.match(r"no NVIDIA kernel module is loaded|the loaded module is .*; site\.yml pinned 1\.0", found[0].what)
+
+
+installed = test_short_way.installed
+rooted = test_short_way.hosts
+
+
+def test_another_release_and_files_that_were_edited_are_found(rooted: test_short_way.Rooted) -> None:
+    """The hosts are directories, on which fleet/agent.py looks; the coordinator's says which release all have."""
+    cluster, rooted.release = Cluster(rooted.inventory, rooted), rooted.releases("head")
+
+    def look() -> list[tuple[str, str, str, str]]:
+        here = make_release(rooted.inventory)[0]["id"]
+        found = judge_look(rooted.inventory, look_at(cluster), here)
+        return [(each.level, each.where, each.part, each.what) for each in found if each.part in PARTS]
+
+    assert look() == []
+    (rooted.place.parent / "program/slow.py").write_text("class Slow:\n    edited = True\n")
+    assert [each[:3] for each in look()] == [("warning", host, "release") for host in rooted.inventory.hosts]
+    test_short_way.spoil("/etc/trainer/ps-0.env")(rooted.place / "store")
+    test_short_way.spoil("/etc/systemd/system/psfleet-firewall.service")(rooted.place / "far")
+    found = {(level, where, part): what for level, where, part, what in look()}
+    assert "/etc/trainer/ps-0.env differs" in found["error", "store", "files"]
+    assert "psfleet-firewall.service is there" in found["error", "far", "firewall"]
 
 
 @pytest.fixture
