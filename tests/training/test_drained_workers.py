@@ -100,7 +100,10 @@ def training(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Drains]:
         process.end()
 
 
-@pytest.mark.parametrize("training", [{"workers": 2}], indirect=True)
+FIT = pytest.param({"workers": 2, "api": "fit", "epoch_steps": 100_000}, marks=pytest.mark.matrix)
+
+
+@pytest.mark.parametrize("training", [{"workers": 2}, FIT], indirect=True)
 def test_the_other_worker_reads_all_once_one_of_two_is_drained(training: Drains) -> None:
     training.drain("worker-1")
     training.chief.search("the data are divided among all workers but worker-1")
