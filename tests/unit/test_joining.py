@@ -129,9 +129,13 @@ def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
     joining.look()
     joining.look()
     assert pretence.calls == [("leave out", "worker-1")]
-    pretence.serving.clear()
+    pretence.serving.discard("worker-1")
     assert joining.leaving == []
     pretence.drained = []
+    joining.look()  # it is removed for good, or does not answer yet
+    assert pretence.calls == [("leave out", "worker-1")]
+    pretence.serving.add("worker-1")
+    joining.look()
     joining.look()
     assert pretence.calls[1:] == [("leave out",)]
 
@@ -145,6 +149,7 @@ def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_
     pretence.serving.discard("worker-1")
     assert joining.leaving == ["worker-1"]
     pretence.drained = []
+    pretence.serving.add("worker-1")
     joining.look()
     assert joining.leaving == []
 

@@ -76,11 +76,17 @@ class Joining:
         serving = self._members.workers_serving()
         return [task for task in self._drained if task not in serving]
 
+    def _drained_now(self, members: Members) -> list[str]:
+        """Return whose parts others are to have: also of one that is not named any more, until it answers."""
+        named = members.drained_workers()
+        serving = members.workers_serving() if self._drained else set()
+        return [*named, *(task for task in self._drained if task not in {*named, *serving})]
+
     def look(self) -> None:
         """Have those join that can, and give calls to those that have; have others read for the drained."""
         if self._members is None:
             return
-        if not self._coming and (drained := self._members.drained_workers()) != self._drained:
+        if not self._coming and set(drained := self._drained_now(self._members)) != set(self._drained):
             self._drained, self._has_parts = drained, not self._runner.leave_out(drained)
             if drained and self._has_parts:
                 log.info("others read the data of %s when the cluster is formed again", ", ".join(drained))

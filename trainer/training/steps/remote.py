@@ -188,7 +188,7 @@ class RemoteStepRunner(OfTrained):
         workers = list(self._coordinator._cluster.workers)
         names = self._members.workers if self._members is not None else []
         readers = [worker.worker_index for worker in workers if names[worker.worker_index] not in tasks]
-        return self._gpus == 1 and self._data.divide(readers, workers)
+        return not readers or (self._gpus == 1 and self._data.divide(readers, workers))
 
     def call(self, steps: int) -> Call:
         if self._data.iterator is None:
