@@ -94,7 +94,16 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
         records[RELEASE] = {"release": plan.release}
     write = " && ".join(cluster.script_of(name, record) for name, record in records.items())
     first = {chief: f"{REMOUNT}; {write}"} if write else None
-    seen = cluster.observe(plan.hosts, settings=True, by_trainer=True, first=first, first_seconds=BOTH_SECONDS)
+    # Without Ansible the trainer has proven the choice a moment ago, with the settings that were written since.
+    proven = not plan.by_ansible
+    seen = cluster.observe(
+        plan.hosts,
+        settings=True,
+        by_trainer=not proven,
+        new_is_enough=proven,
+        first=first,
+        first_seconds=BOTH_SECONDS,
+    )
     if seen.unreachable:
         desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
         raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")

@@ -133,7 +133,7 @@ def _plan_and_prove(
     """
     inventory = cluster.inventory
     looks = short.questions(warm=not request.plan_only)
-    before = cluster.observe(settings=True, looks=looks, by_trainer=True)
+    before = cluster.observe(settings=True, looks=looks)
     warm[:] = [task for task in warm if before.looks.get(task.host, {"warm": True})["warm"]]  # or its answer is lost
     refuse_foreign(inventory, before, inventory.hosts)
     if before.unreachable or before.drains:

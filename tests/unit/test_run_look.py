@@ -277,6 +277,8 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
     (shared / "selection.json.new").mkdir()
     with pytest.raises(ClusterTrouble, match=r"selection\.json can't be written on head: .*(Is a|is a) directory"):
         select_and_observe(cluster, desk, replace(plan, by_ansible={"far": "it differs"}))
+    # Without Ansible the trainer has proven the choice a moment ago.
+    assert ["trainer status" in script for script in scripts_of_head] == [False, True]
     monkeypatch.setattr("fleet.run.PATH_SECONDS", 1)
     (shared / "selection.json.new").rmdir()
     os.mkfifo(shared / "selection.json.new")  # a pipe that nobody reads stands for the file of a server that is away

@@ -639,10 +639,15 @@ def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, desk: v
     assert hosts.proofs() == []
 
 
-def test_a_start_after_an_edit_takes_few_scripts_a_host(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+def test_a_start_after_an_edit_takes_few_scripts_a_host(
+    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop that is typed most: no ansible-playbook (the desk refuses it), one connection and this many scripts."""
     program.write_text("class Slow:\n    edited = True\n")
+    first, run = [], Rooted.run
+    monkeypatch.setattr(Rooted, "run", lambda *given, **more: first.append(given[1]) or run(*given, **more))
     start(hosts, desk)
+    assert "trainer status" not in first[0]["head"]  # a run that has told something is known by its files
     # Look, stage, remember, switch, look at what is ready, start; then one while a step is waited for, and one for the
     # table. What the chief's host writes for all (release, choice, two lines of history) goes with these.
     assert (hosts.connections.count("far"), hosts.connections.count("head")) == (8, 9)
