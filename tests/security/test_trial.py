@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -225,6 +226,41 @@ def test_a_second_run_tries_nothing(opened: Hosts) -> None:
     subprocess.run([*opened.networks.under(HOST), "nft", "flush", "ruleset"], check=True)
     assert run_module(opened, "tried", wanted=wanted)["changed"]
     opened.stop_timer(HOST)
+
+
+@pytest.mark.usefixtures("_program_is_there")
+@pytest.mark.parametrize("talks", [False, True])
+def test_connections_are_watched_before_a_first_table_where_there_are_any(
+    opened: Hosts, monkeypatch: pytest.MonkeyPatch, talks: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(firewall_table, "time", SimpleNamespace(sleep=slept.append))
+    wanted = str(opened.wanted(HOST, opened.wall(HOST)))
+    with opened.talk("gamma", HOST, 2300, seconds=5) if talks else contextlib.nullcontext() as talk:
+        assert talk is None or float(talk.say()) < 1
+        assert run_module(opened, "tried", wanted=wanted, track_seconds=7)["changed"]
+    assert slept == [7] * talks
+    opened.stop_timer(HOST)
+
+
+LISTENING = "LISTEN 0 128 0.0.0.0:22 0.0.0.0:*\nLISTEN 0 9 [::]:2300 [::]:*\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "counts"),
+    [
+        ('tcp 0 0 10.0.0.1:22 10.0.0.9:50000 users:(("sshd",pid=1,fd=4),("sshd",pid=2,fd=4))', False),
+        ('tcp 0 0 [fd00::1]:22 [fd00::9]:50000 users:(("sshd-session",pid=1,fd=4))', False),
+        ('tcp 0 0 127.0.0.1:2300 127.0.0.1:50000 users:(("python",pid=1,fd=4))', False),
+        ('tcp 0 0 [::1]:50000 [::1]:2300 users:(("python",pid=1,fd=4))', False),
+        ('tcp 0 0 10.0.0.1:50000 10.0.0.9:5432 users:(("sshd",pid=1,fd=4))', True),  # forwarded by a login
+        ('tcp 0 0 10.0.0.1:22 10.0.0.9:50000 users:(("mine",pid=1,fd=4))', True),
+        ("tcp 0 0 10.0.0.1:900 10.0.0.9:2049", True),  # the kernel's, as of a shared path
+        ('udp 0 0 10.0.0.1:50000 10.0.0.9:123 users:(("chronyd",pid=1,fd=4))', True),
+    ],
+)
+def test_a_login_is_let_in_whatever_is_known_of_it(line: str, counts: bool) -> None:
+    assert firewall_table.others_are_open(LISTENING, f"{line}\n") is counts
 
 
 def test_members_are_let_in_before_the_table_names_them(opened: Hosts) -> None:

@@ -42,7 +42,8 @@ options:
   track_seconds:
     type: int
     default: 5
-    description: How long open connections are only watched before the host's first table is loaded.
+    description: >-
+      How long open connections are only watched before the host's first table is loaded; logins alone need it not.
   addresses:
     type: list
     elements: str
@@ -96,6 +97,30 @@ def is_kept(module: Any) -> bool:
     return bool(code == 0)
 
 
+def others_are_open(listening: str, established: str) -> bool:
+    """Whether anything but logins has a connection to another host; reads `ss -Hltn` and `ss -Hntup`.
+
+    The table lets in logins by their port, whatever the kernel knows of them.
+    """
+    served = {line.split()[3].rpartition(":")[2] for line in listening.splitlines()}
+    for line in established.splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        is_login = port in served and 'users:(("sshd' in line
+        if not (is_login or address.strip("[]").startswith(("127.", "::1", "::ffff:127."))):
+            return True
+    return False
+
+
+def watch(module: Any, nft: str) -> None:
+    """Have the kernel know the connections that are open, where the table would take them for a stranger's."""
+    module.run_command([nft, "-f", "-"], data=WATCHING, check_rc=True)
+    ss = module.get_bin_path("ss", required=True)
+    _, listening, _ = module.run_command([ss, "-Hltn"], check_rc=True)
+    _, established, _ = module.run_command([ss, "-Hntup", "state", "established"], check_rc=True)
+    if others_are_open(listening, established):
+        time.sleep(module.params["track_seconds"])
+
+
 def try_table(module: Any) -> None:
     """Load the table, after the timer that takes it back."""
     if is_kept(module):
@@ -105,8 +130,7 @@ def try_table(module: Any) -> None:
     nft = module.get_bin_path("nft", required=True)
     unloaded, _, _ = module.run_command([nft, "list", "table", *TABLE])
     if unloaded:
-        module.run_command([nft, "-f", "-"], data=WATCHING, check_rc=True)
-        time.sleep(module.params["track_seconds"])
+        watch(module, nft)
     code, _, error = module.run_command(
         [module.params["program"], "try", module.params["wanted"], str(module.params["seconds"])]
     )
