@@ -3,12 +3,14 @@
 Figures are steps per second, and processor time for a step, of trainings that have warmed up. The sides stay beside
 each other and work in turns, each on local servers of its own. Only ratios say something.
 
-With --fill a table alone is filled with new keys, and saved (bench/filling.py). With --deltas a full table is saved
-again and again while it trains (bench/deltas.py). With --operations the operations of a step are counted.
+With --fill a table alone is filled with new keys, and saved (bench/filling.py). With --train a full one is trained
+(bench/full_table.py). With --deltas a full one is saved again and again while it trains (bench/deltas.py). With
+--operations the operations of a step are counted.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -19,6 +21,7 @@ from typing import Any
 from bench.commands import run_command
 from bench.deltas import compare_deltas, print_head
 from bench.filling import SLOTS, fill
+from bench.full_table import train_full
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import clean_environment
@@ -83,7 +86,7 @@ def compare(bench: Bench, name: str, rows: int, turns: int, seconds: float) -> N
         print_row(name, *speeds(sides), f"{kind.asked:g}", *(side.milliseconds() for side in sides))
 
 
-def main(arguments: list[str]) -> None:
+def options_of(arguments: list[str]) -> argparse.Namespace:
     parser = parser_of("dynamic", __doc__)
     add_names(parser, "kind", KINDS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"that ids are drawn from (default: {ROWS:,})")
@@ -93,11 +96,16 @@ def main(arguments: list[str]) -> None:
     filled.add_argument("--capacity", type=int, help="rows that it has room for (default: as many)")
     filled.add_argument("--batch", type=int, default=20_000, help="new keys a step (default: 20,000)")
     filled.add_argument("--optimizer", choices=SLOTS, default="Adagrad", help="of whose slots a row has room for")
+    filled.add_argument("--train", type=int, metavar="ROWS", help="train a full table of so many rows instead")
     saved = parser.add_argument_group("deltas")
     saved.add_argument("--deltas", type=int, metavar="ROWS", help="save a full table of so many rows instead")
     saved.add_argument("--every", type=int, default=1000, help="steps from one save to the next (default: 1,000)")
     parser.add_argument("--operations", action="store_true", help="count the operations of a step instead")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    options = options_of(arguments)
     if options.operations:
         print_operations(options.kind or list(KINDS), options.rows)
         return
@@ -106,6 +114,11 @@ def main(arguments: list[str]) -> None:
         with scratch_directory() as directory:
             bench = Bench(Effort(repetitions=1, warm_up=0, seconds=0), directory)
             compare_deltas(bench, options.deltas, options.every, options.turns, options.seconds)
+        return
+    if options.train:
+        with scratch_directory() as directory:
+            bench = Bench(Effort(repetitions=1, warm_up=0, seconds=0), directory)
+            train_full(bench, options.train, options.optimizer, options.turns * options.seconds)
         return
     if options.fill:
         with scratch_directory() as directory:
