@@ -108,7 +108,7 @@ class Slurm:
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in answer(self.lab["head"], f"cat {RUN}/events.jsonl").splitlines()]
 
-    def trains_to(self, step: int, seconds: float = 300) -> None:
+    def trains_to(self, step: int, seconds: float = 600) -> None:
         def trained() -> bool:
             found = self.status()
             return found.get("state") == "training" and (found.get("step") or 0) >= step and not found["without"]
@@ -217,7 +217,7 @@ def test_a_job_whose_host_has_lost_its_power_goes_on_when_it_is_back(slurm: Slur
     answer(slurm.lab[lost], OPEN)
     slurm.wait(job, "RUNNING", 180)
     begun = time.monotonic()
-    wait_until(lambda: "restored" in [each["event"] for each in slurm.events()[past:]], 300, "the run is restored")
+    wait_until(lambda: "restored" in [each["event"] for each in slurm.events()[past:]], 600, "the run is restored")
     new = slurm.events()[past:]
     restored_to = next(int(each["message"].split()[1]) for each in new if each["event"] == "restored")
     slurm.trains_to(restored_to + 20)
