@@ -6,15 +6,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet import compared, history
+from fleet import history
 from fleet.cluster import Cluster
 from fleet.journal import read_time
+from fleet.run import Run
 from fleet.tables import render_duration, render_table
 from fleet.verbs import Desk
 from trainer.telemetry.history import number_of
 from trainer.telemetry.status import render_metrics
 
 SHOWN = 20
+SWITCHES = ("start-cluster", "rollback")  # which note what a training was when they began
 # What a row shows apart, or what nobody reads there.
 APART = (
     "time",
@@ -64,16 +66,16 @@ def show_history(
         return
     desk.say(render(chosen) if chosen else "the history has nothing of this")
     if since_then:
-        desk.say(compared.describe(since_then))
+        desk.say(describe_switch(since_then))
     if damaged:
         desk.say(f"{damaged} lines of it can't be read: look at {cluster.inventory.shared_dir}/{history.NAME}")
 
 
 def since_last_switch(cluster: Cluster, acts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return what the training was before the last start or rollback, and is now; nothing where none is to be held."""
-    act = compared.last_switch(acts)
+    act = last_switch(acts)
     run = cluster.observe([cluster.inventory.chief.host], new_is_enough=True).run if act else None
-    return compared.compare(act, run) if act and run else None
+    return compare_training(act, run) if act and run else None
 
 
 def named_in(act: Mapping[str, Any]) -> list[str]:
@@ -111,3 +113,33 @@ def describe(act: Mapping[str, Any]) -> str:
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         parts.append(f"{key.replace('_', ' ')} {text}")
     return ", ".join(parts)
+
+
+def last_switch(acts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the last act that switched a training, of those that are done, the oldest first."""
+    done = [act for act in acts if act.get("verb") in SWITCHES and act.get("outcome") == "done"]
+    return done[-1] if done and isinstance(done[-1].get("training"), dict) else None
+
+
+def compare_training(act: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
+    """Return a training's numbers before an act and now; nothing where another run trains, or none.
+
+    Goodput before is of the run until then, and now of the time since.
+    """
+    if run.state != "training" or run.run != act.get("run"):
+        return None
+    now = {name: value for name, value in run.numbers.items() if name != "goodput"}
+    then = act.get("accounted") or {}
+    since = {key: seconds - float(then.get(key, 0)) for key, seconds in run.accounted.items()}
+    if then and since.get("elapsed", 0) > 0:
+        now["goodput"] = round(since.get("productive", 0.0) / since["elapsed"], 4)
+    named = {key: act.get(key) for key in ("verb", "time", "run", "release")}
+    return {**named, "before": act["training"], "now": now}
+
+
+def describe_switch(compared: Mapping[str, Any]) -> str:
+    """Say in two lines what a training was before its last switch, and is since."""
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(compared["time"]))
+    title = f"run {compared['run']}, before {compared['verb']} of {began} and since then:"
+    lines = [f"  {name:<7} {render_metrics(compared[name])}" for name in ("before", "now")]
+    return "\n".join([title, *lines])

@@ -179,16 +179,7 @@ def change(
     changed so; then the files are as they were.
     """
     texts = edited(inventory, edit)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    place = Path(inventory.source)
-    # Beside an inventory's folder, not in it: Ansible would read the backup too.
-    folder = place.parent if place.is_dir() else place.parent / f".{place.name}.backups"
-    folder.mkdir(exist_ok=True)
-
-    def aside(path: Path) -> Path:
-        name = f"{place.name}.{path.name}.before-{stamp}" if place.is_dir() else f"{path.name}.{stamp}"
-        return folder / (stamp if path == place else name)
-
+    aside = _backup_place(Path(inventory.source))
     moved = {
         path: path.with_name(f"{new}{path.name[len(old) :]}") if new else aside(path)
         for path in own_files(inventory, old)
@@ -210,6 +201,20 @@ def change(
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
     return [*backups.values(), *(() if new else moved.values())]
+
+
+def _backup_place(place: Path) -> Callable[[Path], Path]:
+    """Return where the backup of each file of an inventory belongs; its folder is made."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    # Beside an inventory's folder, not in it: Ansible would read the backup too.
+    folder = place.parent if place.is_dir() else place.parent / f".{place.name}.backups"
+    folder.mkdir(exist_ok=True)
+
+    def aside(path: Path) -> Path:
+        name = f"{place.name}.{path.name}.before-{stamp}" if place.is_dir() else f"{path.name}.{stamp}"
+        return folder / (stamp if path == place else name)
+
+    return aside
 
 
 def _refuse_others(read: Inventory, expected: Sequence[Task], old: str) -> None:

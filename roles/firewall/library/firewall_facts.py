@@ -289,8 +289,8 @@ def resolve(module: Any, names: Iterable[str]) -> dict[str, Any]:
     return resolved
 
 
-def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the host, and fail where it can't be closed safely."""
+def find_nft(module: Any) -> str:
+    """Return the path of nft, empty where check mode has yet to install it; fail where it can't be used."""
     there = module.get_bin_path("nft")
     code, _, error = module.run_command([there, "list", "tables"]) if there else (1, "", "it is not installed")
     if code and not (module.check_mode and not there):  # in check mode nobody has installed it
@@ -298,6 +298,12 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
             msg=f"nft can't be used here: {error.strip()}; expected the package nftables (common_packages has it) and "
             "a kernel that lets root filter packets. Or leave this host open: firewall_closes: none"
         )
+    return there or ""
+
+
+def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Ask the host, and fail where it can't be closed safely."""
+    nft = find_nft(module)
     ss = module.get_bin_path("ss", required=True)
     _, output, _ = module.run_command([ss, "-Hlntupe"], check_rc=True)
     _, established, _ = module.run_command([ss, "-Hnt", "state", "established"], check_rc=True)
@@ -315,7 +321,7 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
     resolved = resolve(module, environment["names"])
     resolver = read_or_nothing(Path("/etc/resolv.conf"))
     return {
-        "nft": there or "",
+        "nft": nft,
         "first": not Path(environment["kept"]).exists(),
         "ssh_ports": ports,
         "login_uid": login,
