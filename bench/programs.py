@@ -76,6 +76,29 @@ class Dense(Tiny):
         return model
 
 
+class Even(Tiny):
+    """A model of eight weights of 1 MB each, and hardly anything else: as many of them on each ps."""
+
+    units: tuple[int, ...] = (512,) * 8
+
+    def build_model(self) -> tf.keras.Model:
+        layers = [tf.keras.layers.Dense(units, activation="relu", use_bias=False) for units in self.units]
+        wide = tf.keras.layers.Lambda(lambda features: tf.tile(features, [1, 512 // FEATURES]))
+        classes = tf.keras.layers.Lambda(lambda features: features[:, :CLASSES])
+        model = tf.keras.Sequential([tf.keras.layers.Input((FEATURES,)), wide, *layers, classes])
+        model.compile(
+            optimizer=tf.keras.optimizers.Adam(0.0001),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        return model
+
+
+class OneLarge(Even):
+    """A model with one weight of 32 MB, and a small one."""
+
+    units = (16384, CLASSES)
+
+
 class Waiting(Tiny):
     """Bound by latency: a step waits 50 ms and computes next to nothing, so that workers can share a processor."""
 

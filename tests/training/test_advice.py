@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from processes import Runs, until
 
+from bench.advise import CAUSES, PART, look, train
 from bench.ahead import DelayedCluster
 from bench.tasks import write_settings
 from fleet.advice import Host, Look, advise
@@ -36,23 +37,6 @@ SLOW = 0.2
 IDS, BATCH, WORDS = 8, 64, 20_000
 HOT, HOT_KEY = 0.4, 987_654_321
 EMPTY = Host(2, 0, 0, 0, 0)
-
-
-def look(status: Path, pids: Mapping[str, int]) -> Look:
-    """Look at local processes as `fab advise` looks at hosts; what else this machine does is left out."""
-    record = read_record(status) or {}
-    used = {task: spent(pid) for task, pid in pids.items()}
-    host = Host(os.cpu_count() or 1, sum(used.values()), 0.0, 0.0, 0.0)
-    steps = {task: int(each["steps"]) for task, each in record["workers"].items()}
-    waits = {task: each["input_wait_seconds"] for task, each in record["workers"].items()}
-    return Look(record["updated"], steps, used, {"here": host}, dict.fromkeys(TASKS, "here"), waits)
-
-
-def spent(pid: int) -> float:
-    """Return the processor time of a process, and of those that it has forked."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(spent(int(child)) for child in children)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +70,27 @@ def test_slow_messages_are_told_from_a_slow_input(tmp_path: Path) -> None:
         found = advice(status, lambda: {task.name: task.pids[0] for task in cluster.tasks}, chief.output)
     assert found[0].part == "network", found
     assert "waits for its batch for 0% of the time" in found[0].text
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "busy", "mend", "ps"),
+    [
+        ("few-ps", "ps-0", "another ps takes a part of its variables", 1 / 3),
+        ("hot-ps", "ps-1", "`partitioner` splits large variables", 0.0),
+    ],
+)
+def test_ps_that_are_few_or_hot_are_named(tmp_path: Path, name: str, busy: str, mend: str, ps: float) -> None:
+    """Each ps has a part of a processor."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may make control groups")
+    cause = CAUSES[name]
+    found, promised, _ = train(cause, 2, cause.servers, PART, 2 * SECONDS, tmp_path / name)
+    print(*found, sep="\n")
+    assert [(each.part, each.names) for each in found[:-1]] == [("ps", [busy])]
+    assert mend in found[0].text
+    assert promised is not None
+    assert (promised.worker, promised.ps) == (0.0, pytest.approx(ps))
 
 
 class Skewed:
