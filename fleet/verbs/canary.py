@@ -161,7 +161,7 @@ def _carry_out(cluster: Cluster, desk: Desk, ask: Ask, short: ShortWay, seen: Ob
             if problems:
                 told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
                 why = "\n".join([*problems, *told])
-                raise ClusterTrouble(f"the canary failed on {plan.host}: {why}\nmend it, then {again}")
+                raise ClusterTrouble(f"the canary failed on {plan.host}: {why}\nfix it, then {again}")
         trail.end(step=found.step)
 
 
