@@ -5,9 +5,9 @@
 A piece holds rows with their keys. So a table is restored on any number of ps, each of which takes what is its own.
 An incremental save links the pieces of the one before, and writes those rows alone that were given or trained since,
 in pieces with greater numbers. The last piece of each save has also what has changed since the save began: so the rows
-of a ps are of one moment. Of a key in several pieces, the greatest number counts (docs/decisions/0239). Where
-incremental saves have written much of the same rows again and again, the next one links the whole save alone, and has
-all that has changed since (docs/decisions/0262).
+of a ps are of one moment. Of a key in several pieces, the greatest number counts. Where incremental saves have written
+much of the same rows again and again, the next one links the whole save alone, and has all that has changed since
+(docs/decisions/0239).
 """
 
 from __future__ import annotations
