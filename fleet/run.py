@@ -117,6 +117,15 @@ def script_of_files(shared_dir: str) -> str:
     )
 
 
+def script_of_news(run: Run, seconds: float) -> str:
+    """Return a script that ends once a run's status is another than `run`, and after so many seconds in any case."""
+    file = shlex.quote(f"{run.run_dir}/{RECORDS[0]}")
+    known = shlex.quote(f'"updated": {json.dumps(run.updated)}')
+    same = f"[ ! -e {file} ]" if run.updated is None else f"grep -qsF {known} {file}"
+    look = f"i=0; while [ $i -lt {seconds / 0.1:.0f} ] && {same}; do i=$((i + 1)); sleep 0.1; done"
+    return f"{on_path('sh')} -c {shlex.quote(look)}"
+
+
 def read_files(parts: Mapping[str, str], shared_dir: str) -> Run | None:
     """Return the run as its files have it; None where the trainer has to be asked.
 

@@ -8,14 +8,18 @@ from fleet import decision, report
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.observation import Observation
-from fleet.run import Run
+from fleet.run import Run, script_of_news
 from fleet.site.topology import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
 from fleet.verbs import Desk
+from fleet.verbs.shipping import BOTH_SECONDS
 
 # How often the chief's host is asked for the run, and all hosts for their units.
 RUN_SECONDS = 0.5
+# Until a step is trained its host waits so long for news, and says them at once.
+NEWS_SECONDS = 1.0
+SHORT_SECONDS = 0.1
 UNITS_SECONDS = 3.0
 # Once a step is trained, looking at all hosts takes no more than one part in so many of the time.
 UNITS_SHARE = 20
@@ -95,7 +99,13 @@ class Watch:
 
     def _rest(self) -> None:
         """Wait until the next look: a host that is slow to answer is asked less often."""
-        self._desk.sleep(max(RUN_SECONDS, self._took))
+        awaits = self._awaited is not None and self._took < 2 * NEWS_SECONDS
+        self._desk.sleep(SHORT_SECONDS if awaits else max(RUN_SECONDS, self._took))
+
+    @property
+    def _awaited(self) -> Run | None:
+        """The run of whose news its host waits."""
+        return None if self._trained else self._observation.run
 
     @property
     def steps_per_second(self) -> float | None:
@@ -110,7 +120,12 @@ class Watch:
         pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
-        seen = self._cluster.observe(self._hosts if whole else [chief.host], new_is_enough=True)
+        first = None
+        if self._awaited and not whole:
+            first = {chief.host: script_of_news(self._awaited, NEWS_SECONDS)}
+        seen = self._cluster.observe(
+            self._hosts if whole else [chief.host], new_is_enough=True, first=first, first_seconds=BOTH_SECONDS
+        )
         self._took = self._desk.clock() - now
         if whole:
             self._units_at = self._desk.clock()
@@ -124,6 +139,7 @@ class Watch:
         if seen.run_error:
             raise seen.run_error
         run = seen.run
+        self._observation.run = run
         fresh = run if run and run.updated is not None and run.updated >= self._started else None
         if fresh and fresh.step is not None and fresh.step != self._last_step:
             self._last_step = fresh.step

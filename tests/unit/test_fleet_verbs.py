@@ -683,7 +683,7 @@ def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: Pret
             )
 
     hosts.tick = tick
-    with pytest.raises(ClusterTrouble, match=r"ps-0 on store: was restarted \d times.*exited with code 75"):
+    with pytest.raises(ClusterTrouble, match=r"ps-0 on store: was restarted \d+ times.*exited with code 75"):
         start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
 
 
@@ -1416,7 +1416,7 @@ def test_a_script_that_writes_and_then_looks_has_time_for_a_path_that_hangs_twic
     monkeypatch.setattr(hosts, "run", patient)
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", detach=True))
-    assert len(given) == 2  # what is chosen, and the end of the line in the history
+    assert len(given) >= 2  # what is chosen, and the end of the line in the history; between them waits for news
     assert min(given) > 2 * PATH_SECONDS
 
 

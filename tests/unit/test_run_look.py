@@ -195,6 +195,23 @@ def test_a_start_asks_the_trainer_and_waits_without_it_for_a_new_run(
     assert hosts.done == ["asked the trainer"]
 
 
+def test_a_host_waits_for_news_of_a_run(directory: RunDirectory, look: Callable[..., Observation]) -> None:
+    def waits(known: run.Run) -> bool:
+        """It sleeps a tenth of a second at a time; here each takes none, and is counted."""
+        script = run.script_of_news(known, 1.0).replace(run.AS_TRAINER, "").replace("sleep 0.1", "echo")
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+        assert len(done.stdout) in (0, 10)
+        return bool(done.stdout)
+
+    seen = look().run
+    assert seen is not None
+    assert waits(seen)
+    Status("digits", str(directory.path), "p:P", state="training", step=13).write(directory)  # type: ignore[arg-type]
+    assert not waits(seen)
+    assert not waits(run.Run("digits", str(directory.path)))
+    assert waits(run.Run("new", str(directory.path.with_name("new"))))
+
+
 def test_what_a_run_s_files_hold_is_no_file_of_the_control_machine_s_and_no_section(
     look: Callable[..., Observation], directory: RunDirectory, tmp_path: Path
 ) -> None:
