@@ -41,6 +41,7 @@ ORDER = [
     "test_reboot",
     "test_planned_reboot",
     "test_second_day",
+    "test_newcomers",
     "test_replaced_hosts",
     "test_reset",
     "test_plan",
