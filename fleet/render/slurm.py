@@ -19,7 +19,7 @@ SCRIPT = """\
 #SBATCH --ntasks={ntasks}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:TERM@{save_seconds}
+#SBATCH --signal=B:USR1@{save_seconds}
 # psfleet: {counts}. The run settings are below; {shared} must be the same on all nodes.
 # Nodes, processors, memory, partition and time are yours to say: sbatch --time=8:00:00 --cpus-per-task=4 THIS
 set -euo pipefail
@@ -71,7 +71,9 @@ servers=$!
 "$python" -m trainer --cluster "$work/cluster.json" --job-name chief --task-index 0 &
 chief=$!
 asked=''
-trap 'asked=yes; kill -TERM "$chief" 2>/dev/null || true' TERM
+# The time limit comes as USR1. TERM is a cancelled job, or one that Slurm itself queues again, as for a lost node.
+trap 'asked=limit; kill -TERM "$chief" 2>/dev/null || true' USR1
+trap 'asked=${{asked:-end}}; kill -TERM "$chief" 2>/dev/null || true' TERM
 code=0
 # A signal that is trapped ends the first wait.
 wait "$chief" || code=$?
@@ -81,10 +83,11 @@ while kill -0 "$chief" 2>/dev/null; do
 done
 kill -TERM "$servers" 2>/dev/null || true
 wait "$servers" 2>/dev/null || true
-if [ "$code" = {try_again} ] || {{ [ -n "$asked" ] && [ "$code" = {stopped} ]; }}; then
+case $asked:$code in :{try_again} | limit:{try_again} | limit:{stopped})
     echo "the coordinator ended with $code: the job is queued again, and goes on from the newest checkpoint"
     scontrol requeue "$SLURM_JOB_ID"
-fi
+    ;;
+esac
 exit "$code"
 """
 

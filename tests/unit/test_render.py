@@ -5,8 +5,12 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
+import signal
 import subprocess
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from fleet.site.inventory import Inventory, Source, describe
 from fleet.verbs import Desk
 from fleet.verbs.render import render
 from trainer.cluster.spec import Cluster
+from trainer.core.failures import STOPPED, TRY_AGAIN
 
 GROUPS = {"chief": ["a"], "ps": ["a", "b"], "worker": ["b", "c"], "evaluator": ["a"]}
 SETTINGS = {"program": "mine:Model", "run": "first", "steps": 100}
@@ -159,6 +164,44 @@ def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
     assert "shared='/a b'\n" in script
     assert json.loads(script.split("<<'SETTINGS'\n")[1].split("\nSETTINGS\n")[0])["note"] == settings["note"]
     assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+STANDS_IN = {
+    "srun": """case "$*" in *hostname) echo '0: here'; echo '1: here';; *) exec sleep 60;; esac""",
+    "scontrol": 'echo "$*" >>"$WORK/queued"',
+    # A coordinator, which is asked to end by TERM. It is up when the script, its parent, traps TERM, after USR1.
+    "python": """trap 'exit {code}' TERM
+while :; do
+    caught=0x$(awk '/SigCgt/ {print $2}' /proc/$PPID/status)
+    (( !(caught & 0x4000) )) || touch "$WORK/up"
+    sleep 0.1
+done""",
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "queued"),
+    [
+        (signal.SIGUSR1, STOPPED, True),  # the time limit is near
+        (signal.SIGTERM, STOPPED, False),  # scancel
+        (signal.SIGTERM, TRY_AGAIN, False),  # the same, when the ps ended first
+    ],
+)
+def test_a_cancelled_batch_job_is_not_queued_again(tmp_path: Path, asked: int, code: int, queued: bool) -> None:
+    for name, text in STANDS_IN.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text.replace('{code}', str(code))}\n")
+        (tmp_path / name).chmod(0o755)
+    wanted = Wanted("mine", {"chief": 1, "ps": 1}, {}, {**SETTINGS, "shared_dir": str(tmp_path)})
+    script = slurm.render(wanted, str(tmp_path / "python"))
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORK": str(tmp_path), "SLURM_JOB_ID": "7"}
+    with subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as batch:
+        while not (tmp_path / "up").exists():
+            assert batch.poll() is None
+            time.sleep(0.05)
+        batch.send_signal(asked)
+        assert batch.wait(60) == code
+    assert (tmp_path / "queued").exists() is queued
+    assert f"#SBATCH --signal=B:USR1@{slurm.SAVE_SECONDS}\n" in script
 
 
 def test_sparks_program_is_one_with_the_tasks_and_the_settings() -> None:
