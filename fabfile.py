@@ -28,7 +28,7 @@ from fleet.command_line import (
     whole,
 )
 
-_MOST_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
+_MAX_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
 _A_LINE = "print JSON instead of a line"
 _START = {
     "run": "name of the run to train: a new one starts a new training, an old one goes on",
@@ -302,8 +302,8 @@ def logs(
     from fleet.verbs.logs import show_logs
 
     number = None if lines is None else whole("lines", lines)
-    if number is not None and number > _MOST_LINES:
-        raise Exit(f"--lines is {lines}: expected {_MOST_LINES:,} at most, as in --lines 20", 2)
+    if number is not None and number > _MAX_LINES:
+        raise Exit(f"--lines is {lines}: expected {_MAX_LINES:,} at most, as in --lines 20", 2)
     with call.cluster() as cluster, leaving():
         decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
         chosen = Chosen(run, None if since is None else read_time(since), grep)

@@ -91,10 +91,10 @@ def program_of(microseconds: int) -> Any:
 
 def give_calls(runner: RemoteStepRunner, workers: int) -> dict[str, float]:
     """Give calls of one step for a while; returns calls and processor seconds a second, and memory (MiB)."""
-    from trainer.training.loop.scheduler import Scheduler
-    from trainer.training.steps.runner import POLL_SECONDS
+    from trainer.training.loop.scheduler import AsyncSchedule
+    from trainer.training.steps.runner import CALL_POLL_SECONDS
 
-    schedule = Scheduler(1, workers)
+    schedule = AsyncSchedule(1, workers)
     schedule.begin(0, 10**9)
     returns = [0] * workers
     since = processor = calls = 0.0
@@ -115,7 +115,7 @@ def give_calls(runner: RemoteStepRunner, workers: int) -> dict[str, float]:
             returns[call.worker] += 1
             schedule.returned(call.steps, call.began, call.worker, time.monotonic())
         if not returned:
-            time.sleep(POLL_SECONDS)
+            time.sleep(CALL_POLL_SECONDS)
     seconds = time.monotonic() - since
     return {
         "calls": calls / seconds,
@@ -126,12 +126,12 @@ def give_calls(runner: RemoteStepRunner, workers: int) -> dict[str, float]:
 
 def coordinate(jobs: dict[str, list[str]]) -> None:
     """Give calls as the trainer does, and print what they took."""
-    from trainer.cluster.spec import Cluster
+    from trainer.cluster.spec import ClusterConfig
     from trainer.core.config import Config
     from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 
-    cluster = Cluster(jobs, "chief", 0)
+    cluster = ClusterConfig(jobs, "chief", 0)
     strategy = make_strategy(Config(program="bench:Nothing"), cluster)
     found = {}
     for name, microseconds in {"empty": 0, "waiting": round(CALL_SECONDS * 1e6)}.items():

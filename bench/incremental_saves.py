@@ -88,7 +88,7 @@ class Fixed:
 
     def save(self, prefix: str) -> None:
         began = time.perf_counter()
-        self._snapshot.take()
+        self._snapshot.copy_variables()
         self.waited = time.perf_counter() - began
         self._snapshot.write(prefix)
 

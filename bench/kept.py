@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.networks import Networks
 from bench.tasks import Task
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import FINISHED, USER_ERROR
 from trainer.tasks.local import local_cluster
 
@@ -85,9 +85,9 @@ class KeptCluster:
         self.tasks: dict[str, KeptTask] = {}
         for job in ("ps", "worker", "chief"):
             for index in range(len(jobs[job])):
-                cluster = Cluster(jobs, job, index)
+                cluster = ClusterConfig(jobs, job, index)
 
-                def start(cluster: Cluster = cluster, command: tuple[str, ...] = commands[job]) -> Task:
+                def start(cluster: ClusterConfig = cluster, command: tuple[str, ...] = commands[job]) -> Task:
                     log = directory / f"{cluster.task}-{next(self._logs)}.log"
                     under = networks.under(cluster.task) if networks else ()
                     more = {**environment, "TF_CONFIG": cluster.as_tf_config()}

@@ -20,8 +20,8 @@ from prometheus_client import REGISTRY, generate_latest
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import Task
+from trainer.telemetry.counters import Counters, MemberHealth, NewestCheckpoint
 from trainer.telemetry.metrics import MetricsCollector
-from trainer.telemetry.tally import Saved, Seen, Tally
 
 TASKS = 4  # a coordinator, two workers, a ps
 SCRAPE_SECONDS = 15  # what the role `prometheus` has
@@ -117,11 +117,11 @@ def ask(port: int) -> str:
 def answer_seconds(times: int = 300) -> float:
     """Return the processor time of an answer with ten members, twenty metrics and what the process itself tells."""
     collector = MetricsCollector(("starting", "serving", "training", "silent", "away"), release="0" * 12)
-    tally = counted_tally()
-    tally.members = lambda: {f"worker-{number}": Seen("training", 0.1) for number in range(10)}
-    tally.checkpoint = Saved(100, 1.0, 1)
-    tally.evaluation = 100, {f"metric_{number}": 0.5 for number in range(20)}
-    collector.of("bench", tally)
+    counters = filled_counters()
+    counters.members = lambda: {f"worker-{number}": MemberHealth("training", 0.1) for number in range(10)}
+    counters.checkpoint = NewestCheckpoint(100, 1.0, 1)
+    counters.evaluation = 100, {f"metric_{number}": 0.5 for number in range(20)}
+    collector.report_on("bench", counters)
     REGISTRY.register(collector)
     began = time.process_time()
     for _ in range(times):
@@ -131,15 +131,15 @@ def answer_seconds(times: int = 300) -> float:
 
 def counting_seconds(times: int = 200_000) -> float:
     """Return the processor time of counting a call that has returned."""
-    tally = counted_tally()
+    counters = filled_counters()
     began = time.process_time()
     for number in range(times):
-        tally.returned(number % 10, 1, 0.01)
+        counters.returned(number % 10, 1, 0.01)
     return (time.process_time() - began) / times
 
 
-def counted_tally() -> Tally:
-    return Tally(step_examples=32, workers=[f"worker-{number}" for number in range(10)])
+def filled_counters() -> Counters:
+    return Counters(step_examples=32, workers=[f"worker-{number}" for number in range(10)])
 
 
 def free_ports(number: int) -> int:

@@ -90,7 +90,7 @@ def show_memory(
 
 def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
-    from trainer.cluster.spec import Cluster
+    from trainer.cluster.spec import ClusterConfig
     from trainer.core.config import Config
     from trainer.core.program import load_program
     from trainer.run.checkpoints import Checkpoints
@@ -98,7 +98,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 
-    cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    cluster = ClusterConfig.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)
     program = load_program(config.program, config.program_args)
     runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)

@@ -20,7 +20,7 @@ from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import ROOT, Task, clean_environment
 from trainer.cluster.probe import incarnation
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.tasks.local import local_cluster
 from trainer.telemetry.events import parse
 
@@ -44,7 +44,7 @@ def server_seconds(directory: Path, supervised: bool, rounds: int) -> list[float
     jobs = local_cluster(1, 1)
     [address] = jobs["ps"]
     more = () if supervised else ("--parent", str(os.getpid()))
-    environment = {"TF_CONFIG": Cluster(jobs, "ps", 0).as_tf_config()}
+    environment = {"TF_CONFIG": ClusterConfig(jobs, "ps", 0).as_tf_config()}
 
     def start() -> Task:
         return Task("ps-0", ["-m", "trainer", *more], directory / "ps.log", environment)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.spec import SERVICE_JOBS, Cluster
+from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig
 from trainer.core.runtime import ENVIRONMENT, PS_ENVIRONMENT
 from trainer.process.warm_start import die_with_parent
 from trainer.tasks.local import local_cluster
@@ -132,7 +132,7 @@ class LocalCluster:
         With `workers` it knows of so many workers alone. `more` is added to its environment.
         """
         jobs = self._jobs if workers is None else {**self._jobs, "worker": self._jobs["worker"][:workers]}
-        config = Cluster.checked(jobs, job, index).as_tf_config()
+        config = ClusterConfig.checked(jobs, job, index).as_tf_config()
         log = self._directory / f"{job}-{index}-{len(self.tasks)}.log"
         if job == "ps" and command == TRAINER:
             more = {**PS_ENVIRONMENT, **more}

@@ -127,7 +127,7 @@ class Cluster:
         """
         scripts = {host: self._agent(host) for host in asked}
         answers = self.hosts.run(scripts, seconds, {host: feed(each) for host, each in asked.items()})
-        _refuse_bad_answers(answers, "it can't be asked")
+        _reject_bad_answers(answers, "it can't be asked")
         return {host: json.loads(answer.stdout) for host, answer in answers.items()}
 
     def _agent(self, host: str) -> str:
@@ -141,7 +141,7 @@ class Cluster:
         """
         take_lock(self.hosts, self.inventory.chief.host, what)
 
-    def refuse_when_others_may_start(self) -> None:
+    def reject_when_others_may_start(self) -> None:
         """Raise ClusterTrouble where `keep_starts_away` keeps nobody away any more."""
         if not self.hosts.is_holding():
             raise ClusterTrouble(
@@ -205,19 +205,19 @@ class Cluster:
         if chief in scripts:
             scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
         answers = self.hosts.run(scripts)
-        _refuse_bad_answers(answers, f"{BEFORE} can't be written")
+        _reject_bad_answers(answers, f"{BEFORE} can't be written")
         return chief in answers and answers[chief].stdout.split()[-1:] != ["undone"]
 
     def put_back(self, hosts: Iterable[str]) -> None:
         """End what runs on hosts, and bring back the release, files and units that they remember."""
         answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(PUT_BACK)}"), STOP_SECONDS)
-        _refuse_bad_answers(answers, f"what {BEFORE} holds can't be put back")
+        _reject_bad_answers(answers, f"what {BEFORE} holds can't be put back")
 
     def start_again(self, hosts: Iterable[str]) -> None:
         """Start what hosts remember as running, whether the inventory knows it still or not."""
         script = f"root systemctl start --no-block $(cat {BEFORE}/running) 2>&1"
         answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {BEFORE}/running ]; then {script}; fi"))
-        _refuse_bad_answers(answers, "what ran before can't be started")
+        _reject_bad_answers(answers, "what ran before can't be started")
 
     def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
@@ -334,7 +334,7 @@ class Cluster:
             last = next((line.strip() for line in reversed(other) if line.strip()), f"exit code {answer.code}")
             if last.startswith("error: "):
                 raise OperatorMistake(last.removeprefix("error: "))
-            self.refuse_when_not_installed(self.observe([host]))
+            self.reject_when_not_installed(self.observe([host]))
             raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
         raise HostsUnreachable(away)
 
@@ -350,7 +350,7 @@ class Cluster:
         last = last_line(answer)
         if last.startswith("error: "):
             raise OperatorMistake(last.removeprefix("error: "))
-        self.refuse_when_not_installed(self.observe([host]))
+        self.reject_when_not_installed(self.observe([host]))
         raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
 
     def read_sweep(self, name: str | None = None) -> dict[str, Any] | None:
@@ -368,7 +368,7 @@ class Cluster:
             return None
         parsed = load_json(answer.stdout)
         if answer.code or not isinstance(parsed, kind):
-            self.refuse_when_not_installed(self.observe([host]))
+            self.reject_when_not_installed(self.observe([host]))
             raise ClusterTrouble(f"the trainer on {host} can't {deed}: {last_line(answer)}")
         return parsed
 
@@ -398,7 +398,7 @@ class Cluster:
         ]
         for entry in sorted(entries, key=lambda entry: entry.time):
             show(entry)
-        _refuse_bad_journals(answers)
+        _reject_bad_journals(answers)
 
     def follow_journal(
         self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
@@ -413,7 +413,7 @@ class Cluster:
                 show(entry)
 
         scripts = {host: journal.script(mine, lines, chosen, follow=True) for host, mine in _by_host(tasks).items()}
-        _refuse_bad_journals(self.hosts.follow(scripts, read))
+        _reject_bad_journals(self.hosts.follow(scripts, read))
 
     def trouble(self, found: Mapping[Task, str]) -> list[Trouble]:
         """Add to what is wrong with each task the last lines of its journal."""
@@ -429,7 +429,7 @@ class Cluster:
                     lines[entry.task] += entry.message.splitlines()
         return [Trouble(task.name, task.host, what, lines[task.name][-JOURNAL_LINES:]) for task, what in found.items()]
 
-    def refuse_when_not_installed(self, observation: Observation) -> None:
+    def reject_when_not_installed(self, observation: Observation) -> None:
         """Raise OperatorMistake when a host that answered lacks the release or the unit."""
         without = [host for host, release in observation.releases.items() if release is None]
         if without:
@@ -444,7 +444,7 @@ class Cluster:
                     f"{task.host} isn't set up: there is no trainer@.service. Run `ansible-playbook site.yml` first"
                 )
 
-    def refuse_when_not_configured(self, observation: Observation) -> None:
+    def reject_when_not_configured(self, observation: Observation) -> None:
         """Raise OperatorMistake when a host that answered lacks a task's environment; shipping writes it."""
         for name, configured in observation.configured.items():
             if not configured:
@@ -457,7 +457,7 @@ class Cluster:
         scripts = {
             host: script.format(units=" ".join(task.unit for task in mine)) for host, mine in _by_host(tasks).items()
         }
-        _refuse_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
+        _reject_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
 
     def _ask(self, host: str, script: str, seconds: float = ANSWER_SECONDS) -> Answer:
         answer = self.hosts.run({host: script}, seconds)[host]
@@ -478,7 +478,7 @@ def _by_host(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     return hosts
 
 
-def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
+def _reject_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
     failed = [f"{host}: {what}: {last_line(answer)}" for host, answer in answers.items() if answer.code]
     unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
     if unreachable:
@@ -487,7 +487,7 @@ def _refuse_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
         raise ClusterTrouble("\n".join(failed))
 
 
-def _refuse_bad_journals(answers: Mapping[str, Answer]) -> None:
+def _reject_bad_journals(answers: Mapping[str, Answer]) -> None:
     for answer in answers.values():
         if "pattern" in answer.stderr:  # as in "Bad pattern"
             raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {last_line(answer)}")
@@ -495,4 +495,4 @@ def _refuse_bad_journals(answers: Mapping[str, Answer]) -> None:
     found = {
         host: replace(each, code=0) if each.code == 1 and not each.stderr else each for host, each in answers.items()
     }
-    _refuse_bad_answers(found, "the journal can't be read")
+    _reject_bad_answers(found, "the journal can't be read")

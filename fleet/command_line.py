@@ -140,7 +140,7 @@ def verb(
             given = dict(bound.arguments)
             if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
                 sys.stdout.reconfigure(errors="backslashreplace")
-            _refuse_as_key(given["context"].config)
+            _reject_as_key(given["context"].config)
             body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
@@ -157,7 +157,7 @@ def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**options, "positional": []} if {"-h", "--help"} & {*sys.argv} else options
 
 
-def _refuse_as_key(config: Config) -> None:
+def _reject_as_key(config: Config) -> None:
     """Refuse Fabric's -i, a file with an SSH key, where it names an inventory, as with ansible-playbook.
 
     The keys of a configuration file are no flag's: they may be a text, and of files that are missing.

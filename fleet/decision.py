@@ -109,14 +109,14 @@ def find_source(source: str, runs: Sequence[Mapping[str, Any]]) -> Mapping[str, 
     return found[name]
 
 
-def refuse_other_source(run: str, source: str, runs: Sequence[Mapping[str, Any]]) -> None:
+def reject_other_source(run: str, source: str, runs: Sequence[Mapping[str, Any]]) -> None:
     """Raise OperatorMistake where a run exists, and did not begin from this checkpoint."""
     found = {str(each.get("run")): each for each in runs}.get(run, {})
     if found.get("program") is not None and found.get("begun_from") != source:  # without one it is half begun
         raise OperatorMistake(f"run {run} exists already and did not begin from {source}: choose another --run NAME")
 
 
-def refuse_templates(values: Mapping[str, Any]) -> None:
+def reject_templates(values: Mapping[str, Any]) -> None:
     """Raise OperatorMistake where Ansible, which ships the choice, would read a value as a template."""
     for mark in ("{{", "{%", "{#"):
         if mark in json.dumps(values):

@@ -18,7 +18,7 @@ def foreign_hosts(inventory: Inventory, seen: Observation) -> dict[str, str]:
     return {host: problems[0] for host, problems in found.items() if problems}
 
 
-def refuse_foreign(inventory: Inventory, seen: Observation, hosts: Iterable[str]) -> None:
+def reject_foreign(inventory: Inventory, seen: Observation, hosts: Iterable[str]) -> None:
     """Raise OperatorMistake where one of these hosts belongs to another cluster; hosts that said nothing may."""
     foreign = foreign_hosts(inventory, seen)
     if wrong := [foreign[host] for host in hosts if host in foreign]:

@@ -25,7 +25,7 @@ from fleet.site.origin import operator
 
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.
-MOST_TEXT = 500
+MAX_TEXT = 500
 BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
 
 
@@ -57,7 +57,7 @@ class Trail:
         self._desk = desk
         self._line: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "verb": verb, **origin(cluster.inventory)}
         if reason:
-            self._line["reason"] = reason[:MOST_TEXT]
+            self._line["reason"] = reason[:MAX_TEXT]
         self._open = False
 
     def begin(self, beside: Act | None = None, /, **what: Any) -> None:
@@ -82,7 +82,7 @@ class Trail:
         if error is None:
             self.end()
         elif isinstance(error, Exception):
-            self.end(FAILED, message=first_line(error)[:MOST_TEXT])
+            self.end(FAILED, message=first_line(error)[:MAX_TEXT])
         else:
             self.end(LEFT)
 

@@ -34,7 +34,7 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
     A file that is present stays as it is. Raises OperatorMistake for a wrong name or address, for no host, for an
     example that is none, and for a folder that can't be one.
     """
-    _refuse_folder(directory)
+    _reject_folder(directory)
     if example and hosts:
         raise OperatorMistake(f"{hosts[0]} is named beside --example {example}, which has hosts; expected one of both")
     if not hosts and not example and not (directory / "inventory").exists():
@@ -80,7 +80,7 @@ def _example(name: str) -> dict[str, str]:
     return {f"inventory/{path.relative_to(root)}": path.read_text(encoding="utf-8") for path in files}
 
 
-def _refuse_folder(directory: Path) -> None:
+def _reject_folder(directory: Path) -> None:
     """Raise OperatorMistake for a folder in psfleet's own tree, and for one whose ansible.cfg Ansible would ignore."""
     if "=" in directory.name:
         raise OperatorMistake(

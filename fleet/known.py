@@ -25,7 +25,7 @@ from fleet.site.routes import Defaults, read_defaults
 
 KEPT = 8
 _PLUGINS = (("defaults", "vars_plugins"), ("defaults", "vars_plugins_enabled"), ("inventory", "enable_plugins"))
-MOST_BYTES = 2**24
+MAX_BYTES = 2**24
 # What comes of these is not in the files alone, or is secret.
 _MORE = (b"{{", b"{%", b"{#", b"!vault", b"!unsafe", b"$ANSIBLE_VAULT", b"plugin")
 _ENVIRONMENT = ("ANSIBLE_", "XDG_", "HOME", "USER", "LOGNAME")
@@ -62,7 +62,7 @@ def name_of(source: str, environment: Mapping[str, str]) -> str | None:
     ]
     try:
         for path in [*own, *_files(source)]:
-            if not path.is_file() or path.stat().st_size > MOST_BYTES:
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
                 return None
             data = path.read_bytes()
             if path not in own and (path.suffix not in (".yml", ".yaml") or any(mark in data for mark in _MORE)):

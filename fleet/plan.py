@@ -19,8 +19,8 @@ from trainer.core.joining import why_at_a_save
 from trainer.core.parameters import describe_values
 from trainer.core.strategies import STRATEGIES
 
-MOST_NAMES = 8
-MOST_REASONS = 3
+MAX_NAMES = 8
+MAX_REASONS = 3
 AT_ONCE = "within seconds, while the others train on"
 AT_A_SAVE = "at the next save, after which the training pauses for some seconds"
 NEVER = "once the coordinator starts again: elastic is false"
@@ -155,13 +155,13 @@ def _describe_release(plan: Plan) -> str:
 def _describe_way(plan: Plan) -> list[str]:
     """Say whether fab ships by itself, or why Ansible must, which takes minutes."""
     reasons = [f"{host}: {reason}" for host, reason in plan.by_ansible.items()]
-    more = [f"and {len(reasons) - MOST_REASONS} more hosts"] if len(reasons) > MOST_REASONS else []
+    more = [f"and {len(reasons) - MAX_REASONS} more hosts"] if len(reasons) > MAX_REASONS else []
     if not reasons:
         return ["  way     fab by itself: all but code, settings and choice is as it should be"]
-    return [f"  way     by Ansible: {line}" for line in [*reasons[:MOST_REASONS], *more]]
+    return [f"  way     by Ansible: {line}" for line in [*reasons[:MAX_REASONS], *more]]
 
 
 def _names(names: Iterable[str]) -> str:
     listed = list(names)
-    more = len(listed) - MOST_NAMES
-    return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(listed) - MAX_NAMES
+    return ", ".join(listed[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

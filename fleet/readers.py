@@ -59,7 +59,7 @@ def file(call: Call) -> Any:
     return UNCHANGED
 
 
-def refuse(call: Call) -> Any:
+def note_refusal(call: Call) -> Any:
     conditions = call.arguments["that"]
     each_of = [conditions] if isinstance(conditions, str) else conditions
     if call.now.whole and not all(call.template(expression(each), call.more) for each in each_of):
@@ -230,7 +230,7 @@ NAMING: dict[str, Reader] = {
 # What `fab` reads before a start.
 OF_A_START: dict[str, Reader] = {
     **NAMING,
-    "ansible.builtin.assert": refuse,
+    "ansible.builtin.assert": note_refusal,
     "reserved_ports": check("reserved_ports"),
     "task_secrets": check("task_secrets"),
     "try_firewall": check("firewall_table", state="tried"),

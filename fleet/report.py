@@ -31,7 +31,7 @@ from trainer.telemetry.status import (
 )
 
 NOTE_WIDTH = 60
-MOST_PACES = 8
+MAX_PACES = 8
 
 
 def render_progress(run: Run, stalled_seconds: float = 0.0) -> str:
@@ -189,8 +189,8 @@ def render_paces(workers: Mapping[str, Mapping[str, Any]]) -> str:
     if not paces:
         return ""
     shown, of_all = paces, ""
-    if len(paces) > MOST_PACES:
-        shown = dict(sorted(paces.items(), key=lambda item: item[1])[:MOST_PACES])
+    if len(paces) > MAX_PACES:
+        shown = dict(sorted(paces.items(), key=lambda item: item[1])[:MAX_PACES])
         of_all = f"slowest of {len(paces)} workers, of which the fastest has {render_number(max(paces.values()))}: "
     return one_line(f"steps/s: {of_all}" + ", ".join(f"{task} {render_number(pace)}" for task, pace in shown.items()))
 
@@ -198,7 +198,7 @@ def render_paces(workers: Mapping[str, Mapping[str, Any]]) -> str:
 def render_staleness(workers: Mapping[str, Mapping[str, Any]]) -> str:
     """How many updates of others lie between a worker's read of the weights and its own update; of many the most."""
     found = {task: each for task, each in workers.items() if each.get("staleness") is not None}
-    most = sorted(found.items(), key=lambda item: -item[1]["staleness"])[:MOST_PACES]
+    most = sorted(found.items(), key=lambda item: -item[1]["staleness"])[:MAX_PACES]
     shown = (f"{task} {render_number(each['staleness'])} (most {each['staleness_max']})" for task, each in most)
     return one_line("staleness: " + ", ".join(shown)) if most else ""
 

@@ -62,12 +62,12 @@ def have_copied(
     return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"
 
 
-def refuse_name(run: str) -> None:
+def reject_name(run: str) -> None:
     """Raise OperatorMistake for what can't name a run, before any host is asked."""
     decision.choose(run, None, {}, None)
 
 
-def refuse_path(flag: str, path: str | None) -> None:
+def reject_path(flag: str, path: str | None) -> None:
     """Raise OperatorMistake for a path that doesn't say where it is on a host."""
     if path is None or not path.startswith("/"):
         found = "missing" if path is None else show(path)
@@ -84,7 +84,7 @@ def render_bytes(number: int | None) -> str:
     return f"{left:.1f} TB"
 
 
-def refuse_unless_agreed(desk: Desk, yes: bool, question: str) -> None:
+def reject_unless_agreed(desk: Desk, yes: bool, question: str) -> None:
     """Raise OperatorMistake unless the operator agrees, with --yes or on the terminal."""
     if not yes and not desk.ask(f"{question} [y/N] "):
         raise OperatorMistake("nothing was removed; agree with --yes, or on a terminal")

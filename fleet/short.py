@@ -140,7 +140,7 @@ class ShortWay:
         shipment = Shipment(self._inventory, STAGE, release, selection, untried=True)
         steps = [self._proof(host, shipment, release, nice=19)]
         answer = self._act({host: {"steps": steps, "sources": sources(steps)}}, STAGE_SECONDS)[host]
-        self._refuse_unproven(host, answer["steps"].get("proof"), release, display)
+        self._reject_unproven(host, answer["steps"].get("proof"), release, display)
 
     def _question(self, host: str) -> dict[str, Any]:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
@@ -273,7 +273,7 @@ class ShortWay:
             asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": packed(there)}}
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
-            self._refuse_unproven(host, each["steps"].get("proof"), release["id"], display)
+            self._reject_unproven(host, each["steps"].get("proof"), release["id"], display)
         return Shipped({host: _recap(each) for host, each in answers.items()}, {})
 
     def _warm_early(self, host: str) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class ShortWay:
             "environment": role.value("__release_proof_environment"),
         }
 
-    def _refuse_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: Display) -> None:
+    def _reject_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: Display) -> None:
         if proof is None:
             return
         lines = {f"{name}_lines": proof[name].splitlines() for name in ("stdout", "stderr")}
@@ -348,7 +348,7 @@ class ShortWay:
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         answers = self._cluster.act(asked, seconds)
-        refuse_failures(answers)
+        reject_failures(answers)
         return answers
 
 
@@ -378,7 +378,7 @@ def leave_stale(cluster: Cluster, answers: Mapping[str, Any]) -> list[Task]:
     return tasks
 
 
-def refuse_failures(answers: Mapping[str, Any]) -> None:
+def reject_failures(answers: Mapping[str, Any]) -> None:
     """Raise ClusterTrouble with what failed on hosts, as fleet/agent.py says it."""
     failed = [
         f"{host}: {result['msg']}"

@@ -40,7 +40,7 @@ ANSWER_SECONDS = 30
 # As ansible.cfg has it for OpenSSH: a host that vanishes in the middle of an answer is given up after 45 s.
 KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
-MOST_AT_ONCE = 64
+MAX_AT_ONCE = 64
 
 # A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
 BEGIN = "psfleet-answers"
@@ -115,7 +115,7 @@ class SshHosts:
         self._held: list[paramiko.Channel] = []
         self._opening = {name: threading.Lock() for name in hosts}
         self._making = threading.Lock()  # Invoke empties its settings for a moment where one of them is set
-        self._threads = min(MOST_AT_ONCE, max(1, len(hosts)))
+        self._threads = min(MAX_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
     def run(

@@ -31,7 +31,7 @@ PLACE = f"/var/cache/{UNIT}"
 LIVE_LOSSES = 20
 TAIL_BYTES = 2**17
 LOG_LINES = 200
-MOST_WORDS = 10
+MAX_LOG_LINES = 10
 # A member of the trial may wait long for a processor.
 HEARTBEAT_SECONDS = 60.0
 
@@ -294,4 +294,4 @@ def errors_of(seen: Seen) -> list[str]:
 
 def last_words(seen: Seen) -> list[str]:
     """Return the last lines of a trial's tasks, each after its task."""
-    return [line for line in seen.log if " | " in line][-MOST_WORDS:]
+    return [line for line in seen.log if " | " in line][-MAX_LOG_LINES:]

@@ -27,7 +27,7 @@ PROPERTIES = (
 )
 
 # So many restarts without a new step are no recovery any more.
-MOST_RESTARTS = 3
+MAX_RESTARTS = 3
 
 
 class Health(Enum):
@@ -168,7 +168,7 @@ def find_trouble(unit: Unit, restarts_before: int) -> str | None:
         return unit.describe_failure()
     if unit.health is Health.ABSENT:
         return f"systemd knows no {unit.name}: run `ansible-playbook site.yml`"
-    if unit.restarts - restarts_before >= MOST_RESTARTS:
+    if unit.restarts - restarts_before >= MAX_RESTARTS:
         last = f"; the last time it {unit.describe_failure()}" if unit.result != "success" else ""
         return f"was restarted {unit.restarts - restarts_before} times without a new step{last}"
     return None

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from trainer.cluster.growth import present
-from trainer.cluster.member import State
-from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, Cluster
+from trainer.cluster.member import MemberState
+from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, ClusterConfig
 from trainer.command_line import parse
 from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.core.failures import TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain, is_stale
@@ -32,13 +32,13 @@ from trainer.process.server_library import is_loaded
 from trainer.process.warm_start import die_with_parent, end
 from trainer.report.html import render
 from trainer.report.summary import read_story
-from trainer.run.branch import begin_from
+from trainer.run.begin_from import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
-from trainer.run.release import StaysOut, own_release, refuse_missed_release
-from trainer.run.replaced import refuse_replaced
+from trainer.run.release import StaysOut, own_release, reject_missed_release
+from trainer.run.replaced import reject_replaced
 from trainer.run.selection import apply_selection, read_selection
-from trainer.tasks.flags import read_cluster, refuse_task_flags
+from trainer.tasks.flags import read_cluster, reject_task_flags
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.telemetry.logs import set_up_logging
 from trainer.telemetry.metrics import MetricsCollector
@@ -58,7 +58,7 @@ def main(argv: list[str], environment: Mapping[str, str]) -> int:
     options = parse(argv)
     try:
         if options.command:
-            refuse_task_flags(options)
+            reject_task_flags(options)
         if options.command == "local":
             from trainer.tasks.local import run_local
 
@@ -150,7 +150,7 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
     ).run()
 
 
-def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> int:
+def serve_members(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[], Config]) -> int:
     """Be a server of the cluster or of the data service; returns the exit code, when another process must follow."""
     from trainer.tasks.data_service import run_service
     from trainer.tasks.server import run_server
@@ -164,7 +164,7 @@ def serve_members(cluster: Cluster, notifier: Notifier, selected: Callable[[], C
     return TRY_AGAIN
 
 
-def prepare_process(environment: Mapping[str, str], cluster: Cluster) -> bool:
+def prepare_process(environment: Mapping[str, str], cluster: ClusterConfig) -> bool:
     """Prepare this process for TensorFlow, as a member of the cluster; returns False where a GPU is missing."""
     prepare_tensorflow()
     bypass_proxies(cluster.addresses)
@@ -176,7 +176,7 @@ def prepare_process(environment: Mapping[str, str], cluster: Cluster) -> bool:
 
 
 def read_present_config(
-    options: argparse.Namespace, environment: Mapping[str, str], cluster: Cluster, own: Path
+    options: argparse.Namespace, environment: Mapping[str, str], cluster: ClusterConfig, own: Path
 ) -> Config:
     """Read the settings as `read_config` does; raises StaysOut where this task must not join.
 
@@ -186,15 +186,15 @@ def read_present_config(
     about(run=config.run)  # a server asks again and again, and serves one run after the other
     link = environment.get("TRAINER_RELEASE")
     if link and cluster.job != "evaluator":  # which has no address
-        refuse_replaced(config, cluster.task, cluster.address)
-    refuse_missed_release(config, Path(link) if link else None, own)
+        reject_replaced(config, cluster.task, cluster.address)
+    reject_missed_release(config, Path(link) if link else None, own)
     return config
 
 
 def train_or_evaluate(
     options: argparse.Namespace,
     environment: Mapping[str, str],
-    cluster: Cluster,
+    cluster: ClusterConfig,
     notifier: Notifier,
     collector: MetricsCollector,
     *,
@@ -227,7 +227,7 @@ def train_or_evaluate(
 def become_task(
     options: argparse.Namespace,
     environment: Mapping[str, str],
-    cluster: Cluster,
+    cluster: ClusterConfig,
     listener: socket.socket | None,
     notifier: Notifier,
     *,
@@ -238,7 +238,9 @@ def become_task(
     Where there is a `listener`, it is scraped there.
     """
     cluster = present(cluster)
-    collector = MetricsCollector(tuple(state.value for state in State), notifier.restarts, own_release(Path.cwd()))
+    collector = MetricsCollector(
+        tuple(state.value for state in MemberState), notifier.restarts, own_release(Path.cwd())
+    )
     if listener is not None:
         serve(listener, collector)
     if not prepare_process(environment, cluster):
@@ -272,7 +274,7 @@ def why_out(selected: Callable[[], Config]) -> str | None:
         time.sleep(1)
 
 
-def is_server(cluster: Cluster) -> bool:
+def is_server(cluster: ClusterConfig) -> bool:
     """Return whether this task only serves: a ps, a worker beside ps, or one of the data service."""
     return cluster.job != "evaluator" and not cluster.trains
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.program import load_program
@@ -91,13 +91,15 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     return built
 
 
-def check_settings(options: argparse.Namespace, environment: Mapping[str, str]) -> tuple[list[Config], Cluster | None]:
+def check_settings(
+    options: argparse.Namespace, environment: Mapping[str, str]
+) -> tuple[list[Config], ClusterConfig | None]:
     """Return the settings that a program is checked with, and the cluster that it is for; raises ConfigError."""
     cluster = None
     configs = [] if options.part == "release" else read_settings(options, environment)
     for config in configs:
         if environment.get("TF_CONFIG"):
-            cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+            cluster = ClusterConfig.from_tf_config(environment["TF_CONFIG"])
             cluster.check_strategy(config.strategy)
         if options.part == "run":
             RunDirectory(config.shared_dir, config.run).read_claim(config)
@@ -153,7 +155,7 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
     sweep = sweep_of(selection, config.shared_dir)
     if sweep is None:
         return [apply_selection(config, selection)]
-    sweep.refuse(config)
+    sweep.check_settings(config)
     return [
         apply_selection(config.replace(**of_the_run(point.settings)), point.selection) for point in sweep.to_prove()
     ]

@@ -34,7 +34,7 @@ def pace_file() -> str:
     return str(Path(os.environ["DATA_DIR"]).parent / PACE)
 
 
-class Drill:
+class DrillProgram:
     """A table with Adam's slots, spread over the ps; says after a restore whether it is the checkpoint's."""
 
     rows, optimizer = ROWS, "adam"
@@ -71,19 +71,19 @@ class Drill:
         return [CompareWithCheckpoint()] if settings().api == "fit" else []
 
 
-class Large(Drill):
+class Large(DrillProgram):
     """A quarter of a gigabyte, so that a save takes long enough to be interrupted."""
 
     rows, optimizer = 4_000_000, "sgd"
 
 
-class Soak(Drill):
+class SoakProgram(DrillProgram):
     """As large as lets a save be hit, and small enough for a restore to be short."""
 
     rows, optimizer = 1_000_000, "sgd"
 
 
-class NotANumber(Drill):
+class NotANumber(DrillProgram):
     """A loss that is no number, which `check_numerics` finds."""
 
     def build_model(self) -> tf.keras.Model:
@@ -96,7 +96,7 @@ def no_number(truth: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
     return tf.debugging.check_numerics(tf.math.log(-tf.abs(predicted) - 1.0), "the drill's loss")
 
 
-class Broken(Drill):
+class Broken(DrillProgram):
     """An exception in the user's own code."""
 
     def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -123,7 +123,7 @@ class CompareWithCheckpoint(tf.keras.callbacks.Callback):
         if int(reader.get_tensor(counted)) != int(self.model.optimizer.iterations.numpy()):
             log.info("went on with variables that are newer than %s", prefix)
             return
-        variables = whole([*self.model.weights, *self.model.optimizer.variables])
+        variables = join_shards([*self.model.weights, *self.model.optimizer.variables])
         strange = []
         for name, value in variables.items():
             found = digest(value)
@@ -148,7 +148,7 @@ def newest_checkpoint() -> str | None:
     return None if step is None else directory.catalogue.prefix(step)
 
 
-def whole(variables: list[Variable]) -> dict[str, np.ndarray]:
+def join_shards(variables: list[Variable]) -> dict[str, np.ndarray]:
     """Each variable's value. Keras lists a sharded weight's shards one by one: they are put together."""
     parts: dict[str, list[np.ndarray]] = {}
     for number, variable in enumerate(variables):

@@ -24,7 +24,7 @@ from fleet.roles import Ahead  # noqa: E402
 from fleet.site.reader import plain_value  # noqa: E402
 from fleet.wanted import UnknownTask  # noqa: E402
 
-MOST_TEXT = 300
+MAX_TEXT = 300
 
 
 class ActionModule(ActionBase):
@@ -90,12 +90,12 @@ class ActionModule(ActionBase):
         answer = self._low_level_execute_command(command, in_data=feed(question))
         if answer["rc"]:
             return (
-                str(answer["stderr"] or answer["stdout"]).strip()[-MOST_TEXT:] or f"{python} ended with {answer['rc']}"
+                str(answer["stderr"] or answer["stdout"]).strip()[-MAX_TEXT:] or f"{python} ended with {answer['rc']}"
             )
         try:
             found: dict[str, Any] = json.loads(answer["stdout"].splitlines()[-1])
         except (IndexError, ValueError):
-            return f"the look at the host says no JSON: {answer['stdout'][-MOST_TEXT:]!r}"
+            return f"the look at the host says no JSON: {answer['stdout'][-MAX_TEXT:]!r}"
         return found
 
 

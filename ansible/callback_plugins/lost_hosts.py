@@ -31,7 +31,7 @@ description:
 """
 CONTROL_MACHINE = "localhost"
 LEAVES_OUT = "lose_host"  # ansible/action_plugins, for one that was lost in a play that has to go on
-MOST_TEXT = 300
+MAX_TEXT = 300
 
 
 @dataclass(frozen=True)
@@ -145,4 +145,4 @@ def reason_of(result: Any) -> str:
     if message in (None, "", "non-zero return code"):
         message = source.get("stderr") or message or "it gave no message"
     text = " ".join(str(message).removeprefix("Task failed: ").split())
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}…"
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

@@ -46,7 +46,7 @@ class Drill:
     scene: Scene
     restarts: bool = True  # whether what is hit must be restarted
     may_too: Sequence[str] = ()  # jobs whose tasks may be restarted beside it
-    program: str = "trainer.drill:Drill"
+    program: str = "trainer.drill:DrillProgram"
     settings: Mapping[str, Any] = field(default_factory=dict)
     long_step: bool = False
     destructive: bool = False  # it fills, cuts, reboots or powers off

@@ -48,7 +48,7 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
     """
     check(cluster.inventory, factor)
     chosen = [each.with_bounds_times(factor) for each in choose(names, everything)]
-    refusals = {each.name: why for each in chosen if (why := refuse(each, cluster.inventory))}
+    refusals = {each.name: why for each in chosen if (why := why_not_allowed(each, cluster.inventory))}
     if refusals and not everything:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     failed: list[str] = []
@@ -80,7 +80,7 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
         raise OperatorMistake(f"--minutes {minutes:g} is no length of time: give a number above 0, such as 10")
     seed = random.SystemRandom().randrange(1, 1_000_000) if seed is None else seed
     drills = [each for each in CATALOGUE if each.name in BY_CHANCE]
-    refusals = {each.name: why for each in drills if (why := refuse(each, cluster.inventory))}
+    refusals = {each.name: why for each in drills if (why := why_not_allowed(each, cluster.inventory))}
     drills = [each for each in drills if each.name not in refusals]
     if not drills:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
@@ -149,7 +149,7 @@ def choose(names: Sequence[str], everything: bool) -> list[Drill]:
     return [known[name] for name in names]
 
 
-def refuse(each: Drill, inventory: Inventory) -> str | None:
+def why_not_allowed(each: Drill, inventory: Inventory) -> str | None:
     """Say why the inventory doesn't permit a drill, and how to fix it."""
     site = inventory.variables[inventory.chief.host]
     if not inventory.is_shared:

@@ -40,13 +40,13 @@ def five_times(once: Scene) -> Scene:
         grown = {name: after[name] - before[name] for name in before if name in after}
         worst = max(grown.values(), default=0)
         found.notes.append(f"the memory of a ps grew by {worst} MiB at most")
-        found.expect(worst <= MOST_MEMORY_MIB, f"the memory of a ps grew by {worst} MiB: {grown}")
+        found.expect(worst <= MAX_MEMORY_MIB, f"the memory of a ps grew by {worst} MiB: {grown}")
         return found
 
     return play
 
 
-MOST_MEMORY_MIB = 250  # of a model that takes 122 MiB on each of two ps
+MAX_MEMORY_MIB = 250  # of a model that takes 122 MiB on each of two ps
 
 
 def _memory(stage: Stage) -> dict[str, int]:

@@ -27,7 +27,7 @@ from fleet.drills.ways import AWay
 from fleet.errors import FleetError
 from fleet.site.topology import Task
 
-PROGRAM = "trainer.drill:Soak"
+PROGRAM = "trainer.drill:SoakProgram"
 START_PAUSE = 90.0  # a start of the whole cluster, from the command to the first step
 PROCESS_SECONDS = 60.0  # until the task that is to be hit has a process
 ACTION_SECONDS = 600.0

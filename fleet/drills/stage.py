@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.observation import Observation, last_line
 from fleet.readings import describe
 from fleet.run import AS_TRAINER, SETTINGS
@@ -154,12 +154,12 @@ class Stage:
         before = self.cluster.observe()
         if before.unreachable:
             raise HostsUnreachable(before.unreachable, "No drill was begun")
-        refuse_foreign(self.cluster.inventory, before, self.cluster.inventory.hosts)
+        reject_foreign(self.cluster.inventory, before, self.cluster.inventory.hosts)
         if before.drains:
             host = next(iter(before.drains))
             raise OperatorMistake(f"{host} is {describe(before.drains[host])}, and drills need all: fab undrain {host}")
-        self.cluster.refuse_when_not_installed(before)
-        self.cluster.refuse_when_not_configured(before)
+        self.cluster.reject_when_not_installed(before)
+        self.cluster.reject_when_not_configured(before)
         answers = self.everywhere(f"cat {SETTINGS}; test -e {PROGRAM} || echo '@missing'")
         lacking = [host for host, text in answers.items() if "@missing" in text]
         if lacking:

@@ -33,7 +33,7 @@ class Wanted:
         return ", ".join(f"{count} {job}" for job, count in self.tasks.items())
 
 
-def refuse_gpus(wanted: Wanted, manager: str, option: str) -> None:
+def reject_gpus(wanted: Wanted, manager: str, option: str) -> None:
     """Raise OperatorMistake for a cluster with GPUs, where `manager` gives all of its tasks the same."""
     if any(wanted.gpus.values()):
         shown = ", ".join(f"{job} {count}" for job, count in wanted.gpus.items() if count)

@@ -22,7 +22,7 @@ READ_BY_GROUP = 0o440
 INDEX_LABEL = "apps.kubernetes.io/pod-index"
 # The coordinator saves a checkpoint when it is asked to end.
 GRACE_SECONDS = 120
-MOST_FAILURES = 1000
+MAX_FAILURES = 1000
 # The image needs no user of this number.
 USER = 10001
 
@@ -139,7 +139,7 @@ def _coordinator(wanted: Wanted, image: str) -> dict[str, Any]:
         {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [USER_ERROR]}},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-    spec = {"backoffLimit": MOST_FAILURES, "podFailurePolicy": {"rules": rules}, "template": template}
+    spec = {"backoffLimit": MAX_FAILURES, "podFailurePolicy": {"rules": rules}, "template": template}
     return {**_object("Job", "batch/v1", _set(wanted, "chief"), wanted, "chief"), "spec": spec}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from fleet.render import Wanted, refuse_gpus
+from fleet.render import Wanted, reject_gpus
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
@@ -97,7 +97,7 @@ def render(wanted: Wanted, python: str) -> str:
 
     Raises OperatorMistake for a cluster with GPUs: Slurm gives all tasks of a step the same.
     """
-    refuse_gpus(wanted, "one step of Slurm", "sbatch --gpus-per-task")
+    reject_gpus(wanted, "one step of Slurm", "sbatch --gpus-per-task")
     tasks = wanted.names
     return SCRIPT.format(
         name=wanted.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Template
 
-from fleet.render import Wanted, refuse_gpus
+from fleet.render import Wanted, reject_gpus
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
@@ -128,7 +128,7 @@ def render(wanted: Wanted, python: str) -> str:
 
     Raises OperatorMistake for a cluster with GPUs: Spark gives all tasks of a stage the same.
     """
-    refuse_gpus(wanted, "one stage of Spark", "spark.task.resource.gpu.amount")
+    reject_gpus(wanted, "one stage of Spark", "spark.task.resource.gpu.amount")
     return SCRIPT.substitute(
         name=wanted.name,
         counts=wanted.counts,

@@ -99,12 +99,12 @@ def _ssh_options(host: str, variables: Mapping[str, Any]) -> dict[str, str]:
             ) from error
         for name in chosen:
             if name in ROUTE_OPTIONS:
-                _refuse_route(host, key, f"{name} {chosen[name]}".strip())
+                _reject_route(host, key, f"{name} {chosen[name]}".strip())
         options = chosen | options
     return options
 
 
-def _refuse_route(host: str, key: str, option: str) -> None:
+def _reject_route(host: str, key: str, option: str) -> None:
     raise OperatorMistake(
         f"host '{host}' has {option!r} in {key}; expected no option there that changes the way to the host. "
         "Put it into ~/.ssh/config (ProxyJump, HostName, IdentityFile, ...), which Ansible and fab both follow"

@@ -21,10 +21,10 @@ from trainer.core.search_space import KEYS as SEARCH_KEYS
 from trainer.core.search_space import SearchSpace, search_problem
 
 KEYS = ("name", "program", "program_args", "grid", "points", "search")
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 # It travels on command lines, the longest of which Linux takes has 131,071 bytes.
 LONGEST = 50_000
-MOST_CHARACTERS = 1_000_000  # of the file, with its comments
+MAX_CHARACTERS = 1_000_000  # of the file, with its comments
 EXPECTED = "expected a mapping of `grid` (each name with a list of values), `points` (a list of mappings) or `search`"
 
 
@@ -43,9 +43,9 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         if path.exists() and not path.is_file():  # a device has no end
             raise ValueError("it is no regular file")
         with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_CHARACTERS + 1)
-        if len(text) > MOST_CHARACTERS:
-            raise ValueError(f"it has more than {MOST_CHARACTERS:,} characters")
+            text = file.read(MAX_CHARACTERS + 1)
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
         content = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
     except (OSError, ValueError, RecursionError) as error:
         raise OperatorMistake(
@@ -57,8 +57,8 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         raise OperatorMistake(f"{path}: {problem}")
     grid = content.get("grid")
     number = len(content.get("points", [])) + (math.prod(map(len, grid.values())) if grid else 0)
-    if number > MOST_POINTS:
-        raise OperatorMistake(f"{path}: {number:,} points, and {MOST_POINTS:,} is the most: make several files of it")
+    if number > MAX_POINTS:
+        raise OperatorMistake(f"{path}: {number:,} points, and {MAX_POINTS:,} is the most: make several files of it")
     points = list(list_points(content))
     common, seen = content.get("program_args", {}), set()
     for point in points:
@@ -97,7 +97,7 @@ def file_problem(content: Any, stem: str) -> str | None:
         if key not in (*KEYS, *SEARCH_KEYS):
             return f"unknown key {show(key)}; the keys are {', '.join(KEYS)}, and of a search {', '.join(SEARCH_KEYS)}"
     name, grid, points = content.get("name", stem), content.get("grid", {}), content.get("points", [])
-    if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MOST_POINTS}"):
+    if not isinstance(name, str) or not RUN_NAME.fullmatch(f"{name}-{MAX_POINTS}"):
         return f"name is {show(name)}: the runs are called after it; use letters, digits, '.', '_' and '-'"
     if not isinstance(program := content.get("program", "p:P"), str) or program_name_problem(program):
         more = program_name_problem(program) if isinstance(program, str) else NO_PROGRAM_NAME
@@ -125,7 +125,7 @@ def choosing_problem(content: Mapping[str, Any], common: Mapping[str, Any]) -> s
     search = search_of(content)
     if problem := search_problem(search):
         return problem
-    if problem := values_problem(SearchSpace.of(search).first()):
+    if problem := values_problem(SearchSpace.from_record(search).first()):
         return problem
     for name, asked in search["parameters"].items():
         for choice in asked.get("choices", []):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 
 from fleet.cluster import Cluster
-from fleet.run_work import have_copied, refuse_name, refuse_path
+from fleet.run_work import have_copied, reject_name, reject_path
 from fleet.verbs import Desk
 
 
 def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False, reason: str | None = None) -> None:
     """Copy a run to <to>/<run>@<step>; says where it is. Typed twice at one step it proves the copy."""
-    refuse_name(run)
-    refuse_path("--to", to)
+    reject_name(run)
+    reject_path("--to", to)
     answer, size = have_copied(cluster, desk, "backup", [run, "--to", to], plan, reason)
     if answer["outcome"] == "planned":
         command = shlex.join(["fab", "backup", run, "--to", to])

@@ -17,7 +17,7 @@ from typing import Any
 from fleet import trial
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.history import Trail
 from fleet.host_scripts import CURRENT
 from fleet.observation import Observation, load_json
@@ -38,7 +38,7 @@ GIB = 2**30
 # The part of the host's free memory that the trial may take.
 SHARE = 0.8
 # TensorFlow in five processes that share most of it; and the model, its gradients and what saves it.
-LEAST_MEMORY, MODELS = GIB, 3
+MIN_MEMORY, MODELS = GIB, 3
 LOOK_SECONDS = 2.0
 # A host that does not answer for so long: the trial is given up, and ends there by its own limit.
 SILENT_SECONDS = 60.0
@@ -198,8 +198,8 @@ def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
     seen = cluster.observe(looks=looks, with_facts=True)
     if lost := {each: seen.unreachable[each] for each in (chief, host) if each in seen.unreachable}:
         raise HostsUnreachable(lost, "Nothing was done. Name another host, or wait until it is back")
-    cluster.refuse_when_not_installed(seen)
-    refuse_foreign(cluster.inventory, seen, (chief, host))
+    cluster.reject_when_not_installed(seen)
+    reject_foreign(cluster.inventory, seen, (chief, host))
     return seen
 
 
@@ -237,11 +237,11 @@ def _plan(
         size,
         memory,
         host in seen.drains,
-        _refuse(cluster, seen, host, size, memory),
+        _find_obstacles(cluster, seen, host, size, memory),
     )
 
 
-def _refuse(cluster: Cluster, seen: Observation, host: str, size: int, memory: int) -> list[str]:
+def _find_obstacles(cluster: Cluster, seen: Observation, host: str, size: int, memory: int) -> list[str]:
     """Say why the host can't have a trial of a model with checkpoints of this size, and what to do."""
     inventory, chief = cluster.inventory, cluster.inventory.chief.host
     found = []
@@ -249,7 +249,7 @@ def _refuse(cluster: Cluster, seen: Observation, host: str, size: int, memory: i
         found.append(f"the run lies on {chief} alone: fab canary {chief}")
     if inventory.variables[host].get("trainer_secrets") and all(task.server for task in inventory.tasks_on(host)):
         found.append(f"the program reads secrets, which {host} has not: fab canary {chief}")
-    needed = LEAST_MEMORY + MODELS * size
+    needed = MIN_MEMORY + MODELS * size
     if memory < needed:
         has = f"{host} has {memory / GIB:.1f} GiB of memory for it, and {needed / GIB:.1f} are needed"
         found.append(f"{has}: fab drain {host} first")

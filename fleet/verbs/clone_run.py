@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fleet.cluster import Cluster
-from fleet.run_work import have_copied, refuse_name
+from fleet.run_work import have_copied, reject_name
 from fleet.verbs import Desk
 
 
 def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = False, reason: str | None = None) -> None:
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
-    refuse_name(run)
-    refuse_name(new)
+    reject_name(run)
+    reject_name(new)
     answer, size = have_copied(cluster, desk, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
         desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")

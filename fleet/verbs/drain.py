@@ -11,7 +11,7 @@ from fleet import drains, history
 from fleet.cluster import Cluster
 from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.readings import describe
@@ -40,7 +40,7 @@ def drain(
     """
     host = find_host(cluster.inventory, host)
     seen, cost = look(cluster, [host], in_order=True)
-    refuse_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
+    reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
         desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
         _answer(desk, "drain", "nothing to do", host, cost)
@@ -79,7 +79,7 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
     if not earlier:
-        _refuse_beside_another(cluster, seen, host)
+        _reject_beside_another(cluster, seen, host)
     drains.announce_drain(cluster, tasks)
     _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
@@ -93,7 +93,7 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     return after
 
 
-def _refuse_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
+def _reject_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
     """Take a drain back that another operator's leaves no room for: neither saw the other when it looked."""
     now = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
     gone = {*absentees(cluster.inventory, seen), *(each.name for each in tasks_of(cluster.inventory, [*now.drains]))}
@@ -120,7 +120,7 @@ def undrain(
     if chief.host in seen.unreachable:
         why = {chief.host: seen.unreachable[chief.host]}
         raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
-    refuse_foreign(cluster.inventory, seen, {chief.host, host})
+    reject_foreign(cluster.inventory, seen, {chief.host, host})
     tasks = cluster.inventory.tasks_on(host)
     starts = tasks if not seen.units[chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts, seen.run.pause if seen.run else "some seconds"), 0, "no step")
@@ -130,8 +130,8 @@ def undrain(
         return True
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
-    _refuse_other_release(cluster, seen, host)
-    _refuse_other_settings(cluster, host)
+    _reject_other_release(cluster, seen, host)
+    _reject_other_settings(cluster, host)
     if plan_only:
         desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
         desk.say(f"nothing was done. Do it: fab undrain {host}")
@@ -157,7 +157,7 @@ def _bring_back(
         drains.forget(cluster, host)
         joined = not starts or _wait_until_joined(cluster, desk, tasks, patience)
         if not joined:
-            _refuse_down(cluster, host, tasks)
+            _reject_down(cluster, host, tasks)
         trail.end(joined=joined)
     return joined
 
@@ -214,7 +214,7 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task], pati
     return wait(cluster, desk, f"{', '.join(names)} joins", is_back, patience)
 
 
-def _refuse_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
+def _reject_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
     """Raise ClusterTrouble where tasks of a host that is back don't run."""
     units = cluster.observe([host], new_is_enough=True).units
     found = {}
@@ -226,7 +226,7 @@ def _refuse_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
         raise ClusterTrouble(f"{host} is drained no more, and not all of it runs", cluster.trouble(found))
 
 
-def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> None:
+def _reject_other_release(cluster: Cluster, seen: Observation, host: str) -> None:
     """Raise OperatorMistake where a host missed a release meanwhile: its tasks would not be taken in."""
     there, here = seen.releases.get(host), seen.releases.get(cluster.inventory.chief.host)
     if there != here:
@@ -236,7 +236,7 @@ def _refuse_other_release(cluster: Cluster, seen: Observation, host: str) -> Non
         )
 
 
-def _refuse_other_settings(cluster: Cluster, host: str) -> None:
+def _reject_other_settings(cluster: Cluster, host: str) -> None:
     """Raise OperatorMistake where a host was off while the run settings of all were changed."""
     chief = cluster.inventory.chief.host
     answers = cluster.hosts.run(dict.fromkeys([host, chief], f"cat {SETTINGS}"))

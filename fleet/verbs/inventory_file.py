@@ -194,7 +194,7 @@ def change(
         for path, there in moved.items():
             path.rename(there)
         read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
-        _refuse_others(read, expected, old)
+        _reject_others(read, expected, old)
     except BaseException as error:
         _put_back(moved, backups)
         if isinstance(error, FleetError):
@@ -217,7 +217,7 @@ def _backup_place(place: Path) -> Callable[[Path], Path]:
     return aside
 
 
-def _refuse_others(read: Inventory, expected: Sequence[Task], old: str) -> None:
+def _reject_others(read: Inventory, expected: Sequence[Task], old: str) -> None:
     found, wanted = ({(one.name, one.host, one.address, one.port) for one in tasks} for tasks in (read.tasks, expected))
     if found != wanted or old in read.variables:
         raise NotPlain("its tasks would not be the expected ones then")

@@ -10,7 +10,7 @@ from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
-from fleet.run_work import have_done, refuse_unless_agreed, render_bytes
+from fleet.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.site.schema.problems import show
 from fleet.verbs import Desk
 from fleet.verbs.alone import begin_alone
@@ -56,7 +56,7 @@ def prune(
         desk.say(f"would free {render_bytes(total)}\ndo it: {command}" if plan else "nothing to remove")
         looks, outcome = planned, "planned" if plan else "done"
     else:
-        refuse_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
+        reject_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
         with Trail(cluster, desk, "prune", reason) as trail:
             going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
             trail.begin(words=command.partition("prune ")[2], **going)

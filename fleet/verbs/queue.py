@@ -11,7 +11,7 @@ from typing import Any
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.history import MOST_TEXT, Trail
+from fleet.history import MAX_TEXT, Trail
 from fleet.observation import Observation
 from fleet.site.origin import operator
 from fleet.verbs import Desk
@@ -70,7 +70,7 @@ class Asked:
         origin = history.origin(cluster.inventory)
         about: dict[str, Any] = {"owner": origin["who"], "from": origin["from"], "priority": self.priority}
         if self.reason:
-            about["reason"] = self.reason[:MOST_TEXT]
+            about["reason"] = self.reason[:MAX_TEXT]
         return {
             "name": self.name, **trained, "settings": dict(self.settings), "seconds": 60 * self.minutes, **about,
         }  # fmt: skip
@@ -103,7 +103,7 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
     is_new = planned["outcome"] != "there already"
     runs = seen.units[cluster.inventory.chief.name].up
     if is_new and runs:
-        _refuse_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
+        _reject_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
         desk.say(f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}")
         desk.say(f"nothing was done. Do it: {asked.command(as_shipped)}")
@@ -188,7 +188,7 @@ def _look(cluster: Cluster) -> Observation:
     seen = cluster.observe([chief.host], new_is_enough=True)
     if chief.host in seen.unreachable:
         raise HostsUnreachable(seen.unreachable, "the queue lies with the coordinator's host")
-    cluster.refuse_when_not_installed(seen)
+    cluster.reject_when_not_installed(seen)
     return seen
 
 
@@ -202,7 +202,7 @@ def _left(cluster: Cluster) -> list[Mapping[str, Any]]:
     return [entry for entry in cluster.ask_queue("list", [])["entries"] if not entry["over"]]
 
 
-def _refuse_other_release(there: str | None, here: str, as_shipped: bool) -> None:
+def _reject_other_release(there: str | None, here: str, as_shipped: bool) -> None:
     """Raise OperatorMistake where what would be trained is not what the operator has before them."""
     if there != here and not as_shipped:
         raise OperatorMistake(

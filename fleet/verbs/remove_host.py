@@ -13,7 +13,7 @@ from typing import Any
 from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.foreign import foreign_hosts, refuse_foreign
+from fleet.foreign import foreign_hosts, reject_foreign
 from fleet.history import Trail
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
@@ -110,13 +110,13 @@ def replace_host(
     old = find_host(inventory, old)
     begin_alone(cluster, desk, "replace-host", plan_only)
     seen = cluster.observe(new_is_enough=True)
-    refuse_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
+    reject_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
     seen = _without_foreign(inventory, seen, old)
     untouched = _why_untouched(inventory, seen, old)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
     has = ChainMap[str, Any](variables, inventory.variables[old])  # type: ignore[arg-type]
-    refuse_wrong(inventory, old, new, has)
+    reject_wrong(inventory, old, new, has)
     at = address_of(new, has)
     edit = partial(inventory_file.renamed, old=old, new=new, variables=variables)
     expected = [replace(task, host=new, address=at) if task.host == old else task for task in inventory.tasks]
@@ -163,7 +163,7 @@ def address_variables(inventory: Inventory, host: str, address: str | None) -> l
     return has
 
 
-def refuse_wrong(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> None:
+def reject_wrong(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> None:
     """Raise OperatorMistake where the inventory would be wrong with `new` instead of `old`, as with its address."""
     groups = {group: [new if host == old else host for host in hosts] for group, hosts in inventory.groups.items()}
     hostvars = {(new if host == old else host): each for host, each in inventory.variables.items()}

@@ -24,7 +24,7 @@ def make_report(
     for run in runs:
         decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     if out is not None:
-        _refuse_place(out)
+        _reject_place(out)
     made = cluster.make_report(runs)
     place = out or Path(f"report-{'-'.join(made['runs'][:3])}.html")
     try:
@@ -40,7 +40,7 @@ def make_report(
         then(place.resolve().as_uri())
 
 
-def _refuse_place(out: Path) -> None:
+def _reject_place(out: Path) -> None:
     """Raise OperatorMistake where no file can be written, before any host is asked."""
     try:
         control_path(str(out))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from fleet.cluster import Cluster
-from fleet.run_work import have_copied, refuse_name, refuse_path
+from fleet.run_work import have_copied, reject_name, reject_path
 from fleet.verbs import Desk
 
 
@@ -13,9 +13,9 @@ def restore_run(
     cluster: Cluster, desk: Desk, copy: str, name: str | None = None, plan: bool = False, reason: str | None = None
 ) -> None:
     """Prove a copy and make a run of it, under its own name or another one."""
-    refuse_path("the copy", copy)
+    reject_path("the copy", copy)
     if name is not None:
-        refuse_name(name)
+        reject_name(name)
     words = [copy, *(["--as", name] if name else [])]
     answer, size = have_copied(cluster, desk, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":

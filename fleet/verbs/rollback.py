@@ -12,11 +12,11 @@ from fleet import history
 from fleet.asked import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
-from fleet.short import SWITCH_SECONDS, leave_stale, refuse_failures
+from fleet.short import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
@@ -99,7 +99,7 @@ def rollback(
     """
     begin_alone(cluster, desk, "rollback", plan_only)
     seen = cluster.observe(new_is_enough=True)
-    refuse_foreign(cluster.inventory, seen, cluster.inventory.hosts)
+    reject_foreign(cluster.inventory, seen, cluster.inventory.hosts)
     work = plan(cluster, seen, to)
     desk.say(work.describe())
     if not work.files and not work.back.drained:
@@ -142,7 +142,7 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
     back = members_back(cluster, seen, target.members)
     # Who came since, or was away, may never have had the release: out of the training it needs none.
     hosts = [host for host in hosts if target.release in kept[host] or host not in {*seen.drains, *back.drained}]
-    refuse_missing(target, {host: kept[host] for host in hosts})
+    reject_missing(target, {host: kept[host] for host in hosts})
     files = present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
     up = [name for name, unit in seen.units.items() if unit.up]
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
@@ -206,7 +206,7 @@ def choose(
     return target
 
 
-def refuse_missing(target: State, kept: Mapping[str, Sequence[str]]) -> None:
+def reject_missing(target: State, kept: Mapping[str, Sequence[str]]) -> None:
     """Raise OperatorMistake where a host lacks the release to go to."""
     if without := [host for host, names in kept.items() if target.release not in names]:
         raise OperatorMistake(
@@ -267,7 +267,7 @@ def _switch(
     """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
     try:
         answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
-        refuse_failures(answers)
+        reject_failures(answers)
         cluster.publish_release(target.release)
         leave_stale(cluster, answers)
         if running:

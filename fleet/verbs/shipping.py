@@ -62,7 +62,7 @@ def agree_on_missing(
 def remember(cluster: Cluster, desk: Desk, trail: Trail, plan: Plan, before: Observation) -> None:
     """Have the hosts keep what they have, and leave the first line of the history."""
     try:
-        cluster.refuse_when_others_may_start()  # before the notes of another's start would be overwritten
+        cluster.reject_when_others_may_start()  # before the notes of another's start would be overwritten
         trail.begin(partial(cluster.remember, plan.hosts), **_describe_choice(plan, before))
     except BaseException:
         desk.say(NOTHING_DONE)

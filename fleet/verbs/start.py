@@ -11,7 +11,7 @@ from fleet import decision, drains, report
 from fleet.cluster import Cluster
 from fleet.decision import Choice
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.history import DONE, Trail
 from fleet.observation import Observation
 from fleet.plan import Plan, make_plan, render_plan
@@ -135,11 +135,11 @@ def _plan_and_prove(
     looks = short.questions(warm=not request.plan_only)
     before = cluster.observe(settings=True, looks=looks)
     warm[:] = [task for task in warm if before.looks.get(task.host, {"warm": True})["warm"]]  # or its answer is lost
-    refuse_foreign(inventory, before, inventory.hosts)
+    reject_foreign(inventory, before, inventory.hosts)
     if before.unreachable or before.drains:
         desk.say(report.render_tasks(report.task_rows(inventory, before)))
         agree_on_missing(inventory, desk, before.unreachable, request.allow_missing, before.drains)
-    cluster.refuse_when_not_installed(before)
+    cluster.reject_when_not_installed(before)
     request = _with_program_of_source(cluster, request)
     choice = _choose(cluster, before, request)
     if _was_finished(cluster, desk, request, before, choice):
@@ -173,7 +173,7 @@ def _check(inventory: Inventory, desk: Desk, request: StartRequest) -> None:
 
 def check_program(inventory: Inventory, desk: Desk, asked: Mapping[str, Any]) -> None:
     """Raise OperatorMistake for a run's or a sweep's choice that this checkout can't train, before a host is asked."""
-    decision.refuse_templates(asked)
+    decision.reject_templates(asked)
     decision.choose(asked.get("run"), asked.get("program"), {}, None)
     if named := asked.get("program"):
         sweep = asked.get("sweep", {})
@@ -189,7 +189,7 @@ def _with_program_of_source(cluster: Cluster, request: StartRequest) -> StartReq
     runs = cluster.list_runs()
     origin = decision.find_source(request.source, runs)
     if request.run_name is not None:
-        decision.refuse_other_source(request.run_name, request.source, runs)
+        decision.reject_other_source(request.run_name, request.source, runs)
     if request.program not in (None, origin["program"]):
         return request
     arguments = {**origin.get("program_args", {}), **request.program_args}
@@ -285,7 +285,7 @@ def _switch_and_start(
             rollback.begun_run = request.run_name if begins else None
         ready = select_and_observe(cluster, desk, plan)
         changed = compare(cluster, desk, before, ready, shipped)
-        cluster.refuse_when_not_configured(ready)
+        cluster.reject_when_not_configured(ready)
         # Asked only now: new code, or another choice, may be the fix.
         if ready.run_error:
             raise ready.run_error

@@ -29,7 +29,7 @@ def show_status(cluster: Cluster, desk: Desk, deep: bool = False) -> None:
         desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
     else:
         _say_status(inventory, desk, observation, rows)
-    _refuse_trouble(cluster, observation, rows, damage)
+    _reject_trouble(cluster, observation, rows, damage)
     if deep and desk.answers is None:
         desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
 
@@ -49,7 +49,7 @@ def _say_status(inventory: Inventory, desk: Desk, observation: Observation, rows
         desk.say(account)
 
 
-def _refuse_trouble(
+def _reject_trouble(
     cluster: Cluster, observation: Observation, rows: list[dict[str, Any]], damage: Mapping[str, str]
 ) -> None:
     """Raise for hosts that don't answer, tasks that don't run as they should, and damaged files (by host)."""
@@ -61,8 +61,8 @@ def _refuse_trouble(
     if lost:
         more = [f"and not as they should be: {named}"] if named else []
         raise HostsUnreachable(lost, "\n".join(more + damaged))
-    cluster.refuse_when_not_installed(observation)
-    cluster.refuse_when_not_configured(observation)
+    cluster.reject_when_not_installed(observation)
+    cluster.reject_when_not_configured(observation)
     if observation.run_error:
         raise observation.run_error
     if wrong:

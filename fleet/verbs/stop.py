@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fleet import report
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.foreign import foreign_hosts, refuse_foreign
+from fleet.foreign import foreign_hosts, reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.site.topology import Task
@@ -24,7 +24,7 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_o
     Raises HostsUnreachable after the others are stopped, or shown where it is to `plan_only`.
     """
     before = cluster.observe(new_is_enough=True)
-    refuse_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
+    reject_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
     installed = _own_tasks(cluster, desk, before)
     if plan_only:
         _show_plan(cluster, desk, before, installed)
@@ -49,10 +49,10 @@ def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_o
         if after.run:
             desk.say(report.render_run(after.run))
         desk.answer("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
-        _refuse_away(after)
+        _reject_away(after)
         if errors:
             raise errors[0]
-        _refuse_running(cluster, after)
+        _reject_running(cluster, after)
         trail.end(step=after.run.step if after.run else None)
     desk.say("start it again: fab start-cluster")
 
@@ -66,10 +66,10 @@ def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Seque
     desk.say("nothing was done. Do it: fab stop-cluster")
     record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
     desk.answer("stop-cluster", record)
-    _refuse_away(seen)
+    _reject_away(seen)
 
 
-def _refuse_away(seen: Observation) -> None:
+def _reject_away(seen: Observation) -> None:
     if away := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
         raise HostsUnreachable(away, "What runs there goes on until `fab stop-cluster` reaches it")
 
@@ -117,7 +117,7 @@ def _own_tasks(cluster: Cluster, desk: Desk, before: Observation) -> list[Task]:
     return [task for task in there if before.units[task.name].health is not Health.ABSENT]
 
 
-def _refuse_running(cluster: Cluster, after: Observation) -> None:
+def _reject_running(cluster: Cluster, after: Observation) -> None:
     foreign = foreign_hosts(cluster.inventory, after)
     found: dict[Task, str] = {}
     for task in cluster.inventory.tasks:

@@ -83,7 +83,7 @@ def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[
                 if evaluator is None or sweep["evaluated"] or desk.clock() > deadline:
                     break
             else:
-                _refuse_stopped(cluster, seen, name, desk.clock() - begun)
+                _reject_stopped(cluster, seen, name, desk.clock() - begun)
             trained = report.render_progress(seen.run) if seen.run else "waiting"
             progress.show(f"{len(ended)} of {sweep['size']} points have ended; {sweep['present']}: {trained}")
     desk.say(describe_sweep(sweep))
@@ -101,7 +101,7 @@ def _look(cluster: Cluster, name: str) -> tuple[Observation, dict[str, Any] | No
         return Observation(unreachable=dict(error.reasons)), None
 
 
-def _refuse_stopped(cluster: Cluster, seen: Observation, name: str, seconds: float) -> None:
+def _reject_stopped(cluster: Cluster, seen: Observation, name: str, seconds: float) -> None:
     """Raise when the coordinator is down, `seconds` after the sweep was started."""
     chief = cluster.inventory.chief
     health = seen.units[chief.name].health

@@ -11,7 +11,7 @@ from typing import Any
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import refuse_foreign
+from fleet.foreign import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation, last_line
 from fleet.site.schema.problems import show
@@ -28,7 +28,7 @@ REBOOTS = ("when-needed", "always", "never")
 LOOK_SECONDS = 300.0
 INSTALL_SECONDS = 3600.0
 BOOT_SECONDS = 5.0  # between two looks at a host that boots
-MOST_NAMES = 8  # of packages, on a line
+MAX_NAMES = 8  # of packages, on a line
 
 # A mirror may fail once, and apt may be at work by itself.
 REFRESH = """
@@ -92,7 +92,7 @@ class State:
     def describe(self) -> str:
         """Say how many updates there are, and which packages, or the first of them."""
         names = [update.partition(" ")[0] for update in self.updates]
-        which = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+        which = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
         return f"{len(names)} update{'s' * (len(names) != 1)} ({which})" if names else ""
 
 
@@ -235,7 +235,7 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
     begin_alone(cluster, desk, VERB, request.plan_only)
     seen, checkpoints = look_around(cluster)
     chief = cluster.inventory.chief
-    refuse_foreign(cluster.inventory, seen, {chief.host, *chosen})
+    reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
     rounds = Rounds(cluster, desk, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
     if request.reboot == "always":
         rounds.since = _begin(cluster, chosen, rounds.since)

@@ -146,15 +146,15 @@ class Watch:
             self._last_step_at = now
         # systemd needs a moment from the request to the first sign of life.
         stopped = seen.units[chief.name].health is Health.STOPPED and now - self._begun > 2 * UNITS_SECONDS
-        self._refuse_trouble(seen, fresh, stopped)
+        self._reject_trouble(seen, fresh, stopped)
         if run and run.state == "finished" and stopped:
-            self._refuse_too_short(run)
+            self._reject_too_short(run)
             fresh = run  # a run that was complete before: its coordinator has nothing to write
         if fresh:
             self.run = fresh
         return fresh
 
-    def _refuse_trouble(self, seen: Observation, run: Run | None, stopped: bool) -> None:
+    def _reject_trouble(self, seen: Observation, run: Run | None, stopped: bool) -> None:
         before: dict[str, int] = {}
         for name, unit in seen.units.items():
             step, restarts = self._restarts.get(name, (None, unit.restarts))
@@ -173,7 +173,7 @@ class Watch:
             where = f" at step {seen.run.step}" if seen.run and seen.run.step is not None else ""
             raise ClusterTrouble(f"{chief.name} on {chief.host} was stopped{where} while fab was watching")
 
-    def _refuse_too_short(self, run: Run) -> None:
+    def _reject_too_short(self, run: Run) -> None:
         """Raise when the coordinator leaves a run that ended before the inventory's last step."""
         if run.step is not None and run.step < self._inventory.steps:
             what = (

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainer.cluster.member import State
+from trainer.cluster.member import MemberState
 from trainer.telemetry.events import FAULTS
 from trainer.telemetry.goodput import KINDS
 from trainer.telemetry.metrics import METRICS, STATES
@@ -32,7 +32,7 @@ NODE = {
 # Prometheus's own.
 OWN: dict[str, set[str]] = {"up": set(), "ALERTS": {"alertname", "alertstate"}}
 VALUES = {
-    ("psfleet_member_state", "state"): {state.value for state in State},
+    ("psfleet_member_state", "state"): {state.value for state in MemberState},
     ("psfleet_run_state", "state"): {state.value for state in STATES},
     ("psfleet_time_seconds_total", "kind"): set(KINDS),
     ("psfleet_faults_total", "kind"): set(FAULTS),

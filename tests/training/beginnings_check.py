@@ -15,7 +15,7 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainer.core.failures import UserError  # noqa: E402
-from trainer.run.branch import begin_from  # noqa: E402
+from trainer.run.begin_from import begin_from  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.telemetry.checkpoints import read_checkpoints  # noqa: E402
 from trainer.telemetry.events import read_events  # noqa: E402

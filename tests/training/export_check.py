@@ -361,9 +361,9 @@ def by_shard(kind, reading=None, **settings):
         exports.export_model(kind(), directory, 12, target=other)
     refused = ""
     if reading:
-        with mock.patch("trainer.training.export.room", return_value=exports.LEAST_HELD * needed - 1):
+        with mock.patch("trainer.training.export.room", return_value=exports.MIN_HELD_TABLES * needed - 1):
             refused = raised(exports.export_model, reading(), directory, 12)
-        with mock.patch("trainer.training.export.room", return_value=exports.LEAST_HELD * needed):
+        with mock.patch("trainer.training.export.room", return_value=exports.MIN_HELD_TABLES * needed):
             exports.export_model(reading(), directory, 12, target=result.directory / "read")
     readers = [tf.train.load_checkpoint(str(path / "variables" / "variables")) for path in (whole, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]

@@ -15,7 +15,7 @@ from trainer.core.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.training.data_service import DataService  # isort: skip
 from trainer.training.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
-from trainer.training.worker_files import WorkerFiles, number_of, refuse_unwritable  # isort: skip
+from trainer.training.worker_files import WorkerFiles, number_of, reject_unwritable  # isort: skip
 
 PLACE = Path(tempfile.mkdtemp(prefix="psfleet-files-"))
 SOURCE, CACHE = PLACE / "source.txt", PLACE / "cache" / "numbers"
@@ -128,7 +128,7 @@ def refused(part):
         try:
             part()
         except tf.errors.AlreadyExistsError as error:
-            refuse_unwritable(Twice(), error)
+            reject_unwritable(Twice(), error)
     except UserError as error:
         return str(error)
     return "read"

@@ -20,7 +20,7 @@ prepare_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
-from trainer.cluster.spec import Cluster  # noqa: E402
+from trainer.cluster.spec import ClusterConfig  # noqa: E402
 from trainer.core.config import Config  # noqa: E402
 from trainer.core.failures import is_infrastructure  # noqa: E402
 from trainer.training.handover import Handover, carry  # noqa: E402
@@ -84,7 +84,7 @@ def make(options, cluster, servers):
     handover = Handover(options.run, options.program, len(cluster.jobs["ps"]), servers)
     runner = RemoteStepRunner(config, Program(options), strategy, cluster.workers)
     began = time.monotonic()
-    taken = handover.take(runner.model, runner.step, options.at_least)
+    taken = handover.take_over(runner.model, runner.step, options.at_least)
     seconds = time.monotonic() - began
     return runner, handover, {"taken": taken, "take_seconds": seconds}
 
@@ -107,7 +107,7 @@ def survey(options, cluster, servers):
         changed = argparse.Namespace(**{**vars(options), **changes})
         handover = Handover(changed.run, changed.program, len(cluster.jobs["ps"]), servers)
         runner = RemoteStepRunner(config, Program(changed), strategy, cluster.workers)
-        found[name] = handover.take(runner.model, runner.step, changed.at_least)
+        found[name] = handover.take_over(runner.model, runner.step, changed.at_least)
     return found
 
 
@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--survey", action="store_true", help="only say what could be taken")
     parser.add_argument("--set-aside", action="store_true", help="go on with fewer workers in this process")
     options = parser.parse_args()
-    cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    cluster = ClusterConfig.from_tf_config(os.environ["TF_CONFIG"])
     servers = list(cluster.servers.values())
     if options.survey:
         say(survey=survey(options, cluster, servers))
@@ -151,7 +151,7 @@ def main():
         handover.release()
         del runner, iterators
         jobs = {**cluster.jobs, "worker": cluster.jobs["worker"][:1]}
-        runner, handover, facts = make(options, Cluster(jobs, "chief", 0), servers)
+        runner, handover, facts = make(options, ClusterConfig(jobs, "chief", 0), servers)
         say(**facts, after=state(runner))
         handover.offer(runner.model, runner.step)
     try:

@@ -22,7 +22,6 @@ from trainer.core.config import Config
 from trainer.core.failures import UserError, explain
 from trainer.core.variables import variables_of
 from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
-from trainer.training.lookups import ONCE
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
@@ -30,6 +29,7 @@ from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.remote import UNROLLED_STEPS, RemoteStepRunner
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
+from trainer.training.table_lookups import ONCE
 from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 
 WORDS = ["a", "b", "c"]
@@ -328,7 +328,7 @@ def metrics(strategy: Any) -> dict[str, Any]:
         ended = runner.returned()
         waiting = [call for call in waiting if call not in ended]
         if ended:
-            readings.append(fetch_numbers(runner.over_all_calls(ended[-1].outputs)))
+            readings.append(fetch_numbers(runner.aggregate_outputs(ended[-1].outputs)))
             runner.reset_metrics()
     state = [float(tf.reduce_sum(weight)) for weight in [*runner.model.seen.weights, *runner.model.share.weights]]
     return {"said": readings, "on_the_ps": state}

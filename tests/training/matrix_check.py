@@ -28,7 +28,7 @@ from trainer.core.variables import flatten  # noqa: E402
 from trainer.run.checkpoints import Checkpoints  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
-from trainer.training.keras.keras3.checkpoint import Trained, raw  # noqa: E402
+from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
@@ -57,7 +57,7 @@ class Training:
     def values(self):
         """Return every weight and slot as a whole, by its name."""
         trained = self._runner.trained
-        if isinstance(trained, Trained):
+        if isinstance(trained, CheckpointedModel):
             held = {**trained.weights, **{f"slot {name}": one for name, one in trained.optimizer["optimizer"].items()}}
             return {name: np.array(tf.convert_to_tensor(one)) for name, one in held.items()}
         model, shards = self._runner.model, {"step": {0: self._runner.step.numpy()}}

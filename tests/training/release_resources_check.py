@@ -19,11 +19,11 @@ prepare_tensorflow()
 
 import tensorflow as tf  # noqa: E402
 
-from trainer.cluster.spec import Cluster  # noqa: E402
+from trainer.cluster.spec import ClusterConfig  # noqa: E402
 from trainer.core.config import Config  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.tasks.training import Training  # noqa: E402
-from trainer.telemetry.tally import Tally  # noqa: E402
+from trainer.telemetry.counters import Counters  # noqa: E402
 from trainer.training.release_resources import freed  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
@@ -96,7 +96,7 @@ for number in (READ, WAITS):
 config = Config(program="release_resources_check:Waiting", strategy="parameter_server")
 cluster = start_cluster("parameter_server", 1 + ("other members" in sys.argv), 1)
 none: Any = None
-progress: Any = SimpleNamespace(tally=Tally())  # all that an end of a generation asks of it
+progress: Any = SimpleNamespace(counters=Counters())  # all that an end of a generation asks of it
 training = Training(config, cluster, none, none, progress, none)
 variants = {"ragged", "sparse"} & set(sys.argv)
 program = WaitingForVariants() if variants else Waiting()
@@ -116,7 +116,7 @@ if "by its handle" in sys.argv:
 else:
     del runner
     facts["freed"] = not training._let_go()
-    cluster = Cluster({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
+    cluster = ClusterConfig({**cluster.jobs, "worker": cluster.jobs["worker"][:1]}, cluster.job, cluster.index)
     strategy = make_strategy(config, cluster)
     if not variants:
         runner = RemoteStepRunner(config, Quick(), strategy, 1)

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.program import load_program
 from trainer.run.checkpoints import Checkpoints
@@ -24,7 +24,7 @@ def shards_of(variable):
 
 
 def main(mode: str, shared: str, values_file: str) -> None:
-    cluster = Cluster.from_tf_config(os.environ["TF_CONFIG"])
+    cluster = ClusterConfig.from_tf_config(os.environ["TF_CONFIG"])
     config = Config(program="table:Table", run="restore", shared_dir=shared, partitioner_min_bytes=1024)
     program = load_program(config.program, config.program_args)
     runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.constraints import refuse_split_constraints
+from trainer.training.constraints import reject_split_constraints
 from trainer.training.one_update import gather
 
 
@@ -71,7 +71,7 @@ def test_a_constraint_of_a_split_weight_is_refused(traced: bool) -> None:
         trainable_variables = whole.variables
 
     with pytest.raises(UserError, match="table has a constraint and is split over the ps"):
-        refuse_split_constraints(Model())
+        reject_split_constraints(Model())
 
 
 def test_a_model_whose_weights_come_with_its_first_call_is_not_refused() -> None:
@@ -81,4 +81,4 @@ def test_a_model_whose_weights_come_with_its_first_call_is_not_refused() -> None
 
     with pytest.raises(ValueError, match="have not yet been created"):
         assert Late().trainable_variables
-    refuse_split_constraints(Late())
+    reject_split_constraints(Late())

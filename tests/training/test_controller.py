@@ -70,7 +70,7 @@ class Counting:
         call.outputs, call.counted = {"loss": np.float32(0.0)}, int(self.step.numpy())
         return [call]
 
-    def over_all_calls(self, outputs: Any) -> Any:
+    def aggregate_outputs(self, outputs: Any) -> Any:
         return outputs
 
     def write_metrics(self) -> None:
@@ -241,8 +241,8 @@ def test_an_epoch_at_whose_end_a_run_was_stopped_is_evaluated_when_it_goes_on(tm
 @pytest.fixture
 def looking(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller looks at what is due whenever a call has ended, and queues no more of the short calls than two."""
-    monkeypatch.setattr("trainer.training.loop.scheduler.LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("trainer.training.loop.scheduler.MOST_QUEUED_CALLS", 2)
+    monkeypatch.setattr("trainer.training.loop.scheduler.POLL_SECONDS", 0.0)
+    monkeypatch.setattr("trainer.training.loop.scheduler.MAX_QUEUED_CALLS", 2)
 
 
 class Emptied(Counting):

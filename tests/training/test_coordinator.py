@@ -19,16 +19,16 @@ import tensorflow as tf
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core import own_frames
 from trainer.core.config import Config
 from trainer.core.failures import (
     FINISHED,
     TRY_AGAIN,
     USER_ERROR,
+    CheckpointMismatch,
     EmptyPart,
     Infrastructure,
-    Misfit,
     UserError,
     is_device,
     is_infrastructure,
@@ -52,7 +52,7 @@ from trainer.training import release_resources as freeing
 pytestmark = pytest.mark.timeout(120)
 MEMBERS = {"worker-0": "w0", "ps-0": "p0"}
 # Nothing listens there.
-CLUSTER = Cluster({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:9"], "ps": ["127.0.0.1:9"]}, "chief", 0)
+CLUSTER = ClusterConfig({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:9"], "ps": ["127.0.0.1:9"]}, "chief", 0)
 
 
 class Formed(Membership):
@@ -230,7 +230,7 @@ def test_a_checkpoint_that_fits_no_model_of_this_process_is_left_to_the_next(
     config: Config, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slot's name may have a number that TensorFlow counts in each process."""
-    ends = iter([MembershipChanged("worker-0 is back"), Misfit("the checkpoint does not fit the model")])
+    ends = iter([MembershipChanged("worker-0 is back"), CheckpointMismatch("the checkpoint does not fit the model")])
 
     def generation(training: Training) -> None:
         raise next(ends)
@@ -248,10 +248,10 @@ def test_a_checkpoint_that_fits_on_all_ps_alone_has_the_run_wait_for_them(
     def generation(training: Training) -> None:
         training._controller = SimpleNamespace(has_trained=False, settle=lambda seconds: True)
         if not over:
-            raise Misfit("the checkpoint does not fit the model")
+            raise CheckpointMismatch("the checkpoint does not fit the model")
 
     member = {"generation_over": over.append, "needs_every_ps": lambda: left_out}
-    with contextlib.nullcontext() if left_out else pytest.raises(Misfit):
+    with contextlib.nullcontext() if left_out else pytest.raises(CheckpointMismatch):
         run_generations(config, directory, monkeypatch, generation, **member)
     fits = "the checkpoint does not fit the model; it may fit on all ps, and ps-1 is left out: waiting for it"
     assert over == ([fits] if left_out else [])
@@ -307,7 +307,7 @@ def test_a_process_trains_so_many_generations_alone(
 ) -> None:
     """It keeps what each has traced."""
     over: list[str] = []
-    monkeypatch.setattr(training_module, "MOST_GENERATIONS", 3)
+    monkeypatch.setattr(training_module, "MAX_GENERATIONS", 3)
     with pytest.raises(Infrastructure, match="worker-1 answers again; and this process keeps what 3 generations"):
         run_generations(config, directory, monkeypatch, changed, generation_over=over.append)
     assert len(over) == 3

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from trainer.drill import PACE, Drill
+from trainer.drill import PACE, DrillProgram
 
 
 def test_steps_are_as_long_as_the_file_says_by_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "data"))
     pace = tmp_path / PACE
     pace.write_text("0\n")
-    batches = iter(Drill().train_dataset(tf.distribute.InputContext()))
+    batches = iter(DrillProgram().train_dataset(tf.distribute.InputContext()))
     next(batches)
     changed = tmp_path / "changed"
     changed.write_text("1.5\n")

@@ -33,10 +33,10 @@ from trainer.training.dynamic.table import Table, giving_rows
 from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.keras.keras3.shards import train_shards
-from trainer.training.lookups import GIVEN
 from trainer.training.one_update import gather, gather_keras3
 from trainer.training.optimizers import clip_whole
 from trainer.training.row_updates import update_by_rows
+from trainer.training.table_lookups import GIVEN
 
 pytestmark = pytest.mark.timeout(300)
 WIDTH, CPU = 4, "/device:CPU:0"
@@ -496,7 +496,7 @@ def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
 def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)  # only room counts
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)  # only room counts
     name = "resurrected"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=130)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -521,7 +521,7 @@ def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
 def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
     name = "room"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -596,8 +596,8 @@ def test_what_incremental_saves_write_again_and_again_is_joined_or_a_whole_save(
 def test_joined_saves_lack_what_was_taken_away_and_count_for_the_next_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 0)
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_JOINED", 1)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 0)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_JOINED", 1)
     name, found = "joined", []
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=200)
     pieces = Pieces(made.table, [""], incremental_saves=3)
@@ -622,7 +622,7 @@ def test_joined_saves_lack_what_was_taken_away_and_count_for_the_next_whole_one(
 def test_many_small_saves_are_joined_since_each_link_takes_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_LINKED", 3)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_LINKED", 3)
     made = Made("small", two.Adagrad(0.1), servers=2)
     pieces = Pieces(made.table, ["", ""], incremental_saves=99)
     made.step(tf.range(600, dtype=tf.int64))
@@ -710,7 +710,7 @@ def test_an_incremental_save_that_outgrows_the_room_meanwhile_is_made_a_whole_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore would have no room for what was taken away since the whole save, and comes back."""
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MOST_WRITTEN", 9)
+    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
     name = "outgrown"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -1203,4 +1203,4 @@ def test_all_that_a_table_has_is_freed(make: Callable[[], Any], monkeypatch: pyt
     assert int(shard.index.size()) == 100
     destroy({"id": "freed", "look": {"items": [5000, 1, len(shard.index.handles)]}}, [CPU])
     assert not [one.name for one in arrays if tf.raw_ops.VarIsInitializedOp(resource=one.handle)]
-    assert int(shard.apart().index.size()) == 0
+    assert int(shard.with_own_handles().index.size()) == 0

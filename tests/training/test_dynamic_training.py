@@ -19,8 +19,8 @@ from trainer.core.config import ConfigError
 from trainer.core.failures import UserError
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
+from trainer.telemetry.counters import Counters
 from trainer.telemetry.status import describe, read_status
-from trainer.telemetry.tally import Tally
 
 # isort: split
 import keras
@@ -175,13 +175,13 @@ def test_rows_that_no_step_trains_leave(programs: Any, tmp_path: Path, monkeypat
     """Of new keys none comes again, and each save takes away those that are 20 steps old."""
     rates: list[float] = []
 
-    def table_rates(tally: Tally, now: float) -> Any:
-        found = plain(tally, now)
+    def table_rates(counters: Counters, now: float) -> Any:
+        found = plain(counters, now)
         rates.extend(table["evicted_per_minute"] for table in found.values())
         return found
 
-    plain = Tally.table_rates
-    monkeypatch.setattr(Tally, "table_rates", table_rates)
+    plain = Counters.table_rates
+    monkeypatch.setattr(Counters, "table_rates", table_rates)
     tables = {"items": {"capacity": 200_000, "evict_after_steps": 20}}
     settings = {**SETTINGS, "dynamic_tables": tables, "checkpoint_steps": 30, "checkpoint_seconds": 0}
     settings |= {"steps_per_execution": 5, "log_seconds": 0.2}

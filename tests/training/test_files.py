@@ -10,7 +10,7 @@ import tensorflow as tf
 from processes import MINUTE, Runs, kill, run_check, until
 
 from trainer.core.failures import UserError
-from trainer.training.worker_files import refuse_unwritable
+from trainer.training.worker_files import reject_unwritable
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -91,7 +91,7 @@ def test_a_worker_that_is_killed_while_it_writes_its_cache_reads_again(runs: Run
 def test_a_directory_that_is_missing_is_named_with_what_to_do(kind: str) -> None:
     error = getattr(tf.errors, kind)(None, None, "/scratch/numbers.psfleet-1-0-2-3_0.lockfile; No such file")
     with pytest.raises(UserError, match=r"^object: a file of its pipeline can't be written .*/scratch/numbers"):
-        refuse_unwritable(object(), error)
+        reject_unwritable(object(), error)
 
 
 def test_a_full_disk_is_named_with_the_worker_and_what_to_do() -> None:
@@ -99,10 +99,10 @@ def test_a_full_disk_is_named_with_the_worker_and_what_to_do() -> None:
     text = f"Graph execution error:\n\nDetected at node Next defined at\n{file}\n\t [[{{{{node Next}}}}]]\nHint: more\n"
     text += "from remote target /job:worker/replica:0/task:1 while calling"
     with pytest.raises(UserError, match=r"^object: the disk of /scratch is full on the host of worker-1, .*Make room"):
-        refuse_unwritable(object(), tf.errors.ResourceExhaustedError(None, None, text))
+        reject_unwritable(object(), tf.errors.ResourceExhaustedError(None, None, text))
 
 
 @pytest.mark.parametrize("name", ["NotFoundError", "ResourceExhaustedError"])
 @pytest.mark.parametrize("text", ["/data/train-1; No such file", "/data/train-1; No space left on device", "OOM"])
 def test_another_files_error_stays_as_it_is(name: str, text: str) -> None:
-    refuse_unwritable(object(), getattr(tf.errors, name)(None, None, text))
+    reject_unwritable(object(), getattr(tf.errors, name)(None, None, text))

@@ -250,7 +250,7 @@ def test_dead_coordinators_leave_no_memory_on_the_ps(servers: Servers) -> None:
 
 
 def test_a_position_in_the_data_is_written_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainer.run.position import Position
+    from trainer.run.data_position import Position
     from trainer.training import handover
 
     written: list[Any] = []

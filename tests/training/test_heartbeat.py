@@ -15,7 +15,7 @@ from processes import Runs, until
 
 from trainer.cluster import heartbeat as module
 from trainer.cluster.heartbeat import PERIOD_SECONDS, Heartbeat, Line
-from trainer.cluster.member import Member, State
+from trainer.cluster.member import Member, MemberState
 from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(180)
@@ -30,7 +30,7 @@ def member(heartbeat: Heartbeat) -> Member:
     return heartbeat.members()["worker-0"]
 
 
-def reaches(heartbeat: Heartbeat, state: State) -> Member:
+def reaches(heartbeat: Heartbeat, state: MemberState) -> Member:
     until(lambda: member(heartbeat).state is state, state.value, say=lambda: str(member(heartbeat)))
     return member(heartbeat)
 
@@ -43,36 +43,36 @@ def test_heartbeat_tells_frozen_from_gone_and_knows_a_process_again(runs: Runs) 
     heartbeat = beat(worker)
     heartbeat.start()
     try:
-        reaches(heartbeat, State.CLOSED)
+        reaches(heartbeat, MemberState.CLOSED)
         process = runs.task(TF_CONFIG=config)
-        first = reaches(heartbeat, State.SERVING).incarnation
+        first = reaches(heartbeat, MemberState.SERVING).incarnation
         until(lambda: member(heartbeat).is_steady(time.monotonic()), "some seconds of answers")
         heartbeat.change(lambda member: member.taken(time.monotonic()), "worker-0")
 
         began = time.monotonic()
         process.send(signal.SIGSTOP)
-        silent = reaches(heartbeat, State.SILENT)
+        silent = reaches(heartbeat, MemberState.SILENT)
         assert time.monotonic() - began > SILENT_SECONDS - PERIOD_SECONDS - 0.5
         assert (silent.incarnation, silent.must_restart, silent.steady_since) == (first, first, None)
         process.send(signal.SIGCONT)
-        thawed = reaches(heartbeat, State.STARTING)
+        thawed = reaches(heartbeat, MemberState.STARTING)
         assert (thawed.incarnation, thawed.ended) == (first, None)
 
         process.end()
-        closed = reaches(heartbeat, State.CLOSED)
+        closed = reaches(heartbeat, MemberState.CLOSED)
         assert closed.ended is not None
         assert closed.ended[0] == first
         assert closed.ended[1] < SILENT_SECONDS
         assert closed.is_lost
         process = runs.task(TF_CONFIG=config)
-        second = reaches(heartbeat, State.SERVING).incarnation
+        second = reaches(heartbeat, MemberState.SERVING).incarnation
         assert second != first
 
         # As when its host is reset: nothing at first, then its new kernel, which knows of no connection.
         process.send(signal.SIGSTOP)
-        reaches(heartbeat, State.SILENT)
+        reaches(heartbeat, MemberState.SILENT)
         process.end()
-        closed = reaches(heartbeat, State.CLOSED)
+        closed = reaches(heartbeat, MemberState.CLOSED)
         assert closed.ended is not None
         assert closed.ended[0] == second
         assert closed.ended[1] >= SILENT_SECONDS
@@ -112,8 +112,8 @@ def test_a_channel_that_says_nothing_more_is_replaced(runs: Runs, monkeypatch: p
     heartbeat = beat(worker)
     heartbeat.start()
     try:
-        reaches(heartbeat, State.AWAY)
-        reaches(heartbeat, State.SERVING)
+        reaches(heartbeat, MemberState.AWAY)
+        reaches(heartbeat, MemberState.SERVING)
     finally:
         heartbeat.stop()
 
@@ -155,10 +155,10 @@ def test_what_this_process_missed_itself_is_no_members_silence(monkeypatch: pyte
     heartbeat.change(lambda member: member.answered(now[0], now[0], "one"), "worker-0")
     monkeypatch.setattr(heartbeat, "_pause", rounds(1.5, 60.0, 0.2, 0.2))
     heartbeat._beat()
-    assert member(heartbeat).state is not State.SILENT
+    assert member(heartbeat).state is not MemberState.SILENT
     monkeypatch.setattr(heartbeat, "_pause", rounds(*[0.2] * 30))
     heartbeat._beat()
-    assert member(heartbeat).state is State.SILENT
+    assert member(heartbeat).state is MemberState.SILENT
 
 
 def test_who_waits_for_an_answer_has_everybody_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

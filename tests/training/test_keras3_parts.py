@@ -16,11 +16,11 @@ from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.evaluation import make_evaluation
 from trainer.training.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
-from trainer.training.keras.keras3.checkpoint import Trained, read_whole_slots, slots
+from trainer.training.keras.keras3.checkpoint import CheckpointedModel, read_whole_slots, slots
 from trainer.training.keras.keras3.checks import (
     TABLE_BYTES,
-    refuse_hidden_optimizers,
-    refuse_model,
+    reject_hidden_optimizers,
+    reject_model,
     warn_of_whole_tables,
 )
 from trainer.training.keras.keras3.model import Keras3Model
@@ -61,7 +61,7 @@ def model(**more: Any) -> Any:
 
 
 def test_the_next_model_has_the_same_names() -> None:
-    first, second = (sorted(Trained(model()).weights) for _ in range(2))
+    first, second = (sorted(CheckpointedModel(model()).weights) for _ in range(2))
     own = ["unnamed/unnamed_state", "unnamed/variable", "unnamed/variable:1"]
     assert first == second == ["dense/bias", "dense/kernel", *own]
 
@@ -85,7 +85,7 @@ def test_weights_are_found_by_name_whatever_order_they_are_made_in() -> None:
         made = Towers(order)
         made.compile(keras.optimizers.Adam())
         build(made, tf.TensorSpec([None, 4]))
-        found = Trained(made)
+        found = CheckpointedModel(made)
         slots = found.optimizer["optimizer"]
         kernels = {"a": made.a.kernel, "b": made.b.kernel, "rest_a": made.rest["a"].kernel}
         for name, kernel in kernels.items():
@@ -218,9 +218,9 @@ def test_an_optimizer_that_no_checkpoint_would_have_is_refused() -> None:
     specs = (tf.TensorSpec([2, 4]), tf.TensorSpec([2, 1]))
     step = tf.function(Step(outer)).get_concrete_function(specs)
     with pytest.raises(UserError, match="Make it an attribute of Outer"):
-        refuse_hidden_optimizers(outer, step)
+        reject_hidden_optimizers(outer, step)
     outer.inner_optimizer = outer.inner.optimizer
-    refuse_hidden_optimizers(outer, step)
+    reject_hidden_optimizers(outer, step)
 
 
 def test_a_split_table_is_left_out_of_weight_decay() -> None:
@@ -426,7 +426,7 @@ def test_a_layer_that_replaces_weights_is_refused() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.SpectralNormalization(keras.layers.Dense(1))])
     made.compile("sgd", "mse", jit_compile=False)
     with pytest.raises(UserError, match="is a SpectralNormalization, which replaces weights"):
-        refuse_model(made)
+        reject_model(made)
 
 
 def test_a_mend_is_one_for_keras3() -> None:

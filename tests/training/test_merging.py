@@ -11,7 +11,7 @@ import pytest
 
 from trainer import testing
 from trainer.core.failures import UserError
-from trainer.training.metric_uses import refuse_uses
+from trainer.training.metric_uses import reject_uses
 from trainer.training.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
 
 # isort: split
@@ -231,7 +231,7 @@ def test_what_a_step_returns_of_metrics_is_over_all_calls_whatever_its_name(libr
         metrics.states.exchange(step, kept)
         outputs = step(tf.constant(values))
         metrics.add([one.read_value() for one in kept])
-    found = {name: float(value) for name, value in metrics.over_all_calls(outputs).items()}
+    found = {name: float(value) for name, value in metrics.aggregate_outputs(outputs).items()}
     assert found == {"mean": 3.0, "share": 1.0, "a": 9.0, "own": 12.0}
 
 
@@ -258,10 +258,10 @@ def test_a_step_that_trains_by_what_a_metric_says_is_refused(library: Any, by_me
     traced = step.get_concrete_function(tf.TensorSpec([2, 1]))
     states = [getattr(one, "_value", one) for one in mean.variables]
     if not by_metric:
-        refuse_uses(traced, states, states, "Model.train_step")
+        reject_uses(traced, states, states, "Model.train_step")
         return
     with pytest.raises(UserError, match=r"^Model\.train_step changes '.*' by what a metric says"):
-        refuse_uses(traced, states, states, "Model.train_step")
+        reject_uses(traced, states, states, "Model.train_step")
 
 
 class Moved(tf.keras.metrics.Metric):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.core.config import Config
-from trainer.run.position import Beginning
+from trainer.run.data_position import Beginning
 from trainer.training.input import own_train_dataset, train_dataset_fn, warn_of_one_order
 
 Dataset = tf.data.Dataset

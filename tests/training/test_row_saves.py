@@ -66,7 +66,7 @@ def trained() -> Trained:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of a few rows are large ones, and are compared in several turns."""
-    monkeypatch.setattr(row_saves, "LEAST_BYTES", WIDTH * 4 * 100)
+    monkeypatch.setattr(row_saves, "MIN_BYTES", WIDTH * 4 * 100)
     monkeypatch.setattr(row_saves, "COMPARED_BYTES", WIDTH * 4 * 64)
 
 

@@ -22,9 +22,9 @@ from trainer.run import checkpoints as module
 from trainer.run import save_failures
 from trainer.run.checkpoint_writer import Order
 from trainer.run.checkpoints import Checkpoints
+from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.run.position import Position
 from trainer.run.save_failures import SaveFailed
 
 pytestmark = pytest.mark.timeout(120)

@@ -21,13 +21,13 @@ from trainer.run.study import Trial, choose, frozen, is_behind, optuna
 pytestmark = pytest.mark.timeout(400)
 RATE = {"rate": {"low": 1e-5, "high": 1e-1, "log": True}}
 SEARCH = {"search": "optuna", "trials": 4, "metric": "loss", "parameters": RATE, "n_startup_trials": 1}
-SPACE = SearchSpace.of({key: value for key, value in SEARCH.items() if key != "search"})
+SPACE = SearchSpace.from_record({key: value for key, value in SEARCH.items() if key != "search"})
 
 
 def search(shared: Path, attempt: int = 1, **more: Any) -> Search:
     asked = {**SEARCH, **more}
     asked.pop("search")
-    return Search.of(
+    return Search.from_selection(
         {"program_args": {"units": 2}, "sweep": {"name": "s", "attempt": attempt, "search": asked}}, shared
     )
 
@@ -91,7 +91,7 @@ def test_kinds_of_parameters_and_failures_are_what_optuna_takes() -> None:
         "dropout": {"low": 0.0, "high": 0.5, "step": 0.1},
         "layers": {"choices": [[64], [64, 64], None]},
     }
-    space = SearchSpace.of({"trials": 20, "metric": "loss", "direction": "maximize", "parameters": parameters})
+    space = SearchSpace.from_record({"trials": 20, "metric": "loss", "direction": "maximize", "parameters": parameters})
     trials = [Trial(space.first()), Trial(space.first(), float("nan"), 5), Trial(space.first(), 0.5, 5, pruned=True)]
     states = [frozen(optuna(), space, trial).state.name for trial in trials]
     assert states == ["FAIL", "FAIL", "PRUNED"]
@@ -123,7 +123,7 @@ def test_kinds_of_parameters_and_failures_are_what_optuna_takes() -> None:
 def test_the_median_pruner_stops_what_is_behind_at_the_same_step(
     losses: dict[int, float], more: dict[str, Any], is_stopped: bool
 ) -> None:
-    space = SearchSpace.of({**SPACE.__dict__, **more})
+    space = SearchSpace.from_record({**SPACE.__dict__, **more})
     others = [Trial({"rate": 0.01}, 0.45, 20, evaluations={10: 0.5, 20: 0.45}), Trial({"rate": 0.02})]
     assert is_behind(space, others, Trial({"rate": 0.03}, evaluations=losses)) is is_stopped
 

@@ -17,7 +17,7 @@ from trainer.cluster.probe import answers, incarnation, silent
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks.local import local_cluster
-from trainer.tasks.server import LOOK_SECONDS, LOOKS
+from trainer.tasks.server import LOOKS, RUN_POLL_SECONDS
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -86,7 +86,7 @@ class Serving:
         write_record(self.state, {"state": "training", "step": 3, **record})
 
     def goes_on(self, process: Process) -> bool:
-        time.sleep((LOOKS + 1) * LOOK_SECONDS)
+        time.sleep((LOOKS + 1) * RUN_POLL_SECONDS)
         return answers(self.address, MINUTE / 2) and "Traceback" not in process.output
 
 

@@ -19,7 +19,7 @@ from trainer.run.retention import Retention
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
 from trainer.telemetry.status import read_status
-from trainer.training.evaluation import refuse_best_metric
+from trainer.training.evaluation import reject_best_metric
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -148,7 +148,7 @@ def test_the_best_by_a_metric_that_keras_does_not_tell_is_refused_where_its_own_
     config = Config(program="mine:One", checkpoints_kept_best=1, checkpoints_best_metric="accuracy")
     for evaluate in (None, object()):  # the side-car, and a strategy's replicas
         with pytest.raises(UserError, match="name one of its metrics, loss, mae"):
-            refuse_best_metric(config, evaluate, make_model(), ["mae", "loss"])
-        refuse_best_metric(config, evaluate, OwnStep(), ["mae", "loss"])
-    refuse_best_metric(config.replace(checkpoints_kept_best=0), None, make_model(), ["loss"])
-    refuse_best_metric(config, None, make_model(), ["accuracy"])
+            reject_best_metric(config, evaluate, make_model(), ["mae", "loss"])
+        reject_best_metric(config, evaluate, OwnStep(), ["mae", "loss"])
+    reject_best_metric(config.replace(checkpoints_kept_best=0), None, make_model(), ["loss"])
+    reject_best_metric(config, None, make_model(), ["accuracy"])

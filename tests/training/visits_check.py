@@ -26,11 +26,11 @@ from tensorflow.python.data.experimental.ops.testing import sleep
 from trainer.core.config import Config
 from trainer.core.failures import EmptyPart, UserError
 from trainer.run.checkpoints import Checkpoints
+from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
-from trainer.run.position import Position
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import Training
-from trainer.telemetry.tally import Tally
+from trainer.telemetry.counters import Counters
 from trainer.training.input import own_train_dataset
 from trainer.training.places import pass_after_pass
 from trainer.training.steps.remote import RemoteStepRunner
@@ -46,7 +46,7 @@ CALL = 2
 CALLS = 8
 PART_STEPS = EXAMPLES // 2 // BATCH
 NONE: Any = None
-PROGRESS: Any = SimpleNamespace(tally=Tally())  # all that an end of a generation asks of it
+PROGRESS: Any = SimpleNamespace(counters=Counters())  # all that an end of a generation asks of it
 Dataset = tf.data.Dataset
 
 

@@ -319,7 +319,9 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         def keep(self) -> None: ...
 
     monkeypatch.setattr(rehearsal, "taken", fleet.contextmanager(lambda cluster, desk: iter([Empty()])))
-    monkeypatch.setattr(rehearsal, "refuse", lambda each, inventory: "no power" if each.name == "ps-off" else None)
+    monkeypatch.setattr(
+        rehearsal, "why_not_allowed", lambda each, inventory: "no power" if each.name == "ps-off" else None
+    )
     return set_up
 
 

@@ -21,7 +21,7 @@ SAYS = "import os, signal, sys, time; print('loading', flush=True); print('prove
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_proof, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(build_proof, "POLL_SECONDS", 0.01)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trainer.cluster import spec
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import ConfigError
 from trainer.core.strategies import STRATEGIES
 
@@ -20,31 +20,31 @@ def tf_config(job: str, index: int = 0, **more: list[str]) -> str:
 
 
 def test_task_and_its_address() -> None:
-    cluster = Cluster.from_tf_config(tf_config("worker", 1))
+    cluster = ClusterConfig.from_tf_config(tf_config("worker", 1))
     assert (cluster.task, cluster.address, cluster.workers) == ("worker-1", "w1:1", 2)
     assert cluster.servers == {"worker-0": "w0:1", "worker-1": "w1:1", "ps-0": "p:1"}
 
 
 def test_evaluator_is_no_member() -> None:
-    assert "evaluator" not in Cluster.from_tf_config(tf_config("chief", evaluator=["e:1"])).jobs
-    assert Cluster.from_tf_config(tf_config("evaluator")).task == "evaluator-0"
+    assert "evaluator" not in ClusterConfig.from_tf_config(tf_config("chief", evaluator=["e:1"])).jobs
+    assert ClusterConfig.from_tf_config(tf_config("evaluator")).task == "evaluator-0"
 
 
 def test_the_data_service_is_no_member_and_told_apart() -> None:
     service = {"dispatcher": ["h:2"], "data": ["d0:1", "d1:1"]}
-    cluster = Cluster.from_tf_config(tf_config("data", 1, **service))
+    cluster = ClusterConfig.from_tf_config(tf_config("data", 1, **service))
     assert (cluster.task, cluster.address, cluster.jobs, cluster.service) == ("data-1", "d1:1", JOBS, service)
     assert not cluster.trains
     assert not {"data-0", "dispatcher-0"} & set(cluster.servers)
-    assert Cluster.from_tf_config(cluster.as_tf_config()) == cluster
-    Cluster(JOBS, "chief", 0, service).check_strategy("parameter_server")
+    assert ClusterConfig.from_tf_config(cluster.as_tf_config()) == cluster
+    ClusterConfig(JOBS, "chief", 0, service).check_strategy("parameter_server")
 
 
 def test_the_setting_needs_a_data_service() -> None:
-    Cluster(JOBS, "chief", 0).check_input("local")
-    Cluster(JOBS, "chief", 0, {"dispatcher": ["h:2"], "data": ["d:1"]}).check_input("service")
+    ClusterConfig(JOBS, "chief", 0).check_input("local")
+    ClusterConfig(JOBS, "chief", 0, {"dispatcher": ["h:2"], "data": ["d:1"]}).check_input("service")
     with pytest.raises(ConfigError, match="the cluster has no data service, but 1 chief, 2 worker, 1 ps: add"):
-        Cluster(JOBS, "chief", 0).check_input("service")
+        ClusterConfig(JOBS, "chief", 0).check_input("service")
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_the_setting_needs_a_data_service() -> None:
 )
 def test_wrong_tf_config_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        Cluster.from_tf_config(text)
+        ClusterConfig.from_tf_config(text)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_strategy_has_its_jobs(strategy: str) -> None:
     jobs = {job: JOBS[job] for job in STRATEGIES[strategy].jobs}
-    Cluster(jobs, "chief", 0).check_strategy(strategy)
+    ClusterConfig(jobs, "chief", 0).check_strategy(strategy)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_strategy_has_its_jobs(strategy: str) -> None:
 )
 def test_strategy_refuses_another_cluster(strategy: str, jobs: dict[str, list[str]], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
-        Cluster(jobs, "chief", 0).check_strategy(strategy)
+        ClusterConfig(jobs, "chief", 0).check_strategy(strategy)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_strategy_refuses_another_cluster(strategy: str, jobs: dict[str, list[st
 )
 def test_workers_train_where_no_ps_is(job: str, without: str, trains: bool) -> None:
     jobs = {name: members for name, members in JOBS.items() if name != without}
-    assert Cluster(jobs, job, 0).trains is trains
+    assert ClusterConfig(jobs, job, 0).trains is trains
 
 
 def test_free_ports_are_none_that_an_outgoing_connection_may_get(

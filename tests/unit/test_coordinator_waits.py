@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import STOPPED, TRY_AGAIN, Stopped
 from trainer.core.signals import StopRequest
@@ -41,7 +41,7 @@ def test_a_coordinator_that_can_not_write_its_lease_holds_the_next_one_back(
     slept: list[float] = []
     monkeypatch.setattr(coordinator.Lease, "acquire", refuse)
     monkeypatch.setattr("trainer.tasks.coordinator.time.sleep", sleep)
-    cluster = Cluster({"chief": ["localhost:1"]}, "chief", 0)
+    cluster = ClusterConfig({"chief": ["localhost:1"]}, "chief", 0)
     assert coordinator.run_coordinator(config.replace(strategy="one_device"), cluster, Notifier()) == code
     assert slept == [coordinator.STORAGE_PAUSE_SECONDS]
 

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.cluster import probe
 from trainer.cluster.probe import SERVICE_METHODS
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import Stopped, UserError
 from trainer.core.signals import StopRequest
@@ -81,14 +81,14 @@ def test_a_dispatcher_that_serves_the_next_run_too_keeps_its_journal_at_a_restar
 
 def test_a_second_dispatcher_leaves_the_firsts_journal_alone(config: Config) -> None:
     first = Journal(config)
-    lease = first.take(10.0, lambda message: None)
+    lease = first.acquire_lease(10.0, lambda message: None)
     first.prepare()
     left = leave_a_file(first)
     with pytest.raises(LeaseHeld, match=rf"the data service of {config.shared_dir} has a dispatcher already: process"):
-        Journal(config.replace(run="two")).take(10.0, lambda message: lease.held())
+        Journal(config.replace(run="two")).acquire_lease(10.0, lambda message: lease.held())
     assert left.exists()
     lease.release()
-    Journal(config.replace(run="two")).take(10.0, lambda message: None).release()
+    Journal(config.replace(run="two")).acquire_lease(10.0, lambda message: None).release()
 
 
 def test_a_sweeps_points_share_a_journal(config: Config) -> None:
@@ -154,7 +154,7 @@ def test_it_ends_with_a_run_that_it_reads_for(config: Config) -> None:
     assert ending("data-0", "localhost:1", lambda: local, serves) == (None, "")
 
 
-SERVED = Cluster({"chief": ["h:1"]}, "chief", 0, {"dispatcher": ["h:2"], "data": ["a:3", "b:3"]})
+SERVED = ClusterConfig({"chief": ["h:1"]}, "chief", 0, {"dispatcher": ["h:2"], "data": ["a:3", "b:3"]})
 
 
 class Told:

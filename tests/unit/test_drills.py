@@ -343,7 +343,7 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
     ],
 )
 def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, message: str) -> None:
-    assert message in (rehearsal.refuse(named(name), inventory(**site)) or "")
+    assert message in (rehearsal.why_not_allowed(named(name), inventory(**site)) or "")
     hosts = Pretence()
     with pytest.raises(OperatorMistake, match=re.escape(message)):
         rehearsal.drill(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), [name])
@@ -352,7 +352,7 @@ def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, 
 
 def test_a_permitted_drill_is_not_refused() -> None:
     site = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
-    refused = {each.name: rehearsal.refuse(each, inventory(**site)) for each in CATALOGUE}
+    refused = {each.name: rehearsal.why_not_allowed(each, inventory(**site)) for each in CATALOGUE}
     assert [name for name, why in refused.items() if why] == [
         "data",
         "data-all",
@@ -380,8 +380,8 @@ def test_a_data_workers_host_loses_no_power_with_a_ps_on_it(host: str, address: 
     ]
     made = replace(inventory(**site), tasks=[*TASKS, *data])
     message = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
-    assert rehearsal.refuse(named("data-off"), made) == (message if beside_a_ps else None)
-    assert rehearsal.refuse(named("data"), made) is None
+    assert rehearsal.why_not_allowed(named("data-off"), made) == (message if beside_a_ps else None)
+    assert rehearsal.why_not_allowed(named("data"), made) is None
 
 
 @pytest.mark.parametrize("words", [[], ["no-such"]])
@@ -650,7 +650,9 @@ MANY = 2000
 
 
 def by_chance(seed: int, number: int = MANY) -> list[Round]:
-    drills = [each for each in CATALOGUE if each.name in BY_CHANCE and not rehearsal.refuse(each, inventory(**SITE))]
+    drills = [
+        each for each in CATALOGUE if each.name in BY_CHANCE and not rehearsal.why_not_allowed(each, inventory(**SITE))
+    ]
     return list(islice(rounds(seed, stage(Pretence(), **SITE), drills), number))
 
 

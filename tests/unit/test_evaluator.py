@@ -169,7 +169,7 @@ class Fake:
     unreadable: tuple[int, ...] = ()
     asked: list[int]
 
-    def __init__(self, program: object, directory: RunDirectory, best_metric: str, tally: object) -> None: ...
+    def __init__(self, program: object, directory: RunDirectory, best_metric: str, counters: object) -> None: ...
 
     def evaluate(self, step: int, saved: int | None = None) -> bool:
         self.asked.append(step)

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from trainer.__main__ import train_or_evaluate
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import (
     ENDS_PYTHON,
     STOPPED,
@@ -63,7 +63,7 @@ def test_a_stale_handle_restarts_the_unit_and_does_not_pause() -> None:
     assert (found.code, found.restarts_unit, found.pauses) == (TRY_AGAIN, True, False)
 
 
-TASK = Cluster({"chief": ["h:1"], "worker": ["a:1"]}, "chief", 0)
+TASK = ClusterConfig({"chief": ["h:1"], "worker": ["a:1"]}, "chief", 0)
 
 
 def become(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception | None = None) -> tuple[int, list[bytes]]:

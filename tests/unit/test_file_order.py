@@ -10,8 +10,8 @@ import pytest
 
 from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.run.data_position import Position
 from trainer.run.file_list import FileList
-from trainer.run.position import Position
 from trainer.training.steps import file_order
 from trainer.training.steps.file_order import EMPTY_FILES, FileOrder
 
@@ -48,7 +48,7 @@ def read(files: FileOrder[Box], worker: int, box: Box) -> tuple[int, str]:
     """Have a worker read its next file to the last of its eight examples."""
     files.fill()
     ticket, taken, name = box.read()
-    files.take(worker, (ticket, 8))
+    files.advance(worker, (ticket, 8))
     return taken, name
 
 
@@ -79,10 +79,10 @@ def test_a_lost_workers_files_go_to_the_others_where_it_was() -> None:
     files = order()
     lost, other = files.mailbox(0), files.mailbox(1)
     ticket, _, name = lost.read()
-    files.take(0, (ticket, 5))
+    files.advance(0, (ticket, 5))
     waiting = lost.letters[1:] or files.fill() or lost.letters[1:]
     files.lose({0: math.inf})
-    files.take(0, (ticket, 6))  # of a call that ended after its file was another's
+    files.advance(0, (ticket, 6))  # of a call that ended after its file was another's
     found = dict(reversed(read(files, 1, other)) for _ in range(4))
     assert found[name] == 5
     assert waiting[0][3] in found
@@ -102,7 +102,7 @@ def test_a_new_reading_of_a_worker_gives_back_what_it_had() -> None:
     files = order()
     before = files.mailbox(0)
     ticket, _, name = before.read()
-    files.take(0, (ticket, 2))
+    files.advance(0, (ticket, 2))
     after = files.mailbox(0)
     assert after.read()[1:] == (2, name)
 
@@ -112,10 +112,10 @@ def test_a_position_goes_on_with_any_number_of_workers() -> None:
     boxes = [files.mailbox(0), files.mailbox(1)]
     done = [read(files, 0, boxes[0])[1] for _ in range(3)][:-1]  # the last is known to be done with the next
     ticket, _, half = boxes[1].read()
-    files.take(1, (ticket, 4))
+    files.advance(1, (ticket, 4))
     assert files.position is not None
     later = order(workers=1)
-    assert not later.go_on_from(Position.of(files.position.as_record()))
+    assert not later.go_on_from(Position.from_record(files.position.as_record()))
     later.begin(9)
     box = later.mailbox(0)
     found = [read(later, 0, box)[::-1] for _ in range(4)]
@@ -209,7 +209,7 @@ def test_data_are_over_when_all_files_are_trained_and_the_end_is_told() -> None:
     assert not files.is_over
     assert files.news == ""
     ticket = box.letters[0][0]
-    files.take(0, (ticket, -1))  # it has looked for another file
+    files.advance(0, (ticket, -1))  # it has looked for another file
     assert files.is_over
     assert files.news.endswith("1 are trained")
 
@@ -231,7 +231,7 @@ def test_trained_files_that_are_found_again_by_a_later_coordinator_are_left_out(
         read(files, 0, box)
     assert files.position is not None
     later = arriving()
-    assert not later.go_on_from(Position.of(files.position.as_record()))
+    assert not later.go_on_from(Position.from_record(files.position.as_record()))
     assert later.known() == {"/data/a", "/data/b"}
     later.come(["/data/a", "/data/c"], is_end=False)
     assert later.counts() == {"done": 1, "under_way": 1, "found": 3}

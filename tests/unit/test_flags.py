@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.command_line import parse
 from trainer.core.config import ConfigError
 from trainer.tasks.flags import read_cluster
@@ -24,7 +24,7 @@ def tf_config(job: str, index: int, jobs: dict[str, list[str]] = JOBS) -> str:
     return json.dumps({"cluster": jobs, "task": {"type": job, "index": index}})
 
 
-def read(*arguments: str, tf_config_text: str | None = None) -> Cluster:
+def read(*arguments: str, tf_config_text: str | None = None) -> ClusterConfig:
     return read_cluster(parse(list(arguments)), {} if tf_config_text is None else {"TF_CONFIG": tf_config_text})
 
 
@@ -46,7 +46,7 @@ def read(*arguments: str, tf_config_text: str | None = None) -> Cluster:
     ],
 )
 def test_hosts_make_the_cluster_of_tf_config(arguments: list[str]) -> None:
-    assert read(*arguments) == Cluster.from_tf_config(tf_config("worker", 1))
+    assert read(*arguments) == ClusterConfig.from_tf_config(tf_config("worker", 1))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_cluster_file_makes_the_cluster_of_tf_config(tmp_path: Path, content: ob
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(content))
     cluster = read("--task_type", "worker", "--task_index", "1", "--cluster", str(path))
-    assert cluster == Cluster.from_tf_config(tf_config("worker", 1))
+    assert cluster == ClusterConfig.from_tf_config(tf_config("worker", 1))
 
 
 def test_only_member_of_a_job_needs_no_index() -> None:

@@ -278,7 +278,7 @@ def test_timer_that_finds_the_connection_lost_ends_in_silence(server: Server, mo
 def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.ssh.MOST_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.ssh.MAX_AT_ONCE", 1)
     monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the call and says nothing
         late = Host("late", "127.0.0.1", "admin", mute.getsockname()[1], server.key_file, ACCEPT)
@@ -291,7 +291,7 @@ def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
 
 
 def test_hosts_that_wait_for_a_thread_have_time_of_their_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.ssh.MOST_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.ssh.MAX_AT_ONCE", 1)
     monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.3)
     hosts = ssh(*(server.host(name, **ACCEPT) for name in ("a", "b", "c")))
     answers = hosts.run(dict.fromkeys("abc", "sleep 2"), timeout=4.0)

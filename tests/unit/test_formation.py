@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import formation, leaving
+from trainer.cluster import draining, formation
 from trainer.cluster import member as rules
 from trainer.cluster.formation import can_do_without, describe_missing, form
-from trainer.cluster.member import Event, Member, State
-from trainer.cluster.spec import Cluster
+from trainer.cluster.member import Event, Member, MemberState
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.run.release import MEND
 
-CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
+CLUSTER = ClusterConfig({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
 
 
 def config(**settings: object) -> Config:
     return Config.from_dict({"program": "p:P", "ps_grace_seconds": 30.0, "worker_wait_seconds": 60.0, **settings})
 
 
-AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
+AWAY, CLOSED, SILENT = MemberState.AWAY, MemberState.CLOSED, MemberState.SILENT
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
         ({"worker-1": AWAY}, True, set(), 60.0, {}, True),
         ({"worker-1": AWAY}, False, set(), 0.0, {}, True),
         ({"worker-1": SILENT, "worker-2": AWAY}, False, set(), 0.0, {}, True),
-        ({"worker-1": State.GIVEN_UP}, False, set(), 0.0, {}, True),
-        ({"worker-1": State.OTHER_RELEASE}, False, set(), 0.0, {}, True),
+        ({"worker-1": MemberState.GIVEN_UP}, False, set(), 0.0, {}, True),
+        ({"worker-1": MemberState.OTHER_RELEASE}, False, set(), 0.0, {}, True),
         # One that closed a moment ago may be back in another.
         ({"worker-1": CLOSED}, False, set(), 1e6, {}, False),
-        ({"worker-1": State.STARTING}, False, set(), 1e6, {}, False),
+        ({"worker-1": MemberState.STARTING}, False, set(), 1e6, {}, False),
         ({"worker-0": AWAY, "worker-1": AWAY, "worker-2": AWAY}, False, set(), 1e6, {}, False),
         ({"ps-0": AWAY}, False, set(), 29.0, {}, False),
         ({"ps-0": SILENT}, False, set(), 30.0, {}, True),
@@ -53,7 +53,7 @@ AWAY, CLOSED, SILENT = State.AWAY, State.CLOSED, State.SILENT
     ],
 )
 def test_who_can_be_done_without(
-    missing: dict[str, State],
+    missing: dict[str, MemberState],
     first: bool,
     without: set[str],
     waited: float,
@@ -115,13 +115,13 @@ def test_a_generation_begins_at_once_with_who_is_there() -> None:
 def test_one_that_comes_to_the_cluster_while_it_forms_is_not_waited_for(task: str) -> None:
     hears = Hears(worker_0="w0", ps_0="p0")
     hears.records = {known: hears.records[known] for known in ("worker-0", "ps-0")}
-    hears.records[task] = Member(task, "n:1", State.AWAY)
+    hears.records[task] = Member(task, "n:1", MemberState.AWAY)
     limits = {"member_wait_timeout_seconds": 2.0, "ps_grace_seconds": 0.1}
     assert take(hears, **limits) == {"worker-0": "w0", "ps-0": "p0"}
 
 
 def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "LEAVING", tmp_path)
+    monkeypatch.setattr(draining, "LEAVING", tmp_path)
     (tmp_path / "ps-1").touch()
     (tmp_path / "worker-0").touch()  # which may train until it is stopped
     here = {"worker_0": "w0", "ps_0": "p0", "ps_1": "p1"}
@@ -131,20 +131,20 @@ def test_a_generation_begins_at_once_without_a_ps_that_leaves(tmp_path: Path, mo
 def test_the_first_training_does_not_wait_for_hosts_that_were_drained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    monkeypatch.setattr(draining, "DRAINED", tmp_path)
     for task in ("ps-1", "worker-1", "worker-2"):
         (tmp_path / task).touch()
     here = Hears(worker_0="w0", ps_0="p0")
     settings = config(ps_grace_seconds=1e6, worker_wait_seconds=1e6)
     began = time.monotonic()
     for task in ("ps-1", "worker-1", "worker-2"):
-        here.records[task] = Member(task, "x:1", State.AWAY)
+        here.records[task] = Member(task, "x:1", MemberState.AWAY)
     assert form(settings, here, True, (), lambda missing: None) == {"worker-0": "w0", "ps-0": "p0"}  # type: ignore[arg-type]
     assert time.monotonic() - began < 10
 
 
 def test_a_drained_host_counts_in_the_limit_of_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    monkeypatch.setattr(draining, "DRAINED", tmp_path)
     (tmp_path / "ps-1").touch()
     with pytest.raises(UserError, match="member_wait_timeout_seconds"):
         take(Hears(worker_0="w0"), member_wait_timeout_seconds=0.2, ps_grace_seconds=0.1)
@@ -182,7 +182,7 @@ def test_the_limit_of_waiting_names_who_is_missing() -> None:
 
 
 def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving, "LEAVING", tmp_path)
+    monkeypatch.setattr(draining, "LEAVING", tmp_path)
     (tmp_path / "ps-1").touch()
     hears = Hears(worker_0="w0", worker_1="w1", worker_2="w2", ps_0="p0")
     began = now = time.monotonic()
@@ -205,7 +205,7 @@ def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monk
 
 
 def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:
-    away = Member("worker-0", "a:1", State.AWAY)
+    away = Member("worker-0", "a:1", MemberState.AWAY)
     other = Member("worker-1", "b:1").held_back(
         Event.OTHER_RELEASE, 1.0, 1.0, "w1", "runs release old, and mine is new"
     )

@@ -95,7 +95,7 @@ def test_a_peak_and_a_loss_that_is_no_number_outlast_every_thinning() -> None:
 
 
 def test_of_changes_without_number_the_last_of_each_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_CHANGES", 10)
+    monkeypatch.setattr(history, "MAX_CHANGES", 10)
     lines: list[dict[str, Any]] = [
         {"t": 1, "members": {"worker-0": "starting", "worker-1": "training"}}, {"t": 2, "batch": 32},
         {"t": 3, "members": {"worker-0": "training"}}, {"t": 4, "placed": {"ps-0": {"bytes": 1}}},
@@ -136,7 +136,7 @@ def test_a_file_is_thinned_when_it_is_too_large_and_only_then(path: Path) -> Non
 
 
 def test_a_file_that_grows_for_ever_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(history, "MAX_BYTES", 20_000)
     writer = History(path)
     for step in range(2000):
         writer.numbers(step, 1.0, {"loss": 1 / (step + 1)}, None)

@@ -96,20 +96,20 @@ class Pretence:
 def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined() -> None:
     all_of_them = Pretence()
     joining = Joining(all_of_them, all_of_them, all_of_them)
-    joining.look()
+    joining.poll()
     assert all_of_them.calls == []
     all_of_them.new = {"worker-2": "e:1"}
-    joining.look()
+    joining.poll()
     assert all_of_them.calls == [("take in", "worker-2", "e:1"), ("count", "worker-2")]
     all_of_them.new, all_of_them.ready = {}, ["worker-2"]
-    joining.look()
+    joining.poll()
     assert all_of_them.calls[2:] == [("count", "worker-2"), ("joined", "worker-2")]
 
 
 def test_where_workers_join_at_a_save_nobody_is_asked() -> None:
     pretence = Pretence(takes_in=False)
     pretence.new = {"worker-2": "e:1"}
-    Joining(pretence, pretence, pretence).look()
+    Joining(pretence, pretence, pretence).poll()
     assert pretence.calls == []
 
 
@@ -117,8 +117,8 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
     pretence = Pretence(divides=False)
     pretence.new = {"worker-2": "e:1", "worker-3": "f:1"}
     joining = Joining(pretence, pretence, pretence)
-    joining.look()
-    joining.look()
+    joining.poll()
+    joining.poll()
     assert pretence.calls == [("take in", "worker-2", "e:1")]
 
 
@@ -126,17 +126,17 @@ def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
     pretence = Pretence(takes_in=False)  # which no drain needs
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
-    joining.look()
-    joining.look()
+    joining.poll()
+    joining.poll()
     assert pretence.calls == [("leave out", "worker-1")]
     pretence.serving.discard("worker-1")
     assert joining.leaving == []
     pretence.drained = []
-    joining.look()  # it is removed for good, or does not answer yet
+    joining.poll()  # it is removed for good, or does not answer yet
     assert pretence.calls == [("leave out", "worker-1")]
     pretence.serving.add("worker-1")
-    joining.look()
-    joining.look()
+    joining.poll()
+    joining.poll()
     assert pretence.calls[1:] == [("leave out",)]
 
 
@@ -144,13 +144,13 @@ def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_
     pretence = Pretence(divides=False)
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
-    joining.look()
+    joining.poll()
     assert joining.leaving == []
     pretence.serving.discard("worker-1")
     assert joining.leaving == ["worker-1"]
     pretence.drained = []
     pretence.serving.add("worker-1")
-    joining.look()
+    joining.poll()
     assert joining.leaving == []
 
 
@@ -159,14 +159,14 @@ def test_the_data_are_not_divided_while_a_worker_joins() -> None:
     pretence = Pretence()
     joining = Joining(pretence, pretence, pretence)
     pretence.new = {"worker-2": "e:1"}
-    joining.look()
+    joining.poll()
     pretence.new, pretence.drained = {}, ["worker-1"]
-    joining.look()
+    joining.poll()
     assert ("leave out", "worker-1") not in pretence.calls
     pretence.ready = ["worker-2"]
-    joining.look()
+    joining.poll()
     pretence.ready = []
-    joining.look()
+    joining.poll()
     assert pretence.calls[-1] == ("leave out", "worker-1")
 
 

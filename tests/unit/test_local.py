@@ -22,7 +22,7 @@ from trainer.process.fork_server import ForkServer
 from trainer.process.gpus import share_gpus
 from trainer.tasks import local, local_supervisor
 from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting
-from trainer.tasks.local_supervisor import Supervisor, Task, final
+from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask, final
 
 pytestmark = pytest.mark.timeout(60)
 FOREVER = "import time\nwhile True: time.sleep(0.05)"
@@ -34,8 +34,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_supervisor, "POLL_SECONDS", 0.01)
 
 
-def task(name: str, script: str, trains: bool = False) -> Task:
-    return Task(name, ["-c", script], dict(os.environ), trains)
+def task(name: str, script: str, trains: bool = False) -> LocalTask:
+    return LocalTask(name, ["-c", script], dict(os.environ), trains)
 
 
 def gone(pid: int) -> bool:
@@ -53,7 +53,7 @@ def pids(output: str) -> list[int]:
 @pytest.mark.parametrize("code", [0, 78])
 def test_coordinators_end_ends_all(capfd: pytest.CaptureFixture[str], code: int) -> None:
     tasks = [task("ps-0", FOREVER), task("worker-0", FOREVER), task("chief-0", f"raise SystemExit({code})")]
-    assert Supervisor(tasks).run() == code
+    assert LocalSupervisor(tasks).run() == code
     started = pids(capfd.readouterr().out)
     assert len(started) == 3
     assert all(map(gone, started))
@@ -62,11 +62,11 @@ def test_coordinators_end_ends_all(capfd: pytest.CaptureFixture[str], code: int)
 def test_a_python_without_tensorflow_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "tensorflow" else object())
     with pytest.raises(ConfigError, match=r"has no tensorflow, which training takes: pip install '\.\[trainer\]'"):
-        local.refuse_missing_libraries()
+        local.reject_missing_libraries()
 
 
 def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> None:
-    Supervisor([task("chief-0", "import sys; print('hello'); print('trouble', file=sys.stderr)")]).run()
+    LocalSupervisor([task("chief-0", "import sys; print('hello'); print('trouble', file=sys.stderr)")]).run()
     out = capfd.readouterr().out
     assert "chief-0     | hello\n" in out
     assert "chief-0     | trouble\n" in out
@@ -75,10 +75,10 @@ def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> 
 def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
     prints = "for _ in range(2000): print('x' * 20)"
     script = (
-        "import os, sys\nfrom trainer.tasks.local_supervisor import Supervisor, Task\n"
+        "import os, sys\nfrom trainer.tasks.local_supervisor import LocalSupervisor, LocalTask\n"
         f"command = ['-c', {prints!r}]\n"
-        "tasks = [Task(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
-        "Supervisor(tasks).run()\n"
+        "tasks = [LocalTask(name, command, dict(os.environ)) for name in ('ps-0', 'ps-1', 'worker-0', 'chief-0')]\n"
+        "LocalSupervisor(tasks).run()\n"
     )
     out = subprocess.run([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
     lines = [line for line in out.splitlines() if "pid" not in line and "ended" not in line]
@@ -90,14 +90,14 @@ def test_lines_of_tasks_that_print_at_once_stay_whole() -> None:
 def test_coordinator_that_may_try_again_is_started_again(tmp_path: Path, code: int) -> None:
     flag = tmp_path / "flag"
     script = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
-    assert Supervisor([task("chief-0", script + f"raise SystemExit({code})")]).run() == 0
+    assert LocalSupervisor([task("chief-0", script + f"raise SystemExit({code})")]).run() == 0
 
 
 def test_killed_server_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     starts = tmp_path / "starts"
     server = f"open({str(starts)!r}, 'a').write('x')\nimport os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     chief = f"import os, time\nwhile not os.path.exists({str(starts)!r}) or os.path.getsize({str(starts)!r}) < 3: "
-    assert Supervisor([task("worker-0", server), task("chief-0", chief + "time.sleep(0.01)")]).run() == 0
+    assert LocalSupervisor([task("worker-0", server), task("chief-0", chief + "time.sleep(0.01)")]).run() == 0
     assert "worker-0    | ended with 137; starting it again" in capfd.readouterr().out
 
 
@@ -110,7 +110,7 @@ def test_one_that_was_killed_while_memory_lacked_says_so(
     server = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
     other = "import time; time.sleep(0.5); raise SystemExit(75)"
     chief = "import time; time.sleep(2)"
-    assert Supervisor([task("worker-0", server), task("worker-1", other), task("chief-0", chief)]).run() == 0
+    assert LocalSupervisor([task("worker-0", server), task("worker-1", other), task("chief-0", chief)]).run() == 0
     out = capfd.readouterr().out
     assert "worker-0    | ended with 137, while the kernel ended a process for lack of memory" in out
     assert "worker-1    | ended with 75; starting it again" in out
@@ -118,13 +118,13 @@ def test_one_that_was_killed_while_memory_lacked_says_so(
 
 def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     chief = "import time; time.sleep(0.5)"
-    assert Supervisor([task("evaluator-0", "pass"), task("chief-0", chief)]).run() == 0
+    assert LocalSupervisor([task("evaluator-0", "pass"), task("chief-0", chief)]).run() == 0
     assert len(pids(capfd.readouterr().out)) == 2
 
 
 def test_server_that_ended_with_its_run_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
     chief = "import time; time.sleep(3)"
-    assert Supervisor([task("ps-0", "pass"), task("worker-0", "pass"), task("chief-0", chief)]).run() == 0
+    assert LocalSupervisor([task("ps-0", "pass"), task("worker-0", "pass"), task("chief-0", chief)]).run() == 0
     out = capfd.readouterr().out
     assert "ps-0        | ended with 0\n" in out
     assert len(pids(out)) == 3
@@ -134,27 +134,27 @@ def test_server_that_was_asked_for_a_new_process_gets_one(tmp_path: Path, capfd:
     flag = tmp_path / "flag"
     server = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
     chief = "import time; time.sleep(3)"
-    assert Supervisor([task("ps-0", server + "raise SystemExit(75)"), task("chief-0", chief)]).run() == 0
+    assert LocalSupervisor([task("ps-0", server + "raise SystemExit(75)"), task("chief-0", chief)]).run() == 0
     assert "ps-0        | ended with 75; starting it again" in capfd.readouterr().out
 
 
 def test_evaluator_may_finish_after_the_coordinator(tmp_path: Path) -> None:
     done = tmp_path / "done"
     evaluator = f"import time; time.sleep(0.5); open({str(done)!r}, 'w')"
-    assert Supervisor([task("evaluator-0", evaluator), task("chief-0", "pass")]).run() == 0
+    assert LocalSupervisor([task("evaluator-0", evaluator), task("chief-0", "pass")]).run() == 0
     assert done.exists()
 
 
 def test_training_worker_may_finish_after_the_coordinator(tmp_path: Path) -> None:
     done = tmp_path / "done"
     worker = f"import time; time.sleep(0.5); open({str(done)!r}, 'w')"
-    assert Supervisor([task("worker-0", worker, trains=True), task("chief-0", "pass")]).run() == 0
+    assert LocalSupervisor([task("worker-0", worker, trains=True), task("chief-0", "pass")]).run() == 0
     assert done.exists()
 
 
 def test_training_workers_error_ends_all(capfd: pytest.CaptureFixture[str]) -> None:
     tasks = [task("worker-0", "raise SystemExit(78)", trains=True), task("chief-0", FOREVER)]
-    assert Supervisor(tasks).run() == 78
+    assert LocalSupervisor(tasks).run() == 78
     assert all(map(gone, pids(capfd.readouterr().out)))
 
 
@@ -163,7 +163,7 @@ def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureF
     worker = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
     chief = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\ntime.sleep(3)"
     tasks = [task("worker-0", worker + "raise SystemExit(75)", trains=True), task("chief-0", chief)]
-    assert Supervisor(tasks).run() == 0
+    assert LocalSupervisor(tasks).run() == 0
     assert len(pids(capfd.readouterr().out)) == 3
 
 
@@ -171,12 +171,12 @@ def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = 
     """Run a supervisor as its own process."""
     script = (
         "import os, sys\nfrom trainer.tasks import local_supervisor\n"
-        "from trainer.tasks.local_supervisor import Supervisor, Task\n"
+        "from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask\n"
         "local_supervisor.LEAVE_SECONDS = 5\n"
         "def task(name, script, trains=False):\n"
-        "    return Task(name, ['-c', script], dict(os.environ), trains)\n"
+        "    return LocalTask(name, ['-c', script], dict(os.environ), trains)\n"
         f"tasks = [task('worker-0', {worker!r}, {trains}), task('chief-0', {chief!r})]\n"
-        "code = Supervisor(tasks).run()\nsys.exit(code)\n"
+        "code = LocalSupervisor(tasks).run()\nsys.exit(code)\n"
     )
     return subprocess.Popen([sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, text=True)
 
@@ -255,7 +255,7 @@ def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) 
 def test_stop_during_tensorflows_import_starts_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     forks = ForkServer(tmp_path / "nobody listens yet")
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert Supervisor([task("chief-0", FOREVER)], forks).run() == 143
+    assert LocalSupervisor([task("chief-0", FOREVER)], forks).run() == 143
     assert "started" not in capfd.readouterr().out
 
 
@@ -415,7 +415,7 @@ def test_a_coordinator_that_the_program_ends_with_0_is_started_again(
         f"import pathlib; done = pathlib.Path({str(done)!r}); done.with_suffix('.once').exists() and done.touch(); "
     )
     script += "done.with_suffix('.once').touch()"
-    assert Supervisor([task("chief-0", script)], is_done=done.exists).run() == 0
+    assert LocalSupervisor([task("chief-0", script)], is_done=done.exists).run() == 0
     assert done.exists()
     assert capsys.readouterr().out.count("ended with 0 before the run was finished: does the program call") == 1
 

@@ -39,7 +39,7 @@ class Storage:
 
 def test_without_members_nothing_changes() -> None:
     changes = MemberChanges(None, Storage(), elastic=True)
-    changes.look(is_recovering=False)
+    changes.poll(is_recovering=False)
     changes.look_for_returned(is_recovering=False)
     assert (changes.lost, changes.leaving, changes.returned) == ([], [], [])
 
@@ -50,7 +50,7 @@ def test_without_members_nothing_changes() -> None:
 )
 def test_a_ps_may_leave_where_a_save_will_not_fail(storage: Storage, is_recovering: bool, leaving: list[str]) -> None:
     changes = MemberChanges(Members(), storage, elastic=True)
-    changes.look(is_recovering)
+    changes.poll(is_recovering)
     assert changes.lost == ["ps-0"]
     assert changes.leaving == leaving
 
@@ -88,7 +88,7 @@ def test_members_that_have_returned_stay_found_until_they_are_put_off() -> None:
 
 def test_a_ps_that_leaves_is_named_before_members_that_return() -> None:
     changes = MemberChanges(Members(), Storage(), elastic=True)
-    changes.look(is_recovering=False)
+    changes.poll(is_recovering=False)
     changes.look_for_returned(is_recovering=False)
     assert changes.message == "ps-1 leaves, and the checkpoint is saved"
 
@@ -100,9 +100,9 @@ def test_a_generation_ends_for_a_drained_worker_whose_data_others_can_t_read(ela
     members.leaving = []
     joining: Any = SimpleNamespace(leaving=["worker-1"], look=lambda: None)
     changes = MemberChanges(members, Storage(), joining, elastic=elastic)
-    changes.look(is_recovering=False)
+    changes.poll(is_recovering=False)
     assert changes.leaving == (["worker-1"] if elastic else [])
-    changes.look(is_recovering=True)
+    changes.poll(is_recovering=True)
     assert changes.leaving == []
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import leaving, member_troubles, missing_ways
+from trainer.cluster import draining, member_troubles, missing_ways
 from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.cluster.member import Event, Member, State
+from trainer.cluster.member import Event, Member, MemberState
 from trainer.cluster.membership import Membership
-from trainer.cluster.spec import NOBODY, Cluster
+from trainer.cluster.spec import NOBODY, ClusterConfig
 from trainer.cluster.way_reader import Verdict, WayReader
 from trainer.core.config import Config
 from trainer.core.states import Phase
@@ -29,7 +29,7 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 
 # Nothing listens there, and nobody asks.
-CLUSTER = Cluster({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
+CLUSTER = ClusterConfig({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
 HERE = {"worker-0": "w0", "worker-1": "w1", "ps-0": "p0"}
 
 
@@ -82,7 +82,7 @@ class Watched:
 
     def looks(self) -> list[tuple[Any, ...]]:
         self.reports.clear()
-        self.membership.look()
+        self.membership.poll()
         return list(self.reports)
 
     @property
@@ -119,7 +119,7 @@ def test_nobody_waits_for_a_place_that_no_machine_has(
     formed = membership.form()
     signal.signal(signal.SIGTERM, handler)
     assert formed.jobs == {"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}
-    membership.look()
+    membership.poll()
     assert "worker-1" not in watched.progress.status.without
     assert membership.seen().keys() == {"worker-0", "worker-2", "ps-0"}
     membership.leave()
@@ -164,7 +164,7 @@ def leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Name a task as one that leaves in order."""
     place = tmp_path / "leaving"
     place.mkdir()
-    monkeypatch.setattr(leaving, "LEAVING", place)
+    monkeypatch.setattr(draining, "LEAVING", place)
     return lambda task: (place / task).touch()
 
 
@@ -186,7 +186,7 @@ def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable
 def test_drained_workers_are_those_of_the_generation_and_never_all(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "DRAINED", tmp_path)
+    monkeypatch.setattr(draining, "DRAINED", tmp_path)
     for task in ("worker-1", "ps-0", "worker-7"):
         (tmp_path / task).touch()
     assert watched.membership.drained_workers() == ["worker-1"]
@@ -197,7 +197,7 @@ def test_drained_workers_are_those_of_the_generation_and_never_all(
 def test_nobody_leaves_where_the_names_can_t_be_read(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "LEAVING", tmp_path / "file")
+    monkeypatch.setattr(draining, "LEAVING", tmp_path / "file")
     (tmp_path / "file").touch()
     assert watched.membership.leaving_ps() == []
     assert not watched.membership.leaves("worker-1")
@@ -214,7 +214,7 @@ def test_a_ps_that_leaves_is_not_taken_in_again_while_it_still_answers(
     watched.hear(lambda member: member.released(0.0), "ps-0")
     monkeypatch.setattr(Member, "is_steady", lambda self, now: True)
     assert watched.membership.returned() == []
-    (leaving.LEAVING / "ps-0").unlink()
+    (draining.LEAVING / "ps-0").unlink()
     assert watched.membership.returned() == ["ps-0"]
 
 
@@ -377,7 +377,7 @@ def handled(watched: Watched, **busy: float) -> None:
     watched.membership.handler = SimpleNamespace(busy=calls, updating_since=None)
 
 
-def state(watched: Watched, task: str) -> State:
+def state(watched: Watched, task: str) -> MemberState:
     return watched.membership.heartbeat.members()[task].state
 
 
@@ -386,7 +386,7 @@ def test_a_failed_call_is_put_down_to_the_way_when_the_ps_lives(watched: Watched
     watched.reports.clear()
     assert watched.membership.way_lost("worker-1", FAILED) == "worker-1 can't reach ps-0 at c:1 (its call failed)"
     assert watched.reports == [("member-half-connected", "worker-1")]
-    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
+    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (MemberState.HALF, MemberState.TRAINING)
     assert watched.membership.lost_ps() == []
     assert watched.membership.heartbeat.members()["worker-1"].must_restart == "w1"
 
@@ -395,7 +395,7 @@ def test_a_failed_call_is_the_ps_s_when_that_has_ended(watched: Watched) -> None
     handled(watched)
     watched.refuses("ps-0")
     assert watched.membership.way_lost("worker-1", FAILED) == ""
-    assert state(watched, "worker-1") is State.TRAINING
+    assert state(watched, "worker-1") is MemberState.TRAINING
 
 
 @pytest.mark.parametrize("forms_again", [False, True])
@@ -421,7 +421,7 @@ def test_a_failed_call_that_names_nobody_else_is_the_workers_own(watched: Watche
     handled(watched)
     assert watched.membership.way_lost("worker-1", "Socket closed") == ""
     assert watched.membership.way_lost("worker-1", FAILED.replace("job:ps", "job:worker")) == ""
-    assert state(watched, "worker-1") is State.TRAINING
+    assert state(watched, "worker-1") is MemberState.TRAINING
 
 
 def test_one_that_lacks_a_way_is_told_once_more_with_its_address_and_once_when_it_is_back(watched: Watched) -> None:
@@ -444,10 +444,10 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
     handled(watched, worker_0=now - 100, worker_1=now - 100)
     watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
     watched.looks()
-    assert state(watched, "worker-1") is State.TRAINING  # a way may be lost for a moment
+    assert state(watched, "worker-1") is MemberState.TRAINING  # a way may be lost for a moment
     monkeypatch.setattr(missing_ways, "STUCK_SECONDS", -1.0)
     watched.looks()
-    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (State.HALF, State.TRAINING)
+    assert (state(watched, "worker-1"), state(watched, "worker-0")) == (MemberState.HALF, MemberState.TRAINING)
 
 
 def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_connection(watched: Watched) -> None:
@@ -455,7 +455,7 @@ def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_co
     watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
     watched.membership._missing_ways._parted_since = {"worker-1": time.monotonic() - 100}
     watched.looks()
-    assert state(watched, "worker-1") is State.TRAINING
+    assert state(watched, "worker-1") is MemberState.TRAINING
 
 
 def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
@@ -486,7 +486,7 @@ def test_a_worker_that_is_added_joins_once_it_answers(watched: Watched, tmp_path
     add(watched, tmp_path / "chief-0.env", worker=["a:1", "b:1", "e:1"])
     assert watched.looks() == []
     membership = watched.membership
-    assert membership.heartbeat.members()["worker-2"].state is State.STARTING
+    assert membership.heartbeat.members()["worker-2"].state is MemberState.STARTING
     assert membership.newcomers() == {}
     watched.answers(worker_2="w2")
     assert membership.newcomers() == {"worker-2": "e:1"}
@@ -497,7 +497,7 @@ def test_a_worker_that_is_added_joins_once_it_answers(watched: Watched, tmp_path
     membership.workers_taken_in(["worker-2"])
     membership.joined("worker-2")
     assert watched.looks() == []
-    assert membership.heartbeat.members()["worker-2"].state is State.TRAINING
+    assert membership.heartbeat.members()["worker-2"].state is MemberState.TRAINING
 
 
 def test_a_ps_that_is_added_is_one_that_is_back(watched: Watched, tmp_path: Path) -> None:

@@ -209,22 +209,22 @@ def test_a_member_that_is_away_for_long_is_told_once_and_so_is_its_return(serve:
 
 def test_absences_are_told_once_when_they_are_long_and_returns_of_those_alone() -> None:
     absences = Absences(60.0)
-    assert absences.look(["worker-0", "ps-0"], 100.0) == ([], {})
-    assert absences.look(["worker-0"], 159.0) == ([], {})  # ps-0 is back soon enough
-    assert absences.look(["worker-0", "ps-0"], 160.0) == ([], {"worker-0": 60.0})
-    assert absences.look(["worker-0", "ps-0"], 170.0) == ([], {})
-    assert absences.look(["ps-0"], 180.0) == (["worker-0"], {})
-    assert absences.look(["worker-0"], 190.0) == ([], {})  # counted again
+    assert absences.update(["worker-0", "ps-0"], 100.0) == ([], {})
+    assert absences.update(["worker-0"], 159.0) == ([], {})  # ps-0 is back soon enough
+    assert absences.update(["worker-0", "ps-0"], 160.0) == ([], {"worker-0": 60.0})
+    assert absences.update(["worker-0", "ps-0"], 170.0) == ([], {})
+    assert absences.update(["ps-0"], 180.0) == (["worker-0"], {})
+    assert absences.update(["worker-0"], 190.0) == ([], {})  # counted again
 
 
 def test_what_an_operator_has_drained_is_not_told_to_be_away() -> None:
     absences = Absences(60.0)
-    assert absences.look(["worker-0"], 100.0, ["worker-0"]) == ([], {})
-    assert absences.look(["worker-0"], 900.0, ["worker-0"]) == ([], {})
-    assert absences.look(["worker-0"], 950.0) == ([], {})  # undrained, and not back yet
-    assert absences.look(["worker-0"], 960.0) == ([], {"worker-0": 60.0})
-    assert absences.look(["worker-0"], 970.0, ["worker-0"]) == ([], {})
-    assert absences.look([], 980.0) == (["worker-0"], {})
+    assert absences.update(["worker-0"], 100.0, ["worker-0"]) == ([], {})
+    assert absences.update(["worker-0"], 900.0, ["worker-0"]) == ([], {})
+    assert absences.update(["worker-0"], 950.0) == ([], {})  # undrained, and not back yet
+    assert absences.update(["worker-0"], 960.0) == ([], {"worker-0": 60.0})
+    assert absences.update(["worker-0"], 970.0, ["worker-0"]) == ([], {})
+    assert absences.update([], 980.0) == (["worker-0"], {})
 
 
 def test_only_what_ends_a_run_for_good_is_told(serve: Callable[..., Server]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.programs import PROGRAMS
 from trainer.core import slow_code
 from trainer.core.failures import UserError
-from trainer.core.program import load_program, program_file, refuse_mixture, refuse_modes
+from trainer.core.program import load_program, program_file, reject_mixture, reject_modes
 
 GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...
@@ -145,9 +145,9 @@ def test_a_metric_of_ones_own_is_of_the_keras_it_derives_from() -> None:
     own = type("Own", (theirs,), {})
     model = SimpleNamespace(loss="mse", compiled_metrics=SimpleNamespace(_user_metrics={"out": [own()]}))
     with pytest.raises(UserError, match=r"\.Own, .* write tf.keras.metrics.Metric instead of keras.metrics.Metric"):
-        refuse_mixture(model, "Program.build_model")
+        reject_mixture(model, "Program.build_model")
     model.compiled_metrics._user_metrics = ["mae", SimpleNamespace()]
-    refuse_mixture(model, "Program.build_model")
+    reject_mixture(model, "Program.build_model")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_modes_of_tensorflow_that_workers_can_not_have_are_named(
     modes = SimpleNamespace(executing_eagerly=lambda: eager, config=config)
     monkeypatch.setitem(sys.modules, "tensorflow", modes)  # type: ignore[arg-type]
     if not expected:
-        refuse_modes("program p:P")
+        reject_modes("program p:P")
         return
     with pytest.raises(UserError, match=expected):
-        refuse_modes("program p:P")
+        reject_modes("program p:P")

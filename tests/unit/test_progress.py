@@ -267,7 +267,7 @@ def test_tensorboard_has_the_settings_and_the_faults(begin: Callable[..., Progre
 def test_the_size_of_a_step_is_in_the_history_once(begin: Callable[..., Progress], directory: RunDirectory) -> None:
     progress = begin()
     progress.trained(10, 5.0, {"loss": 1.0})
-    progress.tally.step_examples = 32
+    progress.counters.step_examples = 32
     for step in (20, 30):
         progress.trained(step, 5.0, {"loss": 1.0})
     progress.close()

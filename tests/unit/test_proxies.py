@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.proxies import bypass_proxies, without_proxies
 
 MEMBERS = ["10.0.3.21", "fd00::1", "ps-0.train.svc"]
@@ -44,7 +44,7 @@ def test_downloads_go_through_the_proxy_and_members_do_not(monkeypatch: pytest.M
         monkeypatch.setenv(name, "intranet.example")  # so that it is put back
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     jobs = {"chief": ["10.0.3.11:2300"], "ps": ["ps-0.train.svc:2300"], "worker": ["[fd00::1]:2300"]}
-    cluster = Cluster(jobs, "chief", 0, {"dispatcher": ["10.0.3.11:2400"], "data": ["10.0.3.41:2401"]})
+    cluster = ClusterConfig(jobs, "chief", 0, {"dispatcher": ["10.0.3.11:2400"], "data": ["10.0.3.41:2401"]})
     bypass_proxies(cluster.addresses)
     assert urllib.request.getproxies()["https"] == "http://proxy.example:3128"
     for host in ("10.0.3.11", "10.0.3.41", "ps-0.train.svc", "fd00::1", "127.0.0.1", "localhost", "intranet.example"):

@@ -20,7 +20,7 @@ from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stop
 from trainer.core.signals import end_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.queue import Entry, Queue
+from trainer.run.queue import Queue, QueueEntry
 from trainer.run.queue_changes import add, move, remove
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import apply_selection, selected_sweep
@@ -277,7 +277,7 @@ def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
         until(more["stopping"])
         return code
 
-    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
     monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     end_of_a = queue(config).ends()["a"]
@@ -298,7 +298,7 @@ def test_a_stop_in_the_last_save_of_a_run_whose_limit_is_used_up_is_heard(
         os.kill(os.getpid(), signal.SIGTERM)
         return STOPPED
 
-    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
     monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
@@ -317,7 +317,7 @@ def test_a_limit_that_is_used_up_while_a_strategy_is_made_ends_no_process(
         until(lambda: False)
         return FINISHED
 
-    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
     monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
@@ -338,7 +338,7 @@ def test_a_stop_while_an_end_is_written_does_not_break_it_off(config: Config, mo
         until(lambda: False)
         raise AssertionError("it was not asked to make room")
 
-    monkeypatch.setattr(sweep, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
     monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     monkeypatch.setattr(Queue, "end_point", end_point)
     assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
@@ -482,7 +482,7 @@ def test_a_queue_that_is_damaged_is_named(config: Config) -> None:
 
 
 def test_only_the_last_entries_that_have_ended_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.run.queue_changes.MOST_ENDED", 2)
+    monkeypatch.setattr("trainer.run.queue_changes.MAX_ENDED", 2)
     for name in ("a", "b", "c"):
         ask(config, name)
         end(config, name)
@@ -507,6 +507,6 @@ def test_a_long_queue_is_looked_through_once_and_not_for_each_end(config: Config
             looks += 1
             return super().__iter__()
 
-    entries = [Entry(entry.record, Counted(entry.points)) for entry in queue(config).entries]
-    assert len(Queue.of_entries(entries, config.shared_dir).ends()) == 40
+    entries = [QueueEntry(entry.record, Counted(entry.points)) for entry in queue(config).entries]
+    assert len(Queue.from_entries(entries, config.shared_dir).ends()) == 40
     assert looks <= 10 * len(entries)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainer.core.config import Config
-from trainer.run.position import Beginning, Position
+from trainer.run.data_position import Beginning, Position
 from trainer.training.steps.read_order import ReadOrder
 
 
@@ -32,7 +32,7 @@ def test_workers_of_a_data_service_have_one_order() -> None:
 def test_an_exact_part_goes_on_where_its_worker_was() -> None:
     reading = order(input_position="exact")
     reading.begin(100)
-    reading.take(1, (2, 64))
+    reading.advance(1, (2, 64))
     assert [reading.beginning(worker) for worker in (0, 1)] == [Beginning(7), Beginning(7, 2, 64)]
     assert reading.position is not None
     assert reading.position.parts == ((0, 0), (2, 64))
@@ -47,7 +47,7 @@ def test_only_an_exact_order_has_a_position() -> None:
 
 def test_an_exact_order_goes_on_with_the_positions_seed() -> None:
     before, reading = order(seed=3, input_position="exact"), order(input_position="exact")
-    before.take(0, (1, 8))
+    before.advance(0, (1, 8))
     assert before.position is not None
     assert not reading.go_on_from(before.position)
     assert reading.position == before.position
@@ -56,8 +56,8 @@ def test_an_exact_order_goes_on_with_the_positions_seed() -> None:
 def test_other_data_begin_the_pass_again() -> None:
     before = order(seed=3, input_position="exact", program_args={"size": 4})
     reading = order(input_position="exact", program_args={"size": 8})
-    before.take(0, (1, 8))
-    before.take(1, (1, 4))
+    before.advance(0, (1, 8))
+    before.advance(1, (1, 4))
     assert before.position is not None
     assert "size" in reading.go_on_from(before.position)
     assert [reading.beginning(worker) for worker in (0, 1)] == [Beginning(3, 1, 0)] * 2

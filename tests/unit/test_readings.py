@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trainer.run.file_list import File
-from trainer.training.steps.readings import MOST_AHEAD, RECENT_SECONDS, EndOfFiles, Readings
+from trainer.training.steps.readings import MAX_AHEAD, RECENT_SECONDS, EndOfFiles, Readings
 
 A, B, C = (File(0, name) for name in "abc")
 
@@ -66,7 +66,7 @@ def test_a_mailbox_lacks_as_many_files_as_were_read_lately() -> None:
     reading.mailbox.tickets += [6, 7]
     assert reading.lacks(20.0) == 4
     made.reach(50, 20.0, is_done=True)
-    assert reading.lacks(20.0) == MOST_AHEAD - 2
+    assert reading.lacks(20.0) == MAX_AHEAD - 2
     assert reading.lacks(20.1 + RECENT_SECONDS) == 0
 
 

@@ -9,10 +9,10 @@ import pytest
 
 import trainer.__main__
 from trainer.__main__ import read_present_config, why_out
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
-from trainer.run.release import MissedRelease, own_release, refuse_missed_release
-from trainer.run.replaced import Replaced, refuse_replaced
+from trainer.run.release import MissedRelease, own_release, reject_missed_release
+from trainer.run.replaced import Replaced, reject_replaced
 
 
 @pytest.fixture
@@ -38,14 +38,14 @@ def test_a_host_that_missed_a_release_is_refused_with_the_mend(config: Config, l
     tell(config, '{"release": "new"}')
     message = "has release old, and the cluster runs new: `ansible-playbook site.yml --limit HOST` brings"
     with pytest.raises(MissedRelease, match=message):
-        refuse_missed_release(config, link, link.resolve())
+        reject_missed_release(config, link, link.resolve())
 
 
 @pytest.mark.parametrize("record", [None, '{"release": "old"}', "{}", "{", "[]"])
 def test_a_host_that_missed_none_takes_part(config: Config, link: Path, record: str | None) -> None:
     if record is not None:
         tell(config, record)
-    refuse_missed_release(config, link, link.resolve())
+    reject_missed_release(config, link, link.resolve())
 
 
 def test_a_task_that_is_about_to_be_restarted_is_left_alone(config: Config, link: Path) -> None:
@@ -54,26 +54,26 @@ def test_a_task_that_is_about_to_be_restarted_is_left_alone(config: Config, link
     own = link.resolve()
     link.unlink()
     link.symlink_to("releases/new")
-    refuse_missed_release(config, link, own)
+    reject_missed_release(config, link, own)
 
 
 def test_without_a_deployment_and_without_a_shared_path_nothing_is_compared(config: Config, link: Path) -> None:
     tell(config, '{"release": "new"}')
-    refuse_missed_release(config, None, link.resolve())
-    refuse_missed_release(config.replace(local_run_dir=True), link, link.resolve())
+    reject_missed_release(config, None, link.resolve())
+    reject_missed_release(config.replace(local_run_dir=True), link, link.resolve())
 
 
 def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: Config) -> None:
     path = Path(config.shared_dir) / "replaced.json"
-    refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+    reject_replaced(config, "worker-0", "192.0.2.30:2400")
     path.write_text('{"worker-0": ["192.0.2.30:2400"]}')
     with pytest.raises(Replaced, match=f"worker-0 was replaced at 192.0.2.30:2400\\. .* remove worker-0 from {path}"):
-        refuse_replaced(config, "worker-0", "192.0.2.30:2400")
-    refuse_replaced(config, "worker-0", "192.0.2.99:2400")  # the new one
-    refuse_replaced(config, "worker-5", "192.0.2.30:2400")  # the old one in another place
-    refuse_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400")
+        reject_replaced(config, "worker-0", "192.0.2.30:2400")
+    reject_replaced(config, "worker-0", "192.0.2.99:2400")  # the new one
+    reject_replaced(config, "worker-5", "192.0.2.30:2400")  # the old one in another place
+    reject_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400")
     path.write_text("{")
-    refuse_replaced(config, "worker-0", "192.0.2.30:2400")
+    reject_replaced(config, "worker-0", "192.0.2.30:2400")
 
 
 def test_a_replaced_machine_that_missed_a_release_too_hears_of_its_place(
@@ -83,7 +83,7 @@ def test_a_replaced_machine_that_missed_a_release_too_hears_of_its_place(
     tell(config, '{"release": "new"}')
     (Path(config.shared_dir) / "replaced.json").write_text('{"ps-0": ["192.0.2.20:2300"]}')
     monkeypatch.setattr(trainer.__main__, "read_config", lambda *_: config)
-    cluster = Cluster({"chief": ["192.0.2.10:2222"], "ps": ["192.0.2.20:2300"]}, "ps", 0)
+    cluster = ClusterConfig({"chief": ["192.0.2.10:2222"], "ps": ["192.0.2.20:2300"]}, "ps", 0)
     with pytest.raises(Replaced):
         read_present_config(argparse.Namespace(), {"TRAINER_RELEASE": str(link)}, cluster, link.resolve())
 

@@ -21,7 +21,7 @@ from fleet.render import Wanted, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory, Source, describe
 from fleet.verbs import Desk
 from fleet.verbs.render import render
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import STOPPED, TRY_AGAIN
 
 GROUPS = {"chief": ["a"], "ps": ["a", "b"], "worker": ["b", "c"], "evaluator": ["a"]}
@@ -79,13 +79,13 @@ def test_each_pod_is_a_task_of_the_same_cluster() -> None:
         servers = objects["StatefulSet", f"mine-{job}"]["spec"]
         assert (servers["replicas"], servers["serviceName"]) == (count, f"mine-{job}")
         variables = environment(servers["template"], count - 1)
-        cluster = Cluster.from_tf_config(variables["TF_CONFIG"])
+        cluster = ClusterConfig.from_tf_config(variables["TF_CONFIG"])
         assert (cluster.job, cluster.index, cluster.jobs) == (job, count - 1, members)
         assert ("Service", f"mine-{job}") in objects
     chief = objects["Job", "mine-chief"]["spec"]
     pod = chief["template"]["spec"]
     assert (pod["hostname"], pod["subdomain"], pod["restartPolicy"]) == ("mine-chief-0", "mine-chief", "Never")
-    assert Cluster.from_tf_config(environment(chief["template"], 0)["TF_CONFIG"]).job == "chief"
+    assert ClusterConfig.from_tf_config(environment(chief["template"], 0)["TF_CONFIG"]).job == "chief"
     assert {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [78]}} in chief["podFailurePolicy"][
         "rules"
     ]

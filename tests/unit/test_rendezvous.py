@@ -8,7 +8,7 @@ import time
 import pytest
 
 from trainer.cluster.rendezvous import gather
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import Infrastructure
 
 SETTINGS = {"run": "a", "steps": 10}
@@ -21,7 +21,7 @@ class Member(threading.Thread):
         super().__init__(daemon=True)
         self.missing = []
         self.result = "waiting"
-        self._arguments = Cluster(jobs, job, index), settings, self.missing.append
+        self._arguments = ClusterConfig(jobs, job, index), settings, self.missing.append
         self.start()
 
     def run(self):
@@ -60,8 +60,8 @@ def test_all_go_on_together_once_the_last_is_there(jobs):
 def test_the_members_are_not_listed_again_for_each_that_waits(jobs, monkeypatch):
     """Of three hundred workers that would take half of the chief's time."""
     lists = []
-    servers = Cluster.servers.fget
-    monkeypatch.setattr(Cluster, "servers", property(lambda self: lists.append(self.job) or servers(self)))
+    servers = ClusterConfig.servers.fget
+    monkeypatch.setattr(ClusterConfig, "servers", property(lambda self: lists.append(self.job) or servers(self)))
     members = [Member(jobs, "chief"), Member(jobs, "worker", 1)]
     until(lambda: {"worker-0": "127.0.0.1:3"} in members[0].missing)
     time.sleep(1.0)

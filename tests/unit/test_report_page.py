@@ -20,7 +20,7 @@ from trainer.report import lanes as member_lanes
 from trainer.report import sections, summary
 from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
-from trainer.report.records import Records
+from trainer.report.records import RunRecords
 from trainer.report.summary import read_story, summarize
 from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
@@ -383,7 +383,7 @@ def test_a_number_beyond_all_bounds_costs_what_it_would_have_told(directory: Run
 def test_what_a_page_leaves_out_is_counted_all_the_same(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((summary, "MOST_MARKS"), (summary, "MOST_SAVES"), (sections, "MOST_ROWS")):
+    for module, name in ((summary, "MAX_MARKS"), (summary, "MAX_SAVES"), (sections, "MAX_ROWS")):
         monkeypatch.setattr(module, name, 3)
     events = [{"time": BEGAN, "event": "started"}, {"time": BEGAN + 1, "event": "training"}]
     for n in range(10):
@@ -417,7 +417,7 @@ def test_a_run_that_was_resumed_a_thousand_times_takes_no_longer_for_it(director
 def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(member_lanes, "MOST_SPANS", 20)
+    monkeypatch.setattr(member_lanes, "MAX_SPANS", 20)
     states = [{"t": BEGAN + n, "members": {"ps-0": "closed" if n % 2 else "training"}} for n in range(60)]
     lines(directory.history, *states, {"t": BEGAN + 60, "members": {"ps-0": "away"}})
     story = read_story(directory)
@@ -474,7 +474,7 @@ def test_more_points_than_a_page_holds_keep_their_peaks() -> None:
     assert 777 in [row["step"] for row in kept]
     assert kept[-1]["step"] == 4999
     assert [row["step"] for row in kept] == sorted(row["step"] for row in kept)
-    summary = summarize(Records("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
+    summary = summarize(RunRecords("night", history=[{**row, "t": row["t"] + 1.0} for row in rows]), most_points=1000)
     assert sum(map(len, summary["series"]["values"].values())) <= 1000
 
 

@@ -7,15 +7,15 @@ import math
 import pytest
 
 from trainer.core.config import Config
-from trainer.run.retention import HOUR, Retention, Saved, is_sound
+from trainer.run.retention import HOUR, CheckpointInfo, Retention, is_sound
 
 
-def saved(*steps: int, every: float = HOUR / 2, **more: object) -> list[Saved]:
+def saved(*steps: int, every: float = HOUR / 2, **more: object) -> list[CheckpointInfo]:
     """Return checkpoints of these steps, saved at equal intervals."""
-    return [Saved(step, 1000 + number * every, **more) for number, step in enumerate(steps)]  # type: ignore[arg-type]
+    return [CheckpointInfo(step, 1000 + number * every, **more) for number, step in enumerate(steps)]  # type: ignore[arg-type]
 
 
-def kept(rules: Retention, found: list[Saved]) -> dict[int, list[str]]:
+def kept(rules: Retention, found: list[CheckpointInfo]) -> dict[int, list[str]]:
     return {step: why for step, why in rules.reasons(found).items() if why}
 
 
@@ -26,11 +26,11 @@ def test_the_newest_are_kept() -> None:
 
 def test_the_best_by_a_metric_are_kept_besides() -> None:
     found = [
-        Saved(10, 1, evaluation={"loss": 0.5, "accuracy": 0.7}),
-        Saved(20, 2, evaluation={"loss": 0.1, "accuracy": 0.9}),
-        Saved(30, 3, evaluation={"loss": 0.2, "accuracy": 0.95}),
-        Saved(40, 4, evaluation={"loss": math.nan, "accuracy": math.nan}),
-        Saved(50, 5),
+        CheckpointInfo(10, 1, evaluation={"loss": 0.5, "accuracy": 0.7}),
+        CheckpointInfo(20, 2, evaluation={"loss": 0.1, "accuracy": 0.9}),
+        CheckpointInfo(30, 3, evaluation={"loss": 0.2, "accuracy": 0.95}),
+        CheckpointInfo(40, 4, evaluation={"loss": math.nan, "accuracy": math.nan}),
+        CheckpointInfo(50, 5),
     ]
     assert kept(Retention(1, best=1), found) == {20: ["best"], 50: ["newest"]}
     assert kept(Retention(1, best=2, metric="accuracy", mode="max"), found) == {
@@ -54,13 +54,13 @@ def test_one_every_so_many_hours_is_kept_whenever_the_rules_are_asked() -> None:
 
 
 def test_a_clock_that_was_put_back_costs_no_checkpoint_of_an_hour() -> None:
-    before, after = Saved(1, 1000 * HOUR), [Saved(step, step * HOUR) for step in range(2, 5)]
+    before, after = CheckpointInfo(1, 1000 * HOUR), [CheckpointInfo(step, step * HOUR) for step in range(2, 5)]
     assert list(kept(Retention(1, hours=1), [before, *after])) == [1, 2, 3, 4]
 
 
 def test_a_run_whose_loss_became_nan_keeps_two_from_before() -> None:
     sound = [True, True, True, False, False, False, False]
-    found = [Saved(10 * number, number, sound=one) for number, one in enumerate(sound)]
+    found = [CheckpointInfo(10 * number, number, sound=one) for number, one in enumerate(sound)]
     assert kept(Retention(3), found) == {10: ["sound"], 20: ["sound"], 40: ["newest"], 50: ["newest"], 60: ["newest"]}
 
 
@@ -89,4 +89,4 @@ def test_rules_are_the_settings() -> None:
         checkpoints_best_mode="max",
         checkpoints_kept_hours=6,
     )
-    assert Retention.of(config) == Retention(4, 2, "accuracy", "max", 6)
+    assert Retention.from_config(config) == Retention(4, 2, "accuracy", "max", 6)

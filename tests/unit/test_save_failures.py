@@ -53,7 +53,7 @@ def test_failures_of_a_server_are_no_trouble_of_the_storage(failures: SaveFailur
 
 
 def test_a_program_that_can_never_be_saved_ends_the_training(failures: SaveFailures) -> None:
-    for number in range(save_failures.MOST_REFUSALS):
+    for number in range(save_failures.MAX_REFUSALS):
         failures.check()
         at = 100.0 + number * save_failures.REFUSED_SECONDS
         failures.add(at, failed(at, of_storage=False, of_program=True))

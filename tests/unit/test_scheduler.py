@@ -12,10 +12,10 @@ import pytest
 from trainer.training.loop.scheduler import (
     CALL_SECONDS,
     QUEUED_CALLS,
-    Blocks,
+    AsyncSchedule,
     CallSize,
+    LockstepSchedule,
     Schedule,
-    Scheduler,
     WorkerSpeeds,
 )
 
@@ -54,7 +54,7 @@ class Workers:
             for size, began, worker in self._poll():
                 schedule.returned(size, began, worker, self.now)
             if schedule.is_look_due(self.now):
-                schedule.looked(0, self.now)
+                schedule.polled(0, self.now)
         return steps / (self.now - begins)
 
     def _start(self, now: float) -> None:
@@ -101,7 +101,7 @@ def test_a_slow_worker_and_jitter_hold_up_nobody(workers: int, step_seconds: flo
     pretended = Workers(uneven(workers, step_seconds, slower))
     alone = sum(1 / seconds for seconds in pretended.step_seconds)
     steps = round(alone * max(60.0, 400 * step_seconds))
-    assert pretended.train(Scheduler("auto", workers), steps) >= 0.97 * alone
+    assert pretended.train(AsyncSchedule("auto", workers), steps) >= 0.97 * alone
     assert sum(pretended.calls) == steps
 
 
@@ -111,7 +111,7 @@ def test_steps_are_met_exactly_and_no_worker_is_idle_before(seed: int) -> None:
     workers = chance.choice([1, 2, 3, 7, 40])
     pretended = Workers([chance.choice([0.001, 0.02, 0.3, 2.0]) for _ in range(workers)], jitter=chance.random() / 2)
     per_call = chance.choice([1, 7, 100, "auto", "auto"])
-    schedule = Scheduler(per_call, workers)
+    schedule = AsyncSchedule(per_call, workers)
     for steps in (chance.choice([1, 2, 37, 1000]), chance.choice([5, 500])):  # two epochs
         pretended.calls.clear()
         pretended.train(schedule, steps)
@@ -124,7 +124,7 @@ def test_steps_are_met_exactly_and_no_worker_is_idle_before(seed: int) -> None:
 
 def test_a_slow_worker_gets_fewer_steps() -> None:
     pretended = Workers(uneven(4, 0.05, 10))
-    pretended.train(Scheduler("auto", 4), 20_000)
+    pretended.train(AsyncSchedule("auto", 4), 20_000)
     assert pretended.taken[3] == pytest.approx(20_000 * 0.1 / 3.1, rel=0.1)
 
 
@@ -136,24 +136,24 @@ def train_evenly(schedule: Schedule, steps: int, workers: int, step_seconds: flo
 
 
 def test_auto_reaches_half_a_second_a_call() -> None:
-    calls = train_evenly(Scheduler("auto", 2), 100_000, 2, 0.002)
+    calls = train_evenly(AsyncSchedule("auto", 2), 100_000, 2, 0.002)
     middle = calls[50 : len(calls) // 2]
     assert middle
     assert all(0.7 * CALL_SECONDS < 0.002 * size < 1.3 * CALL_SECONDS for size in middle)
 
 
 def test_auto_keeps_slow_steps_single() -> None:
-    assert set(train_evenly(Scheduler("auto", 2), 40, 2, 1.0)) == {1}
+    assert set(train_evenly(AsyncSchedule("auto", 2), 40, 2, 1.0)) == {1}
 
 
 def test_auto_sizes_calls_for_the_median_worker() -> None:
     pretended = Workers([0.005, 0.005, 0.005, 0.5], jitter=0.0)
-    pretended.train(Scheduler("auto", 4), 50_000)
+    pretended.train(AsyncSchedule("auto", 4), 50_000)
     assert 60 < pretended.calls[len(pretended.calls) // 2] < 140
 
 
 def test_a_first_call_that_takes_long_is_soon_forgotten() -> None:
-    schedule = Scheduler("auto", 1)
+    schedule = AsyncSchedule("auto", 1)
     schedule.begin(0, 10**6)
     now = 0.0
     for seconds_each in [20.0] + [0.001] * 8:
@@ -166,7 +166,7 @@ def test_a_first_call_that_takes_long_is_soon_forgotten() -> None:
 
 
 def test_time_in_which_no_worker_was_there_makes_calls_no_shorter() -> None:
-    schedule = Scheduler("auto", 1)
+    schedule = AsyncSchedule("auto", 1)
     schedule.begin(0, 10**6)
     now = 0.0
     for pause in [0.0] * 8 + [3600.0]:
@@ -181,7 +181,7 @@ def test_time_in_which_no_worker_was_there_makes_calls_no_shorter() -> None:
 
 
 def test_about_two_calls_for_each_worker_are_given() -> None:
-    schedule = Scheduler(10, 3)
+    schedule = AsyncSchedule(10, 3)
     schedule.begin(0, 10**6)
     while size := schedule.size(0.0):
         schedule.given(size)
@@ -190,12 +190,12 @@ def test_about_two_calls_for_each_worker_are_given() -> None:
 
 def test_short_calls_are_queued_until_the_coordinator_looks_again() -> None:
     pretended = Workers([0.001] * 2, jitter=0.0)
-    assert pretended.train(Scheduler(1, 2), 20_000) > 0.95 * 2 / (0.001 + DISPATCH_SECONDS)
+    assert pretended.train(AsyncSchedule(1, 2), 20_000) > 0.95 * 2 / (0.001 + DISPATCH_SECONDS)
 
 
 def test_the_end_does_not_wait_long_for_the_slowest() -> None:
     pretended = Workers(uneven(20, 0.005, 10), jitter=0.0)
-    schedule = Scheduler("auto", 20)
+    schedule = AsyncSchedule("auto", 20)
     pretended.train(schedule, 200_000)
     # The longest calls take the slowest worker 5 s; the last ones must be far shorter.
     assert 0.05 * max(pretended.calls) > 4.0
@@ -203,7 +203,7 @@ def test_the_end_does_not_wait_long_for_the_slowest() -> None:
 
 
 def test_a_closed_schedule_gives_no_more_and_is_over_when_all_has_returned() -> None:
-    schedule = Scheduler(10, 1)
+    schedule = AsyncSchedule(10, 1)
     schedule.begin(0, 100)
     schedule.given(schedule.size(0.0))
     schedule.close()
@@ -216,12 +216,12 @@ def test_a_closed_schedule_gives_no_more_and_is_over_when_all_has_returned() -> 
 
 
 def test_steps_that_were_counted_twice_are_not_trained_again() -> None:
-    schedule = Scheduler(10, 1)
+    schedule = AsyncSchedule(10, 1)
     schedule.begin(0, 100)
     for _ in range(5):
         schedule.given(10)
         schedule.returned(10, 0.0, 0, 1.0)
-    schedule.looked(60, 1.0)
+    schedule.polled(60, 1.0)
     left = 0
     while size := schedule.size(1.0):
         schedule.given(size)
@@ -230,7 +230,7 @@ def test_steps_that_were_counted_twice_are_not_trained_again() -> None:
     assert left == 40
 
 
-def blocks_of(schedule: Blocks, steps: int, call_seconds: Callable[[int], float]) -> list[list[int]]:
+def blocks_of(schedule: LockstepSchedule, steps: int, call_seconds: Callable[[int], float]) -> list[list[int]]:
     """Train with a pretended duration of each call; returns the blocks."""
     schedule.begin(0, steps)
     blocks: list[list[int]] = [[]]
@@ -243,7 +243,7 @@ def blocks_of(schedule: Blocks, steps: int, call_seconds: Callable[[int], float]
         schedule.returned(size, began, 0, now)
         step += size
         if schedule.is_look_due(now):
-            schedule.looked(step, now)
+            schedule.polled(step, now)
             blocks.append([])
     return blocks[:-1]
 
@@ -251,14 +251,14 @@ def blocks_of(schedule: Blocks, steps: int, call_seconds: Callable[[int], float]
 @pytest.mark.parametrize("steps", [1, 2, 1000, 9999])
 @pytest.mark.parametrize("per_call", [1, 7, 100, "auto"])
 def test_blocks_add_up_to_the_steps(steps: int, per_call: int | str) -> None:
-    blocks = blocks_of(Blocks(per_call), steps, lambda size: 0.002 * size)
+    blocks = blocks_of(LockstepSchedule(per_call), steps, lambda size: 0.002 * size)
     assert sum(map(sum, blocks)) == steps
     assert all(size >= 1 for calls in blocks for size in calls)
     assert per_call == "auto" or max(map(max, blocks)) <= int(per_call)
 
 
 def test_blocks_reach_half_a_second_a_call_and_five_seconds() -> None:
-    blocks = blocks_of(Blocks("auto"), 100_000, lambda size: 0.003 + 0.002 * size)
+    blocks = blocks_of(LockstepSchedule("auto"), 100_000, lambda size: 0.003 + 0.002 * size)
     steady = blocks[8:-1]
     assert steady
     assert all(0.35 < 0.003 + 0.002 * max(calls) < 0.65 for calls in steady)
@@ -267,22 +267,22 @@ def test_blocks_reach_half_a_second_a_call_and_five_seconds() -> None:
 
 def test_a_block_recovers_from_a_slow_first_call() -> None:
     first = [20.0]
-    blocks = blocks_of(Blocks("auto"), 100_000, lambda size: first.pop() if first else 0.001 * size)
+    blocks = blocks_of(LockstepSchedule("auto"), 100_000, lambda size: first.pop() if first else 0.001 * size)
     assert max(blocks[10]) > 300
 
 
 def test_a_block_lasts_no_longer_than_the_log_interval_asks() -> None:
-    blocks = blocks_of(Blocks("auto", block_seconds=1.0), 100_000, lambda size: 0.001 * size)
+    blocks = blocks_of(LockstepSchedule("auto", block_seconds=1.0), 100_000, lambda size: 0.001 * size)
     assert all(0.001 * sum(calls) <= 1.3 for calls in blocks)
 
 
 def test_members_in_step_do_blocks_of_the_sizes_that_they_agreed_on() -> None:
-    schedule = Blocks("auto")
+    schedule = LockstepSchedule("auto")
     schedule.begin(0, 1000)
     schedule.given(schedule.size(0.0))
     schedule.returned(1, 0.0, 0, 0.01)
     schedule.sizes = (3, 2)
-    schedule.looked(1, 0.01)
+    schedule.polled(1, 0.01)
     calls = []
     while size := schedule.size(0.01):
         schedule.given(size)

@@ -17,25 +17,25 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from trainer.cluster.member import State
+from trainer.cluster.member import MemberState
 from trainer.core.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.telemetry import metrics
 from trainer.telemetry import progress as reporting
+from trainer.telemetry.counters import Counters, Histogram, MemberHealth, NewestCheckpoint
 from trainer.telemetry.events import FAULTS
 from trainer.telemetry.goodput import KINDS, Ledger
 from trainer.telemetry.gpu_use import GpuUse
-from trainer.telemetry.metrics import METRICS, MOST_METRICS, STATES, MetricsCollector
+from trainer.telemetry.metrics import MAX_METRICS, METRICS, STATES, MetricsCollector
 from trainer.telemetry.outlets import prometheus as scrape
-from trainer.telemetry.outlets.prometheus import ADDRESS, LISTENER, answer, given, listen
+from trainer.telemetry.outlets.prometheus import ADDRESS, LISTENER, answer, inherit_listener, listen
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
-from trainer.telemetry.tally import Histogram, Saved, Seen, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/observing.md"
-MEMBER_STATES = tuple(state.value for state in State)
+MEMBER_STATES = tuple(state.value for state in MemberState)
 
 
 @pytest.fixture
@@ -56,31 +56,31 @@ def _gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def full(progress: Progress) -> MetricsCollector:
     """Return what is reported of a run of which everything is known."""
-    tally = progress.tally
+    counters = progress.counters
     progress.enter(RunState.TRAINING)
     progress.phase(Phase.TRAINING)
     progress.trained(120, 50.0, {"loss": 0.5, "accuracy": 0.75})
-    tally.workers, tally.step_examples = ["worker-0", "worker-3"], 32
-    tally.returned(0, 100, 0.4, (90, 3), 0.3)
-    tally.returned(1, 20, 0.9, (40, 5), 0.1)
-    tally.update_wait_seconds = 0.25
-    tally.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
+    counters.workers, counters.step_examples = ["worker-0", "worker-3"], 32
+    counters.returned(0, 100, 0.4, (90, 3), 0.3)
+    counters.returned(1, 20, 0.9, (40, 5), 0.1)
+    counters.update_wait_seconds = 0.25
+    counters.tables = {"items": {"rows": 90, "new": 100, "evicted": 10, "refused": 3, "bytes": 9000}}
     progress.status.lookups = {
         "items": {"by_ps": {"ps-0": 0.9, "ps-1": 0.1}, "hot": [[7, 0.4, "ps-0"], [8, 0.02, "ps-1"]]}
     }
-    tally.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}
-    tally.save_seconds.add(0.7)
-    tally.restore_seconds = 1.5
-    tally.checkpoint = Saved(100, 1_700_000_000.0, 4096)
+    counters.files = {"pass": 2, "done": 17, "under_way": 3, "found": 40}
+    counters.save_seconds.add(0.7)
+    counters.restore_seconds = 1.5
+    counters.checkpoint = NewestCheckpoint(100, 1_700_000_000.0, 4096)
     progress.evaluated(100, {"loss": 0.4})
-    tally.ways = {"worker-0": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"}}
-    tally.members = lambda: {"worker-0": Seen("training", 0.3), "ps-0": Seen("given up", 40.0)}
-    tally.drained = lambda: ["ps-0"]
+    counters.ways = {"worker-0": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"}}
+    counters.members = lambda: {"worker-0": MemberHealth("training", 0.3), "ps-0": MemberHealth("given up", 40.0)}
+    counters.drained = lambda: ["ps-0"]
     progress.events.write("member-lost", task="worker-0")
     progress.events.write("save-failed")
     collector = MetricsCollector(MEMBER_STATES, restarts=2, release="abc")
-    collector.of("a", tally, progress)
-    until(lambda: (progress.events.counts or {}).get("save-failed") and tally.room, "the path is looked at")
+    collector.report_on("a", counters, progress)
+    until(lambda: (progress.events.counts or {}).get("save-failed") and counters.room, "the path is looked at")
     return collector
 
 
@@ -201,7 +201,7 @@ def test_tensorflows_version_is_told_of_either_wheel(
 
 def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
     collector = MetricsCollector()
-    collector.of("a", Tally())
+    collector.report_on("a", Counters())
     assert not [name for name in families(collector) if name.startswith(("psfleet_evaluation", "psfleet_checkpoint"))]
 
 
@@ -211,7 +211,7 @@ def test_faults_of_earlier_processes_are_counted_before_any_are_told(tmp_path: P
     config = Config.from_dict({"program": "mine:One", "run": "a", "steps": 900, "shared_dir": str(tmp_path)})
     later = Progress(config, RunDirectory(tmp_path, "a"), Notifier(), waits=True)
     collector = MetricsCollector()
-    collector.of("a", later.tally, later)
+    collector.report_on("a", later.counters, later)
     assert "psfleet_faults" not in families(collector)  # a number that begins at 0 would look like new faults
     later.begin()
     until(lambda: later.events.counts, "the events are counted")
@@ -224,7 +224,7 @@ def test_time_is_counted_from_what_the_process_before_wrote(tmp_path: Path, prog
     record = {"productive": 36_000.0, "elapsed": 36_000.0, "step": 9, "highest_step": 9, "until": time.time() - 20}
     progress.ledger = Ledger({**record, "ended": False})
     collector = MetricsCollector()
-    collector.of("a", progress.tally, progress)
+    collector.report_on("a", progress.counters, progress)
     found = samples(collector)
     assert found["psfleet_time_seconds_total", "productive"] == 0
     assert found["psfleet_time_seconds_total", "down"] == pytest.approx(20, abs=5)
@@ -233,8 +233,8 @@ def test_time_is_counted_from_what_the_process_before_wrote(tmp_path: Path, prog
 def test_a_program_with_a_thousand_metrics_has_some_of_them_told(progress: Progress) -> None:
     progress.trained(1, 1.0, {f"class_{number}": 0.5 for number in range(1000)})
     collector = MetricsCollector()
-    collector.of("a", progress.tally, progress)
-    assert len([key for key in samples(collector) if key[0] == "psfleet_training_metric"]) == MOST_METRICS
+    collector.report_on("a", progress.counters, progress)
+    assert len([key for key in samples(collector) if key[0] == "psfleet_training_metric"]) == MAX_METRICS
 
 
 def test_the_page_lists_what_is_told() -> None:
@@ -253,7 +253,7 @@ def serving(listener: socket.socket, **labels: Any) -> subprocess.Popen[bytes]:
     code = "import os, threading; from trainer.telemetry.metrics import MetricsCollector\n"
     code += "from trainer.telemetry.outlets.prometheus import *\n"
     code += "serve(listen(os.environ), MetricsCollector(restarts=3)); threading.Event().wait()"
-    environment = {"PYTHONPATH": str(ROOT), **given(listener)}
+    environment = {"PYTHONPATH": str(ROOT), **inherit_listener(listener)}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[listener.fileno()])
 
 
@@ -307,7 +307,7 @@ def test_a_task_goes_on_without_what_it_needs_to_be_scraped(
 
 
 def test_the_environment_names_the_socket_that_is_inherited() -> None:
-    assert given(None) == {}
+    assert inherit_listener(None) == {}
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert given(listener) == {LISTENER: str(listener.fileno())}
+        assert inherit_listener(listener) == {LISTENER: str(listener.fileno())}
         assert listener.get_inheritable()

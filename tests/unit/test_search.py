@@ -23,7 +23,7 @@ from tests.unit import test_second_day as second_day
 from tests.unit.test_evaluator import write_checkpoint
 from tests.unit.test_sweep import sigterm
 from trainer.check import read_settings
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, UserError
 from trainer.core.search_space import SearchSpace
@@ -50,7 +50,7 @@ parameters:
   units: {low: 8, high: 64, step: 8}
   layers: {choices: [[64], [64, 64]]}
 """
-CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
+CHIEF = ClusterConfig({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
 FIRST = {"dropout": 0.4, "rate": 0.01, "units": 32, "layers": [64]}
 
 
@@ -313,7 +313,7 @@ def test_a_coordinator_that_finds_no_choice_written_makes_it_and_a_member_waits(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end(config, "s-1")
-    member, codes = Cluster(CHIEF.jobs, "worker", 0), list[int]()
+    member, codes = ClusterConfig(CHIEF.jobs, "worker", 0), list[int]()
 
     def sleep(_: float) -> None:
         assert selected(config).present() is None
@@ -348,7 +348,7 @@ def test_a_member_waits_in_its_process_while_the_chief_waits_for_the_evaluation(
 
     monkeypatch.setattr(sweep, "run_coordinator", run)
     monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
-    code = sweep.train_point(apply_selection(config), Cluster(CHIEF.jobs, "worker", 0), Notifier())
+    code = sweep.train_point(apply_selection(config), ClusterConfig(CHIEF.jobs, "worker", 0), Notifier())
     assert (code, len(slept)) == {"chosen": (TRY_AGAIN, 5), "stopped": (STOPPED, 3), "another": (TRY_AGAIN, 3)}[then]
 
 
@@ -365,7 +365,7 @@ def test_a_search_is_no_part_of_the_queue(config: Config, tmp_path: Path) -> Non
 
 def test_ranges_of_whole_numbers_have_whole_middles() -> None:
     parameters = {"a": {"low": 1, "high": 4}, "b": {"low": 1.0, "high": 4}, "c": {"low": 1, "high": 1000, "log": True}}
-    space = SearchSpace.of({"trials": 1, "metric": "loss", "parameters": parameters})
+    space = SearchSpace.from_record({"trials": 1, "metric": "loss", "parameters": parameters})
     assert space.first() == {"a": 2, "b": 2.5, "c": 31}
     assert not space.holds({"a": 2.5, "b": 2.5, "c": 31})
     assert not space.holds({"a": 2, "b": 2.5})

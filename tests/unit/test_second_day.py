@@ -34,7 +34,7 @@ from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
-from trainer.cluster import leaving
+from trainer.cluster import draining
 
 TASKS = [
     Task("chief", 0, "head", "192.0.2.10", 2222, server=False),
@@ -949,7 +949,7 @@ def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: ve
 def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
     unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
     assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
-    assert str(leaving.DRAINED) == readings.LEAVERS
+    assert str(draining.DRAINED) == readings.LEAVERS
 
 
 @pytest.mark.parametrize("place", [readings.MARK, readings.LEAVERS])

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.cluster.commands import ASKED
+from trainer.cluster.remote_commands import ASKED
 from trainer.core.config import Config
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
@@ -99,7 +99,7 @@ def test_what_the_path_alone_says_is_seen_several_times(
         raise SystemExit(code)
 
     monkeypatch.setattr(server, "ending", look)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(server, "RUN_POLL_SECONDS", 0)
     monkeypatch.setattr("os._exit", leave)
     mounts, ends = list[bool](), list[int]()
     notifier = SimpleNamespace(
@@ -137,7 +137,7 @@ def test_connections_may_wait_a_little_longer_than_a_member_may_be_silent(
         ending(TASK, ADDRESS, last)
 
     ending(TASK, ADDRESS, last)
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(server, "RUN_POLL_SECONDS", 0)
     monkeypatch.setattr(server, "limit_waits", limit)
     with pytest.raises(SystemExit):
         keep_limited(last)
@@ -168,7 +168,7 @@ def test_connections_are_kept_limited_while_the_path_hangs(config: Config, monke
         with contextlib.suppress(SystemExit):
             follow(TASK, ADDRESS, None, last)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(server, "RUN_POLL_SECONDS", 0.01)
     monkeypatch.setattr(server, "limit_waits", limit)
     last = LastRead(read)
     follower = threading.Thread(target=follow_until_released, daemon=True)

@@ -18,7 +18,7 @@ from fleet.errors import OperatorMistake
 from fleet.run import Run
 from fleet.site.sweep_file import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
 from trainer.core.signals import MAKE_ROOM, StopRequest
@@ -33,7 +33,7 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 POINTS = [{"rate": 0.1}, {"rate": 0.2}, {"rate": 0.3}]
-CHIEF = Cluster({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
+CHIEF = ClusterConfig({"chief": ["localhost:1"], "worker": ["localhost:2"]}, "chief", 0)
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +208,7 @@ def test_a_coordinator_writes_down_what_became_of_its_point_and_asks_for_the_nex
     monkeypatch.setattr(sweep, "run_coordinator", lambda *_, **more: code if more["keeps_servers"]() else -1)
     monkeypatch.setattr(sweep, "POLL_SECONDS", 0)
     chosen = apply_selection(config)
-    cluster = Cluster(CHIEF.jobs, job, 0)
+    cluster = ClusterConfig(CHIEF.jobs, job, 0)
     assert train_point(chosen, cluster, Notifier()) == exit_code
     selected = selected_sweep(chosen)
     assert selected is not None
@@ -477,7 +477,7 @@ def test_a_sweep_that_runs_is_looked_on_at_and_another_is_the_next_attempt() -> 
     asked = {"sweep": {"name": "s", "points": POINTS}}
     first = decision.choose_sweep(asked, {}, False, None, {})
     assert (first.selection["sweep"]["attempt"], first.write, first.new) == (1, True, True)
-    assert Sweep.of(first.selection, "/").points[2].run == "s-3"
+    assert Sweep.from_selection(first.selection, "/").points[2].run == "s-3"
     known = {"attempt": 1}
     again = decision.choose_sweep(asked, first.selection, True, known, {})
     assert (again.selection, again.write, again.new) == (first.selection, False, False)
@@ -494,9 +494,9 @@ def test_a_start_without_a_name_goes_on_with_the_sweep() -> None:
 
 @pytest.mark.parametrize("text", ["{{ lookup('pipe', 'id') }}", "{% if %}", "{# a #}"])
 def test_what_ansible_would_read_as_a_template_is_refused(text: str) -> None:
-    decision.refuse_templates({"a": {"b": {"c": [{}]}}})
+    decision.reject_templates({"a": {"b": {"c": [{}]}}})
     with pytest.raises(OperatorMistake, match="would read as a template"):
-        decision.refuse_templates({"sweep": {"points": [{"a": [text]}]}})
+        decision.reject_templates({"sweep": {"points": [{"a": [text]}]}})
 
 
 def test_parameters_beside_a_sweep_need_a_run_of_their_own() -> None:

@@ -106,7 +106,7 @@ def evil_status() -> dict[str, Any]:
     )
 
 
-def refuse_forgeries(text: str) -> None:
+def reject_forgeries(text: str) -> None:
     assert "evil" in text
     assert steering(text) == []
     assert [line for line in text.splitlines() if line.startswith("run digits: finished")] == []
@@ -149,7 +149,7 @@ def hostile() -> Hostile:
 
 def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, desk: verbs.Desk) -> None:
     show_status(Cluster(hostile.inventory, hostile), desk)
-    refuse_forgeries(printed(desk))
+    reject_forgeries(printed(desk))
 
 
 def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
@@ -164,7 +164,7 @@ def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
 def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, desk: verbs.Desk) -> None:
     desk.answers = desk.out if as_json else None
     verb(Cluster(hostile.inventory, hostile), desk)
-    refuse_forgeries(printed(desk))
+    reject_forgeries(printed(desk))
     assert not as_json or json.loads(printed(desk))
 
 
@@ -172,7 +172,7 @@ def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, desk: 
 def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, desk: verbs.Desk) -> None:
     hostile.follow = lambda scripts, line: _stream(hostile, scripts, line)  # type: ignore[method-assign]
     show_logs(Cluster(hostile.inventory, hostile), desk, "worker-1", 5, follow)
-    refuse_forgeries(printed(desk))
+    reject_forgeries(printed(desk))
     assert "worker-1 says" in printed(desk)
 
 
@@ -197,7 +197,7 @@ def test_messages_forge_no_line() -> None:
         str(ClusterTrouble("", [Trouble("chief-0", "head", FORGED)])),
         describe_sweep(summary),
     ):
-        refuse_forgeries(printable(text))
+        reject_forgeries(printable(text))
 
 
 @pytest.mark.parametrize(

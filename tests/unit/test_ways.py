@@ -16,7 +16,7 @@ import pytest
 
 from trainer.cluster import way_probe, way_reader
 from trainer.cluster.heartbeat import is_refusal
-from trainer.cluster.member import Member, State
+from trainer.cluster.member import Member, MemberState
 from trainer.cluster.probe import METHOD, PADDING, digest
 from trainer.cluster.way_probe import Ways, try_way
 from trainer.cluster.way_reader import WayReader
@@ -240,18 +240,18 @@ def test_a_broken_way_is_tried_again_soon_and_one_that_works_later() -> None:
         return state[address]
 
     found = Ways("own:1", lambda: {"ps-0": "c:1", "ps-1": "d:1"}, attempt)
-    found.look(0.0)
+    found.probe(0.0)
     assert sorted(tried) == ["c:1", "d:1"]
     tried.clear()
-    found.look(1.0)
+    found.probe(1.0)
     assert tried == ["d:1"]
-    assert found.look(2.0)["ps-1"].times == 3
+    assert found.probe(2.0)["ps-1"].times == 3
     state["d:1"] = WORKS
-    assert found.look(3.0)["ps-1"].times == 1
+    assert found.probe(3.0)["ps-1"].times == 1
     tried.clear()
-    found.look(5.0)
+    found.probe(5.0)
     assert tried == []
-    found.look(13.0)
+    found.probe(13.0)
     assert sorted(tried) == ["c:1", "d:1"]
 
 
@@ -359,7 +359,7 @@ def test_no_worker_is_of_use_as_long_as_a_lost_ps_takes_part() -> None:
 def test_a_ps_that_the_coordinator_does_not_hear_keeps_no_worker_out() -> None:
     read = Read(ways(("worker-1", "ps-1")))
     read.members["ps-1"] = read.members["ps-1"].unanswered(time.monotonic(), 9.0, 5.0)
-    assert read.members["ps-1"].state is State.SILENT
+    assert read.members["ps-1"].state is MemberState.SILENT
     assert read.unfit("worker-1") == ""
 
 

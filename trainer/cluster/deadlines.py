@@ -24,7 +24,7 @@ class Phases:
         self._now = (Phase.WAITING, time.monotonic())
 
     @classmethod
-    def of(cls, config: Config, entered: Callable[[Phase], None]) -> Phases:
+    def from_config(cls, config: Config, entered: Callable[[Phase], None]) -> Phases:
         """Return the phases with the deadlines of the run settings; waiting bounds itself, to name the members."""
         bounded = [phase for phase in Phase if phase is not Phase.WAITING]
         return cls({phase: getattr(config, f"{phase}_timeout_seconds") for phase in bounded}, entered)

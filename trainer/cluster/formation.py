@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from trainer.cluster.leaving import away_for_a_reboot, leaving_ps
-from trainer.cluster.leaving import names as leaving_names
-from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.draining import away_for_a_reboot, leaving_ps, leaving_tasks
+from trainer.cluster.member import HERE, Event, Member, MemberState
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.task_id import is_worker
@@ -48,12 +47,12 @@ def form(
         heartbeat.hurry(since=began)
         members, waited = heartbeat.members(), time.monotonic() - began
         # Only answers to questions after the last generation: it may have ended because of one that has just died.
-        unheard = [m for m in members.values() if m.judged_at < began and m.state in (*HERE, State.STARTING)]
+        unheard = [m for m in members.values() if m.judged_at < began and m.state in (*HERE, MemberState.STARTING)]
         if unheard and waited < HEAR_SECONDS:
             time.sleep(POLL_SECONDS)
             continue
         leaving = leaving_ps()
-        apart = {*without, *leaving_names()}
+        apart = {*without, *leaving_tasks()}
         here = {t: str(m.incarnation) for t, m in members.items() if m.is_here(since=began) and t not in leaving}
         missing = {task: member for task, member in members.items() if task not in here}
         if not missing or can_do_without(config, here, missing, first, apart, waited, every_ps):
@@ -94,7 +93,7 @@ def can_do_without(
     if any(member.is_expected for member in missing.values()):
         return False
     # One that lacks a way answers: its time does not fix that. Nor does time bring back one that was taken out.
-    waited_for = [task for task in workers if missing[task].state is not State.HALF and task not in without]
+    waited_for = [task for task in workers if missing[task].state is not MemberState.HALF and task not in without]
     if first and waited_for and waited < config.worker_wait_seconds:
         return False
     return ps <= set(without) or waited >= config.ps_grace_seconds
@@ -104,8 +103,8 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     """Say why each of them is missing, and how to fix it where that is no fault of its host's."""
     leaving = leaving_ps()
     left = {task: member.address for task, member in missing.items() if task in leaving}
-    others = {t: member for t, member in missing.items() if member.state is State.OTHER_RELEASE and t not in left}
-    half = {t: member for t, member in missing.items() if member.state is State.HALF and t not in left}
+    others = {t: member for t, member in missing.items() if member.state is MemberState.OTHER_RELEASE and t not in left}
+    half = {t: member for t, member in missing.items() if member.state is MemberState.HALF and t not in left}
     quiet = {t: member.address for t, member in missing.items() if t not in {*others, *left, *half}}
     parts = [f"no answer from {names(quiet)}"] if quiet else []
     parts += [f"waiting until {names(left)} is back: its host was taken out in order"] if left else []

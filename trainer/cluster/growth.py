@@ -9,30 +9,30 @@ import math
 import shlex
 from pathlib import Path
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import ConfigError
 from trainer.core.proxies import bypass_proxies
 
 log = logging.getLogger(__name__)
 JOBS = ("worker", "ps")
-LOOK_SECONDS = 0.9  # both servers and the coordinator look about once a second
+MEMBERS_POLL_SECONDS = 0.9  # both servers and the coordinator look about once a second
 NAME = "TF_CONFIG="
 
 
 class Growing:
     """A cluster that may grow while its task runs."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterConfig) -> None:
         self.cluster = cluster
         """As it was found last."""
         self._looked_at = -math.inf
 
-    def look(self, now: float) -> dict[str, str]:
+    def poll(self, now: float) -> dict[str, str]:
         """Look at the cluster's source now and then (`now` of time.monotonic).
 
         Returns the members that were added since the last time (task name to address).
         """
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._looked_at < MEMBERS_POLL_SECONDS:
             return {}
         self._looked_at = now
         before, after = self.cluster, present(self.cluster)
@@ -44,7 +44,7 @@ class Growing:
         return added
 
 
-def present(cluster: Cluster) -> Cluster:
+def present(cluster: ClusterConfig) -> ClusterConfig:
     """Return the cluster as its source has it now; as it was where that can't be read, or is another cluster."""
     if cluster.source is not None:
         with contextlib.suppress(OSError, ConfigError, ValueError):
@@ -52,16 +52,16 @@ def present(cluster: Cluster) -> Cluster:
     return cluster
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path) -> ClusterConfig:
     """Read the TF_CONFIG of an environment file of systemd's; raises ConfigError, OSError and ValueError."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found = next((line for line in lines if line.startswith(NAME)), None)
     if found is None:
         raise ConfigError(f"{path} has no TF_CONFIG")
-    return Cluster.from_tf_config(shlex.split(found.removeprefix(NAME))[0])
+    return ClusterConfig.from_tf_config(shlex.split(found.removeprefix(NAME))[0])
 
 
-def grown(cluster: Cluster, other: Cluster) -> Cluster:
+def grown(cluster: ClusterConfig, other: ClusterConfig) -> ClusterConfig:
     """Return the cluster with the workers and ps that `other` has behind the same ones.
 
     Where anything else differs it is as it was: then the task restarts, as the role trainer finds
@@ -72,7 +72,7 @@ def grown(cluster: Cluster, other: Cluster) -> Cluster:
     return dataclasses.replace(cluster, jobs={**cluster.jobs, **{job: other.jobs.get(job, []) for job in JOBS}})
 
 
-def is_growth(cluster: Cluster, other: Cluster) -> bool:
+def is_growth(cluster: ClusterConfig, other: ClusterConfig) -> bool:
     """Return whether `other` is the same cluster with more workers or ps at its end."""
     if (cluster.job, cluster.index, cluster.service) != (other.job, other.index, other.service):
         return False

@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.member import HERE, Event, Member, MemberState
 from trainer.cluster.probe import DEADLINE_SECONDS, METHOD, PADDING, REFUSED, digest
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Proof:
                 return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
             if other:
                 return member.held_back(Event.OTHER_RELEASE, now, asked_at, incarnation, other)
-        if self._unfit is not None and not (member.state is State.TRAINING and incarnation == member.taken_in):
+        if self._unfit is not None and not (member.state is MemberState.TRAINING and incarnation == member.taken_in):
             why = self._unfit(member.task, incarnation, now)
             if why is None:
                 return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Collection
 
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.cluster.member import State
+from trainer.cluster.member import MemberState
 
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 ANSWER_SECONDS = 2.0  # for the answer, after the time in which a member may be silent
 
 
@@ -25,9 +25,9 @@ def live(heartbeat: Heartbeat, tasks: Collection[str], timeout: float, lasts: Ca
         members = [heartbeat.members()[task] for task in tasks]
         if any(member.taken_in is None or member.taken_in != processes[member.task] for member in members):
             return False
-        if any(member.is_lost or member.state is State.SILENT for member in members):
+        if any(member.is_lost or member.state is MemberState.SILENT for member in members):
             return False
         if all(member.is_here(since) for member in members):
             return True
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     return False

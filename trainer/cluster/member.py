@@ -25,10 +25,10 @@ FLIPS = 3
 TWO_HOSTS = "its port is closed and open in turn, for one process: have two hosts its address?"
 PARTED_SECONDS = 60.0  # a worker that is cut off from a ps so soon after it was taken in is likely to be so again
 PAUSE_SECONDS = 15.0  # for which it is given up then, twice as long each time
-LONGEST_PAUSE_SECONDS = 600.0
+MAX_PAUSE_SECONDS = 600.0
 
 
-class State(enum.Enum):
+class MemberState(enum.Enum):
     """What a member is to the coordinator."""
 
     STARTING = "starting"  # nothing was heard of it yet, or it was asked to restart
@@ -61,10 +61,10 @@ class Event(enum.Enum):
     PAUSE_OVER = "the pause is over"
 
 
-S, E = State, Event
+S, E = MemberState, Event
 HERE = {S.SERVING, S.TRAINING}
 # What an event makes of a state; a pair that is not listed changes nothing. docs/design.md shows it as a table.
-TRANSITIONS: dict[tuple[State, Event], State] = {
+TRANSITIONS: dict[tuple[MemberState, Event], MemberState] = {
     **{(state, E.ANSWERED): S.SERVING for state in (S.STARTING, S.CLOSED, S.SILENT, S.AWAY, S.OTHER_RELEASE, S.HALF)},
     **{(state, E.REPLACED): S.SERVING for state in set(S) - {S.SERVING, S.GIVEN_UP}},
     **{(state, E.UNPROVEN): S.STARTING for state in set(S) - {S.STARTING, S.GIVEN_UP}},
@@ -88,7 +88,7 @@ class Member:
 
     task: str
     address: str
-    state: State = State.STARTING
+    state: MemberState = MemberState.STARTING
     since: float = 0.0
     why: str = "nothing was heard of it yet"
     incarnation: str | None = None
@@ -162,7 +162,7 @@ class Member:
         if self.state in (S.CLOSED, S.AWAY) and self.incarnation == incarnation:
             heard["flips"] = flips = self.flips + 1
             if flips >= FLIPS:
-                until = now + min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(flips - FLIPS, 10))
+                until = now + min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(flips - FLIPS, 10))
                 return found.after(E.SHORT_LIVED, now, until=until, why=TWO_HOSTS, **heard)
         if incarnation == self.must_restart and not self._heeds_nothing(now):
             heard["asked_to"] = now if self.asked_to is None else self.asked_to
@@ -251,7 +251,7 @@ class Member:
         excess = self.short_lives - SHORT_LIVES
         if excess < 0 or self.short_lives == lives_before:
             return self
-        pause = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(excess, 10))
+        pause = min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(excess, 10))
         return self.after(E.SHORT_LIVED, now, until=now + pause)
 
 
@@ -271,7 +271,7 @@ class LostWorkers:
         """The lost workers, and since when; other threads add to it."""
         self._asked_again: float | None = None
 
-    def look(
+    def poll(
         self, workers: Collection[str], serving: Callable[[float], Collection[str]], now: float
     ) -> tuple[set[str], set[str]] | None:
         """Return those to be given back now, perhaps none yet, and those that stay lost; None while none is back.

@@ -6,9 +6,9 @@ import logging
 import time
 from collections.abc import Mapping
 
+from trainer.cluster.draining import is_leaving
 from trainer.cluster.formation import describe_missing
-from trainer.cluster.leaving import is_leaving
-from trainer.cluster.member import HERE, Event, Member, State
+from trainer.cluster.member import HERE, Event, Member, MemberState
 from trainer.core.states import RunState
 from trainer.core.task_id import TaskId
 from trainer.run.release import MEND
@@ -65,14 +65,14 @@ class MemberNews:
 
     def other_release(self, member: Member) -> None:
         """Tell of one that runs another release."""
-        if member.state is State.OTHER_RELEASE and self._other_release.get(member.task) != member.incarnation:
+        if member.state is MemberState.OTHER_RELEASE and self._other_release.get(member.task) != member.incarnation:
             self._other_release[member.task] = member.incarnation
             self._report("member-other-release", member.task, f"{member.why}: left out. {MEND}")
 
     def half(self, member: Member) -> None:
         """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""
         task = member.task
-        if member.state is State.HALF:
+        if member.state is MemberState.HALF:
             before = self._half.get(task)
             # One that is back may be tried by the others only in a moment.
             is_new = member.taken_in is not None or time.monotonic() - member.since >= NEWS_SECONDS
@@ -95,14 +95,14 @@ class MemberNews:
             return
         if member.is_lost:
             self.lost(task, str(member.taken_in))
-        elif member.state is State.SILENT and task not in self._absent:
+        elif member.state is MemberState.SILENT and task not in self._absent:
             self._absent.add(task)
             self.hurt = True
             self._report("member-silent", task, f"has not answered for {member.quiet:.0f} s: cut off")
         if task in self._absent and member.state in HERE and not member.is_ps:
             self._absent.discard(task)
             self._report("member-back", task, "its server answers again")
-        if member.state is State.GIVEN_UP and self._given_up.get(task) != member.until:
+        if member.state is MemberState.GIVEN_UP and self._given_up.get(task) != member.until:
             self._given_up[task] = member.until
             pause = member.until - time.monotonic()
             why = "it ended again and again" if member.why == Event.SHORT_LIVED.value else member.why

@@ -6,7 +6,7 @@ import logging
 from typing import Protocol
 
 from trainer.cluster.fence import shut
-from trainer.cluster.member import Member, State
+from trainer.cluster.member import Member, MemberState
 
 log = logging.getLogger(__name__)
 # TensorFlow reports a ps whose socket closes at once, except in the middle of a long step, or when no step needs it.
@@ -30,7 +30,7 @@ class MemberTroubles:
     def __init__(self) -> None:
         self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
 
-    def of(self, member: Member, handler: Handler | None, lost_at: float, now: float) -> tuple[str, str] | None:
+    def find_for(self, member: Member, handler: Handler | None, lost_at: float, now: float) -> tuple[str, str] | None:
         """Return the event and message where this process can't go on for this member; fix what can be fixed.
 
         `handler` takes workers in and out while a generation trains; `lost_at` is when its process was reported to have
@@ -39,12 +39,12 @@ class MemberTroubles:
         task = member.task
         silent = f"{task} has not answered for {member.quiet:.0f} s: cut off"
         if member.is_ps:
-            if member.state is State.SILENT:
+            if member.state is MemberState.SILENT:
                 return "member-silent", silent
             if member.is_lost and now - lost_at > REPORT_SECONDS:
                 return "recovering", f"{task} has ended, and TensorFlow waits for it all the same"
             return None
-        if member.state is State.SILENT:
+        if member.state is MemberState.SILENT:
             if handler is None:
                 return "member-silent", silent
             if task in handler.busy and now - max(handler.busy[task], member.since) > DROP_SECONDS:

@@ -14,22 +14,22 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from trainer.cluster import call_errors
-from trainer.cluster.commands import Messenger, shut_down_servers
 from trainer.cluster.deadlines import Phases
+from trainer.cluster.draining import drained, is_leaving, leaving_ps
 from trainer.cluster.fence import Fence
+from trainer.cluster.final_write import LEAVE_SECONDS, make_final_write
 from trainer.cluster.formation import form, names
 from trainer.cluster.growth import Growing
 from trainer.cluster.heartbeat import Heartbeat
-from trainer.cluster.last_words import LEAVE_SECONDS, say_last
-from trainer.cluster.leaving import drained, is_leaving, leaving_ps
 from trainer.cluster.liveness import live
-from trainer.cluster.member import Member, State
+from trainer.cluster.member import Member, MemberState
 from trainer.cluster.member_news import CALL_FAILED, MemberNews
 from trainer.cluster.member_troubles import Handler, MemberTroubles
 from trainer.cluster.missing_ways import MissingWays
-from trainer.cluster.releases import Releases
+from trainer.cluster.remote_commands import Messenger, shut_down_servers
 from trainer.cluster.restart_requests import RestartRequests
-from trainer.cluster.spec import Cluster
+from trainer.cluster.server_releases import ServerReleases
+from trainer.cluster.spec import ClusterConfig
 from trainer.cluster.way_reader import WayReader
 from trainer.cluster.ways import CHIEF, named_in, status_of
 from trainer.core.config import Config
@@ -39,8 +39,8 @@ from trainer.core.states import Phase, RunState
 from trainer.core.task_id import TaskId, is_worker
 from trainer.run.directory import RunDirectory
 from trainer.run.restart_budget import end_attempt
+from trainer.telemetry.counters import MemberHealth
 from trainer.telemetry.progress import Progress
-from trainer.telemetry.tally import Seen
 
 log = logging.getLogger(__name__)
 TAKE_SECONDS = 20.0  # TensorFlow takes a worker in within moments
@@ -52,7 +52,7 @@ class Membership:
     def __init__(
         self,
         config: Config,
-        cluster: Cluster,
+        cluster: ClusterConfig,
         directory: RunDirectory,
         progress: Progress,
         phases: Phases,
@@ -90,17 +90,17 @@ class Membership:
                 for task, address in cluster.servers.items()
             },
             config.heartbeat_timeout_seconds,
-            Releases(release).other if release and config.local_run_dir else None,
+            ServerReleases(release).other if release and config.local_run_dir else None,
             lambda task, process, now: self._ways.unfit(task, process, now),
         )
         self._ways = WayReader(self.heartbeat.members)
-        self.heartbeat.on_beat = self.look
-        progress.tally.members, progress.tally.drained = self.seen, drained
+        self.heartbeat.on_beat = self.poll
+        progress.counters.members, progress.counters.drained = self.seen, drained
         self._fence = Fence(self._silent_addresses)
         self.heartbeat.start()
         self._fence.start()
 
-    def form(self) -> Cluster:
+    def form(self) -> ClusterConfig:
         """Wait for the members and return the cluster of those that this generation trains on; raises Stopped."""
         leave_when_asked()
         self._phases.enter(Phase.WAITING)
@@ -268,7 +268,7 @@ class Membership:
     def unreachable_ps(self) -> dict[str, str]:
         """Return the ps of this generation that live, and that nobody can use, each with what is wrong."""
         members = self.heartbeat.members() if self._watching else {}
-        return {task: m.why for task, m in members.items() if m.is_ps and m.taken_in and m.state is State.HALF}
+        return {task: m.why for task, m in members.items() if m.is_ps and m.taken_in and m.state is MemberState.HALF}
 
     def workers_taken_in(self, tasks: Collection[str]) -> None:
         """TensorFlow has taken these workers in again."""
@@ -296,15 +296,15 @@ class Membership:
         """Return the error that the program has, where every worker reports it and none has ended."""
         return call_errors.failed_alike(error)
 
-    def seen(self) -> dict[str, Seen]:
+    def seen(self) -> dict[str, MemberHealth]:
         """Return each member as it was seen last."""
         now = time.monotonic()
         return {
-            task: Seen(member.state.value, now - max(member.answered_at or 0.0, self._asked_since))
+            task: MemberHealth(member.state.value, now - max(member.answered_at or 0.0, self._asked_since))
             for task, member in self.heartbeat.members().items()
         }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Compare the records with what this generation needs; the heartbeat calls this after each round."""
         now = time.monotonic()
         self._look_for_added(now)
@@ -315,25 +315,25 @@ class Membership:
             self._news.other_release(member)
             if self._watching and member.taken_in is not None:
                 now = time.monotonic()
-                if trouble := self._troubles.of(member, self.handler, self._news.lost_at(member, now), now):
-                    event, message = trouble
-                    self._give_up(event, message, [task])
+                if trouble := self._troubles.find_for(member, self.handler, self._news.lost_at(member, now), now):
+                    self._give_up(*trouble, [task])
                 self._news.changed(member)
         self._look_at_ways(time.monotonic())
         self._progress.history.members({task: m.state.value for task, m in self.heartbeat.members().items()})
         if self._watching:
             # One that starts again for a broken way is still away for that.
-            states = {t: State.HALF if self._news.is_half(t) else m.state for t, m in self.heartbeat.members().items()}
-            self._progress.without({task: s.value for task, s in states.items() if s is not State.TRAINING})
-        handler = self.handler
-        if handler is not None and handler.updating_since is not None:
+            states = {
+                t: MemberState.HALF if self._news.is_half(t) else m.state for t, m in self.heartbeat.members().items()
+            }
+            self._progress.without({task: s.value for task, s in states.items() if s is not MemberState.TRAINING})
+        if (handler := self.handler) is not None and handler.updating_since is not None:
             seconds = time.monotonic() - handler.updating_since
             if seconds > TAKE_SECONDS:
                 self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
 
     def _look_for_added(self, now: float) -> None:
         """Ask members from now on that the cluster has got; nobody waits for them."""
-        if added := self._growing.look(now):
+        if added := self._growing.poll(now):
             self._addresses |= added
             self._without |= added.keys()
             self.heartbeat.add(*(Member(task, address, since=now) for task, address in added.items()))
@@ -345,13 +345,13 @@ class Membership:
         self._progress.ways(status_of(self._ways.matrix))
         for member in members.values():
             self._news.half(member)
-        training = [m.task for m in members.values() if not m.is_ps and m.state is State.TRAINING]
+        training = [m.task for m in members.values() if not m.is_ps and m.state is MemberState.TRAINING]
         if not self._watching or self.handler is None:
             self._missing_ways.forget()
             return
         ways, busy = self._ways, self.handler.busy
-        for task, why in self._missing_ways.look(training, ways.parted, ways.lost, busy, now):
-            if members[task].state is State.TRAINING:
+        for task, why in self._missing_ways.find_lasting(training, ways.parted, ways.lost, busy, now):
+            if members[task].state is MemberState.TRAINING:
                 self._cut_off(task, why)
 
     def _ask_to_restart(self, now: float) -> None:
@@ -362,7 +362,7 @@ class Membership:
     def _silent_addresses(self) -> list[str]:
         """Return the workers that TensorFlow must not wait for."""
         members = self.heartbeat.members() if self._watching and self.handler else {}
-        return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is State.SILENT]
+        return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is MemberState.SILENT]
 
     def release(self) -> None:
         """Watch nobody, and let go of this generation's members."""
@@ -385,7 +385,7 @@ class Membership:
         if tasks and not self._watching:  # the generation has just ended
             return
         log.error("%s; restarting", message)
-        say_last(partial(self._leave_word, event, message, tasks))
+        make_final_write(partial(self._leave_word, event, message, tasks))
         os._exit(TRY_AGAIN)
 
     def _leave_word(self, event: str, message: str, tasks: list[str]) -> None:

@@ -21,7 +21,7 @@ class MissingWays:
         """No generation trains now."""
         self._parted_since, self._lost_since = {}, {}
 
-    def look(
+    def find_lasting(
         self,
         training: Collection[str],
         parted: Mapping[str, str],

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import Infrastructure
 
 POLL_SECONDS = 0.2
@@ -25,7 +25,7 @@ GO = b"+"
 REFUSED = b"-"
 
 
-def gather(cluster: Cluster, settings: Mapping[str, Any], on_missing: Callable[[dict[str, str]], None]) -> None:
+def gather(cluster: ClusterConfig, settings: Mapping[str, Any], on_missing: Callable[[dict[str, str]], None]) -> None:
     """Return when all members are present, on each of them at the same moment.
 
     `settings` must be the chief's on every member: else they would train different things in step.
@@ -39,7 +39,7 @@ def gather(cluster: Cluster, settings: Mapping[str, Any], on_missing: Callable[[
         _await_chief(cluster, agreed, on_missing)
 
 
-def _await_workers(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
+def _await_workers(cluster: ClusterConfig, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
     port, servers = int(cluster.address.rpartition(":")[2]), cluster.servers
     here: dict[str, _Caller] = {}
     with contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ class _Caller:
         self._connection.close()
 
 
-def _await_chief(cluster: Cluster, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
+def _await_chief(cluster: ClusterConfig, agreed: str, on_missing: Callable[[dict[str, str]], None]) -> None:
     address = cluster.jobs["chief"][0]
     host, _, port = address.rpartition(":")
     while True:

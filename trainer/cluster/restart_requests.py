@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from trainer.cluster.commands import Messenger
+from trainer.cluster.remote_commands import Messenger
 from trainer.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ SERVICE_JOBS = ("dispatcher", "data")
 # All jobs, in the order in which tasks are listed. The evaluator listens on nothing: TensorFlow gives it no server.
 JOBS = ("chief", "ps", "worker", "evaluator", *SERVICE_JOBS)
 OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-LEAST_PORT = 12000  # below are most ports that services are known by
+MIN_PORT = 12000  # below are most ports that services are known by
 TRIES = 100
 # Stands in TF_CONFIG for a member that no machine is: nothing listens there.
 NOBODY = "127.0.0.1:1"
@@ -30,7 +30,7 @@ ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
+class ClusterConfig:
     """The addresses (host:port) of each job, and this process's job and index."""
 
     jobs: dict[str, list[str]]
@@ -42,7 +42,7 @@ class Cluster:
     """The file with this task's TF_CONFIG, which may name more members later; None where nothing is read again."""
 
     @classmethod
-    def from_tf_config(cls, text: str) -> Cluster:
+    def from_tf_config(cls, text: str) -> ClusterConfig:
         """Read TF_CONFIG; raises ConfigError that says what is wrong with it."""
         try:
             value = json.loads(text)
@@ -57,7 +57,7 @@ class Cluster:
             return cls.checked(jobs, job, index)
 
     @classmethod
-    def checked(cls, jobs: Mapping[str, Any], job: str, index: int) -> Cluster:
+    def checked(cls, jobs: Mapping[str, Any], job: str, index: int) -> ClusterConfig:
         """Return the cluster, or raise ConfigError that says which member or which task is wrong."""
         if job not in JOBS:
             raise ConfigError(f"task type {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")
@@ -116,7 +116,7 @@ class Cluster:
             if address != NOBODY
         }
 
-    def only(self, tasks: Collection[str]) -> Cluster:
+    def only(self, tasks: Collection[str]) -> ClusterConfig:
         """Return the cluster without the workers and ps that are not named; those that are left move up."""
         kept = {
             job: [address for index, address in enumerate(members) if f"{job}-{index}" in tasks]
@@ -213,8 +213,8 @@ def first_outgoing_port() -> int:
 
 
 def bind_below(limit: int, stack: contextlib.ExitStack) -> socket.socket:
-    """Bind a socket to a free port from LEAST_PORT to the limit, by chance; to any where none is found there."""
-    ports = range(LEAST_PORT, limit)
+    """Bind a socket to a free port from MIN_PORT to the limit, by chance; to any where none is found there."""
+    ports = range(MIN_PORT, limit)
     for port in [*random.SystemRandom().sample(ports, min(TRIES, len(ports))), 0]:
         one = stack.enter_context(socket.socket())
         with contextlib.suppress(OSError):

@@ -120,13 +120,13 @@ class Ways:
             try:
                 if not self._found:
                     self._write(process)  # that nothing is known yet: a reader finds a file
-                if self.look(time.monotonic()):
+                if self.probe(time.monotonic()):
                     self._write(process)
             except Exception:
                 log.exception("cannot try the ways to the other members")
             time.sleep(AGAIN_SECONDS)
 
-    def look(self, now: float) -> dict[str, Way]:
+    def probe(self, now: float) -> dict[str, Way]:
         """Try those that are due (`now` of time.monotonic); returns them."""
         due = {task: address for task, address in self._others().items() if now >= self._due(task)}
         for task, way in try_all(due, self._attempt).items():

@@ -1,8 +1,8 @@
 """Read what the members have found of their ways, and say who can't be used for it.
 
-Each of TensorFlow's servers reads a file for any caller of its port, as trainer/cluster/releases.py has it: no shared
-path is needed. What a process has found is asked for until it is there, then now and then, and often as long as a
-way is broken.
+Each of TensorFlow's servers reads a file for any caller of its port, as trainer/cluster/server_releases.py has it: no
+shared path is needed. What a process has found is asked for until it is there, then now and then, and often as long as
+a way is broken.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from trainer.cluster.commands import session_on
-from trainer.cluster.member import HERE, Member, State
+from trainer.cluster.member import HERE, Member, MemberState
+from trainer.cluster.remote_commands import session_on
 from trainer.cluster.way_probe import PERIOD_SECONDS as TRIED_SECONDS
 from trainer.cluster.way_probe import record_path
 from trainer.cluster.ways import CHIEF, Matrix, Way, checked, is_doubtful, lost, parted
@@ -34,7 +34,7 @@ KEPT_SECONDS = 60.0  # for which the ways of a process that has ended still coun
 # A process that has been here for so long was tried by the others.
 KNOWN_SECONDS = TRIED_SECONDS + 5.0
 Row = tuple[str, float, Mapping[str, Way]]  # what a process has found: the process, when, and its ways
-OUT = (State.AWAY, State.GIVEN_UP, State.OTHER_RELEASE, State.SILENT)
+OUT = (MemberState.AWAY, MemberState.GIVEN_UP, MemberState.OTHER_RELEASE, MemberState.SILENT)
 
 
 def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
@@ -79,7 +79,7 @@ def judge(members: Mapping[str, Member], rows: Mapping[str, Row], now: float) ->
     lost_ps = lost(matrix, workers, servers)
     # As long as a lost one takes part, each call would need it: no worker is of use before it is let go of.
     present = [task for task in servers if answers(members[task])]
-    left = [task for task in present if task not in lost_ps or members[task].state is State.TRAINING]
+    left = [task for task in present if task not in lost_ps or members[task].state is MemberState.TRAINING]
     found = {task: parted(matrix, task, left) for task in workers}
     return Verdict(
         matrix,
@@ -124,7 +124,7 @@ def pause(member: Member, ways: Mapping[str, Way] | None, now: float) -> float:
     if ways is None:
         is_new = member.steady_since is None or now - member.steady_since < 2 * PATIENCE_SECONDS
         return TICK_SECONDS if is_new else PERIOD_SECONDS
-    is_well = all(way.works for way in ways.values()) and member.state is State.TRAINING
+    is_well = all(way.works for way in ways.values()) and member.state is MemberState.TRAINING
     return PERIOD_SECONDS if is_well else AGAIN_SECONDS
 
 
@@ -232,7 +232,7 @@ class WayReader:
 
 
 def answers(member: Member) -> bool:
-    return member.state in (*HERE, State.STARTING, State.HALF) and member.answered_at is not None
+    return member.state in (*HERE, MemberState.STARTING, MemberState.HALF) and member.answered_at is not None
 
 
 def counts(member: Member, row: Row, now: float) -> bool:

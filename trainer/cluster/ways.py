@@ -16,7 +16,7 @@ from trainer.core.task_id import TaskId
 # TensorFlow names who did not answer: the last one is the worker that the coordinator asked itself.
 REMOTE = re.compile(r"remote target /job:(\w+)/replica:0/task:(\d+)")
 CHIEF = "chief-0"
-MOST_TOLD = 2000
+MAX_WAYS_LISTED = 2000
 BROKEN = "broken"
 CONFIRMED = 2  # tries in a row without an answer in time, after which a way counts as broken
 # In steps, so that the status is not another one each time.
@@ -142,7 +142,7 @@ def to_chief(ways: Matrix, task: str) -> str:
     return broken(ways, task, CHIEF) if any(way.works for way in others) else ""
 
 
-def status_of(ways: Matrix, most: int = MOST_TOLD) -> dict[str, dict[str, str]]:
+def status_of(ways: Matrix, most: int = MAX_WAYS_LISTED) -> dict[str, dict[str, str]]:
     """Return what the status says of each way, by the members' tasks: the broken ones alone where there are many."""
     many = sum(len(row) for row in ways.values()) > most
     rows = {

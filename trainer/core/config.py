@@ -30,10 +30,10 @@ from trainer.core.relations import relation_problems
 from trainer.core.setting import (
     REQUIRED,
     at_least,
+    check_that,
     empty_or,
     found,
     from_zero,
-    must,
     one_of,
     setting,
     setting_of,
@@ -97,7 +97,7 @@ class Config:
         "default",
         "The run's name and its directory `<shared_dir>/runs/<run>`. A run belongs to one program; a new name is a "
         "new training. Letters, digits, `.`, `_` and `-`.",
-        must(
+        check_that(
             lambda value: RUN_NAME.fullmatch(value) is not None,
             "is the name of a directory: letters, digits, '.', '_' and '-', at most 100, the first a letter or a digit",
         ),
@@ -135,7 +135,7 @@ class Config:
         "auto",
         "The most steps that a worker is given at once. `auto` measures and makes a call last about half a second on "
         "the median worker.",
-        must(
+        check_that(
             lambda value: value == "auto" or (isinstance(value, int) and value >= 1),
             'must be a whole number of at least 1, or "auto"',
         ),
@@ -210,7 +210,7 @@ class Config:
     checkpoints_best_metric: str = setting(
         "loss",
         "By which metric of the evaluation they are the best.",
-        must(lambda value: value != "", "must name a metric of the evaluation, such as loss"),
+        check_that(lambda value: value != "", "must name a metric of the evaluation, such as loss"),
     )
     checkpoints_best_mode: str = setting(
         "auto",
@@ -304,25 +304,25 @@ class Config:
         1800.0,
         "Deadline of a restore. A phase of the coordinator that passes its deadline is taken for hanging: the "
         "coordinator restarts.",
-        must(lambda value: value > 0, "must be more than 0"),
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     compiling_timeout_seconds: float = setting(
         1800.0,
         "Deadline of making the strategy, building the model and tracing its calls.",
-        must(lambda value: value > 0, "must be more than 0"),
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     training_timeout_seconds: float = setting(
         3600.0,
         "How long no call may end; as long as the longest call at least.",
-        must(lambda value: value > 0, "must be more than 0"),
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     evaluating_timeout_seconds: float = setting(
-        7200.0, "Deadline of an evaluation by any task.", must(lambda value: value > 0, "must be more than 0")
+        7200.0, "Deadline of an evaluation by any task.", check_that(lambda value: value > 0, "must be more than 0")
     )
     saving_timeout_seconds: float = setting(
         1800.0,
         "Deadline of a save that the training waits for, and of the export.",
-        must(lambda value: value > 0, "must be more than 0"),
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     storage_timeout_seconds: float = setting(
         3600.0,
@@ -344,10 +344,12 @@ class Config:
     log_seconds: float = setting(
         5.0,
         "Log, write TensorBoard events and update the status every so many seconds.",
-        must(lambda value: value > 0, "must be more than 0"),
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     evaluate_poll_seconds: float = setting(
-        2.0, "How often the evaluator looks for a new checkpoint.", must(lambda value: value > 0, "must be more than 0")
+        2.0,
+        "How often the evaluator looks for a new checkpoint.",
+        check_that(lambda value: value > 0, "must be more than 0"),
     )
     notify_webhook: str = setting(
         "",
@@ -382,7 +384,7 @@ class Config:
         None,
         "Seed of Python's, NumPy's and TensorFlow's random numbers, and of the order of the data "
         "([below](#what-a-seed-decides)).",
-        must(lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
+        check_that(lambda value: value is None or 0 <= value < 2**31, "must be null or between 0 and 2147483647"),
     )
 
     def __post_init__(self) -> None:

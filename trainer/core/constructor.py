@@ -22,7 +22,7 @@ ROWS = (
 )
 
 
-class Misfit(Exception):
+class WrongArgumentType(Exception):
     """A value that a parameter's annotation does not allow."""
 
 
@@ -58,7 +58,7 @@ def construct(found: Any, name: str, values: Mapping[str, Any]) -> Any:
             "under program_args in the run settings"
         )
     hints = read_hints(found)
-    return found(**{key: fit_parameter(name, key, value, named.get(key), hints) for key, value in values.items()})
+    return found(**{key: coerce_parameter(name, key, value, named.get(key), hints) for key, value in values.items()})
 
 
 def read_hints(found: type) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def read_hints(found: type) -> dict[str, Any]:
         return {}
 
 
-def fit_parameter(
+def coerce_parameter(
     name: str, key: str, value: Any, parameter: inspect.Parameter | None, hints: Mapping[str, Any]
 ) -> Any:
     """Return the value as the parameter wants it; raises UserError where its annotation does not allow it."""
@@ -77,8 +77,8 @@ def fit_parameter(
         wants_tuple = parameter is not None and isinstance(parameter.default, tuple) and isinstance(value, list)
         return tuple(value) if wants_tuple else value
     try:
-        return fit(value, hints[key])
-    except Misfit:
+        return coerce(value, hints[key])
+    except WrongArgumentType:
         wanted = inspect.formatannotation(hints[key])
         raise UserError(
             f"program {name}: its constructor says {key}: {wanted}, and {key} is {json.dumps(value)}. Values are "
@@ -86,59 +86,59 @@ def fit_parameter(
         ) from None
 
 
-def fit(value: Any, wanted: Any) -> Any:
-    """Return a value of JSON as an annotation wants it; raises Misfit.
+def coerce(value: Any, wanted: Any) -> Any:
+    """Return a value of JSON as an annotation wants it; raises WrongArgumentType.
 
     A whole number does for a float, a list for a tuple or a set. What JSON has no type for is the constructor's to
     judge.
     """
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (typing.Union, types.UnionType):
-        return fit_any(value, inner)
+        return coerce_any(value, inner)
     if origin is typing.Annotated:
-        return fit(value, inner[0])
+        return coerce(value, inner[0])
     if origin is typing.Literal:
         if any(type(value) is type(each) and value == each for each in inner):
             return value
-        raise Misfit
+        raise WrongArgumentType
     kind = origin or wanted
     if kind in (None, types.NoneType):
-        return must(value is None, value)
+        return require(value is None, value)
     if kind is bool:
-        return must(isinstance(value, bool), value)
+        return require(isinstance(value, bool), value)
     if kind is int:
-        return must(isinstance(value, int) and not isinstance(value, bool), value)
+        return require(isinstance(value, int) and not isinstance(value, bool), value)
     if kind is float:
-        return float(must(isinstance(value, (int, float)) and not isinstance(value, bool), value))
+        return float(require(isinstance(value, (int, float)) and not isinstance(value, bool), value))
     if kind is str:
-        return must(isinstance(value, str), value)
+        return require(isinstance(value, str), value)
     if kind in (list, tuple, set, frozenset, *ROWS):
-        return fit_row(value, kind, inner)
+        return coerce_row(value, kind, inner)
     if kind in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        must(isinstance(value, dict), value)
-        return {key: fit(each, inner[1]) for key, each in value.items()} if inner else value
+        require(isinstance(value, dict), value)
+        return {key: coerce(each, inner[1]) for key, each in value.items()} if inner else value
     return value
 
 
-def fit_any(value: object, kinds: Sequence[Any]) -> Any:
+def coerce_any(value: object, kinds: Sequence[Any]) -> Any:
     for kind in kinds:
         try:
-            return fit(value, kind)
-        except Misfit:
+            return coerce(value, kind)
+        except WrongArgumentType:
             continue
-    raise Misfit
+    raise WrongArgumentType
 
 
-def fit_row(value: Any, kind: Any, inner: Sequence[Any]) -> Any:
-    must(isinstance(value, list), value)
+def coerce_row(value: Any, kind: Any, inner: Sequence[Any]) -> Any:
+    require(isinstance(value, list), value)
     if kind is tuple and inner and inner[-1] is not Ellipsis:
-        must(len(value) == len(inner), value)
-        return tuple(fit(each, one) for each, one in zip(value, inner, strict=True))
-    row = [fit(each, inner[0]) for each in value] if inner else value
+        require(len(value) == len(inner), value)
+        return tuple(coerce(each, one) for each, one in zip(value, inner, strict=True))
+    row = [coerce(each, inner[0]) for each in value] if inner else value
     return row if kind in (list, *ROWS) else kind(row)
 
 
-def must(holds: bool, value: object) -> Any:
+def require(holds: bool, value: object) -> Any:
     if not holds:
-        raise Misfit
+        raise WrongArgumentType
     return value

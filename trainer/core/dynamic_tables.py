@@ -10,8 +10,8 @@ from typing import Any
 
 # A layer's name is a part of file names.
 LAYER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-MOST_ROWS = 2**40
-MOST_STEPS = 2**31 - 1  # the last step of a row is a number of 32 bits
+MAX_ROWS = 2**40
+MAX_STEPS = 2**31 - 1  # the last step of a row is a number of 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class TableSettings:
 
 LEAST = {"capacity": 1, "sightings": 1, "evict_after_steps": 0, "evict_after_seconds": 0, "incremental_saves": 0}
 MOST = {
-    "capacity": MOST_ROWS,
-    **dict.fromkeys(("sightings", "evict_after_steps", "evict_after_seconds"), MOST_STEPS),
+    "capacity": MAX_ROWS,
+    **dict.fromkeys(("sightings", "evict_after_steps", "evict_after_seconds"), MAX_STEPS),
     "incremental_saves": 1000,
 }
 

@@ -116,7 +116,7 @@ class EmptyPart(UserError):
     """
 
 
-class Misfit(UserError):
+class CheckpointMismatch(UserError):
     """A checkpoint does not fit the model that is built now."""
 
 

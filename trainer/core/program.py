@@ -65,11 +65,11 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
             raise
         described = describe_values(arguments) or "no arguments"
         raise UserError(f"program {name}: building it with {described} failed: {explain(error)}") from error
-    refuse_modes(f"program {name}")
+    reject_modes(f"program {name}")
     return check_program(program, name)
 
 
-def refuse_modes(what: str) -> None:
+def reject_modes(what: str) -> None:
     """Raise UserError where a program has TensorFlow run otherwise than workers can."""
     if "tensorflow" not in sys.modules:
         return
@@ -116,7 +116,7 @@ def build_model(program: Program) -> Model:
     with naming_slow_code(f"{type(program).__name__}.build_model", program_file(program)):
         model = program.build_model()
     name = type(program).__name__
-    refuse_modes(f"{name}.build_model")
+    reject_modes(f"{name}.build_model")
     if not is_keras3(model) and not (hasattr(model, "train_step") and hasattr(model, "compiled_metrics")):
         raise UserError(
             f"{name}.build_model returned {type(model).__module__}.{type(model).__name__}, not a tf_keras model: "
@@ -126,13 +126,13 @@ def build_model(program: Program) -> Model:
         raise UserError(f"{name}.build_model returned a model that is not compiled: call model.compile(...) in it")
     if model.run_eagerly:
         raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
-    refuse_mixture(model, f"{name}.build_model")
+    reject_mixture(model, f"{name}.build_model")
     for method, place in NOT_CALLED.items():
-        refuse_own_function(program, model, method, f"put what it does into {place}")
+        reject_own_function(program, model, method, f"put what it does into {place}")
     return model
 
 
-def refuse_own_function(program: Program, model: Model, method: str, mend: str) -> None:
+def reject_own_function(program: Program, model: Model, method: str, mend: str) -> None:
     """Raise UserError where the user's code has a method that Keras's `fit` or `evaluate` is, makes or calls.
 
     A library's own is warned of: with its default settings it may do what Keras's does.
@@ -167,7 +167,7 @@ def is_keras3(model: Model) -> bool:
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
-def refuse_mixture(model: Model, what: str) -> None:
+def reject_mixture(model: Model, what: str) -> None:
     """Raise UserError where a model was compiled with losses or metrics of the other Keras: it may take them."""
     if is_keras3(model):
         kept, other, mend = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"

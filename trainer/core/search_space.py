@@ -17,7 +17,7 @@ DIRECTIONS = ("minimize", "maximize")
 PRUNERS = ("median", "none")
 RANGE, CHOICES = ("low", "high", "log", "step"), ("choices",)
 EXPECTED = "expected {low: 1e-4, high: 1e-1, log: true} or {choices: [32, 64]}"
-MOST_TRIALS = 1000
+MAX_TRIALS = 1000
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SearchSpace:
     seed: int = 0
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> SearchSpace:
+    def from_record(cls, record: Mapping[str, Any]) -> SearchSpace:
         """Read a search; raises ValueError."""
         if problem := search_problem(record):
             raise ValueError(problem)
@@ -72,8 +72,8 @@ def _numbers_problem(asked: Mapping[str, Any]) -> str | None:
     for key, low in least.items():
         if key in asked and not (is_whole(asked[key]) and asked[key] >= low):
             return f"{key} is {asked[key]!r}: expected a whole number of at least {low}"
-    if asked["trials"] > MOST_TRIALS:
-        return f"trials is {asked['trials']:,}, and {MOST_TRIALS:,} is the most"
+    if asked["trials"] > MAX_TRIALS:
+        return f"trials is {asked['trials']:,}, and {MAX_TRIALS:,} is the most"
     return None
 
 

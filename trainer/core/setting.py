@@ -58,29 +58,29 @@ def setting_of(field: dataclasses.Field[Any]) -> Setting:
     return declared
 
 
-def must(holds: Callable[[Any], bool], expected: str) -> Check:
+def check_that(holds: Callable[[Any], bool], expected: str) -> Check:
     """Return the check that `holds`; `expected` begins with "must"."""
     return lambda key, value: None if holds(value) else f"{key}: {expected}, not {value!r}"
 
 
 def empty_or(holds: Callable[[Any], bool], expected: str) -> Check:
     """Return the check that `holds` of a text which is not empty."""
-    return must(lambda value: value == "" or holds(value), expected)
+    return check_that(lambda value: value == "" or holds(value), expected)
 
 
 def at_least(least: int, why: str = "") -> Check:
     """Return the check of the smallest value, with why it is that."""
-    return must(lambda value: value >= least, f"must be at least {least}{why}")
+    return check_that(lambda value: value >= least, f"must be at least {least}{why}")
 
 
 def from_zero(zero: str = "") -> Check:
     """Return the check of a value that is not negative; `zero` is what 0 means."""
-    return must(lambda value: value >= 0, f"must be 0 ({zero}) or more" if zero else "must be 0 or more")
+    return check_that(lambda value: value >= 0, f"must be 0 ({zero}) or more" if zero else "must be 0 or more")
 
 
 def one_of(choices: Collection[str], more: str = "") -> Check:
     """Return the check of a choice."""
-    return must(lambda value: value in choices, f"must be one of {', '.join(choices)}{more}")
+    return check_that(lambda value: value in choices, f"must be one of {', '.join(choices)}{more}")
 
 
 def found(problem: Callable[[Any], str | None]) -> Check:

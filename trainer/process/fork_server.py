@@ -29,7 +29,7 @@ from trainer.core.runtime import ENVIRONMENT
 from trainer.process.warm_start import die_with_parent, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import kit_in
 
-LONGEST_MESSAGE = 1 << 20
+MAX_MESSAGE_BYTES = 1 << 20
 # What counts when Python and TensorFlow are loaded: a process that wants another value needs an import of its own.
 IMPORTED_WITH = ("TF_", "GRPC_", "PYTHON", "LD_", "OPENBLAS_", "OMP_", "XLA_", "CUDA_")
 # CUDA is asked for devices by a process that uses one, which the parent never does.
@@ -103,7 +103,7 @@ class ForkServer:
         `descriptors` become its standard input, output and error; a single one, its output and error.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_MESSAGE)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_MESSAGE_BYTES)
         request = {
             "arguments": list(arguments),
             "environment": dict(environment),
@@ -114,7 +114,7 @@ class ForkServer:
         try:
             connection.connect(str(self.path))
             socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
-            answer = json.loads(connection.recv(LONGEST_MESSAGE) or b"{}")
+            answer = json.loads(connection.recv(MAX_MESSAGE_BYTES) or b"{}")
         except OSError:
             answer = {}
         if "pid" not in answer:
@@ -143,7 +143,7 @@ class Forked:
         """Return the exit code, or the negative number of the signal, once it has ended."""
         if self.returncode is None:
             try:
-                message = self._connection.recv(LONGEST_MESSAGE)
+                message = self._connection.recv(MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return None
             except OSError:
@@ -247,7 +247,7 @@ class Server:
     def _answer(self, client: socket.socket) -> None:
         """Fork what a client asks for."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(client, LONGEST_MESSAGE, 3)
+            message, descriptors, _, _ = socket.recv_fds(client, MAX_MESSAGE_BYTES, 3)
             request = json.loads(message or b"null")
         except (OSError, ValueError):
             request, descriptors = None, []

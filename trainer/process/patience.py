@@ -10,7 +10,7 @@ from types import FrameType
 
 from trainer.telemetry.outlets.systemd import Notifier
 
-LONGEST_START_SECONDS = 600.0
+MAX_START_SECONDS = 600.0
 # So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
 WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
 
@@ -21,7 +21,7 @@ def more_time(notifier: Notifier) -> Iterator[None]:
     if notifier.watchdog_seconds is None:
         yield
         return
-    until = time.monotonic() + LONGEST_START_SECONDS
+    until = time.monotonic() + MAX_START_SECONDS
 
     def extend(number: int, frame: FrameType | None) -> None:
         if time.monotonic() < until:

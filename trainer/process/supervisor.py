@@ -28,17 +28,17 @@ from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.process.children import Child, crash_of, describe_code, describe_lack, end_orphans, read_process
 from trainer.process.fork_server import Server, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
-from trainer.process.patience import LONGEST_START_SECONDS, START_PATIENCE_SECONDS, more_time
+from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, warm_up_server, why_unsafe
 from trainer.run.release import same_kit
-from trainer.telemetry.outlets.prometheus import given
+from trainer.telemetry.outlets.prometheus import inherit_listener
 from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, CRASH, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
 
 log = logging.getLogger(__name__)
 PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
 NEEDED = 70  # what a waiting child ends with, once there is something to do that needs TensorFlow
 PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was ready
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
 
@@ -209,7 +209,7 @@ class Supervisor:
         channel.set_inheritable(True)
         environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
         environment[CRASH] = self._crash
-        environment |= given(self._listener)
+        environment |= inherit_listener(self._listener)
         command = [*self._fresh, "--parent", str(os.getpid())]
         os.chdir(self._place)
         try:
@@ -227,7 +227,7 @@ class Supervisor:
         self._was_ready = True
         say(f"{PARKED}: {self._parking.describe()}")
         while not (self._parking.goes_on or self._parking.is_over() or self._stopping):
-            self._wait(LOOK_SECONDS, once=True)
+            self._wait(POLL_SECONDS, once=True)
             self._ping()
         if not (self._parking.goes_on or self._stopping):
             log.warning("%s was asked for nothing in %.0f s", self._name, PARKED_SECONDS)
@@ -254,11 +254,11 @@ class Supervisor:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
         while child.code is None:
             began = time.monotonic()
-            self._wait(LOOK_SECONDS if self._notifier.watchdog_seconds else None, once=True)
+            self._wait(POLL_SECONDS if self._notifier.watchdog_seconds else None, once=True)
             if child.code is None and self._notifier.watchdog_seconds:
                 # A machine that was frozen has kept this process from hearing it.
-                child.sign += max(0.0, time.monotonic() - began - LOOK_SECONDS)
-                self._look(child, self._notifier.watchdog_seconds)
+                child.sign += max(0.0, time.monotonic() - began - POLL_SECONDS)
+                self._check_child(child, self._notifier.watchdog_seconds)
         self._hear(child)
         self._ignore(child)
         child.channel.close()
@@ -327,7 +327,7 @@ class Supervisor:
         with contextlib.suppress(KeyError):
             self._selector.unregister(child.channel)
 
-    def _look(self, child: Child, patience: float) -> None:
+    def _check_child(self, child: Child, patience: float) -> None:
         """Kill the child when it is stopped, or gives no sign of life; else tell systemd that all is well.
 
         Until it is ready, its sign of life is that it takes processor time.
@@ -338,7 +338,7 @@ class Supervisor:
         except FileNotFoundError:
             return
         child.stopped = child.stopped + 1 if state == "T" else 0
-        if not child.ready and worked > child.worked and now - child.began < LONGEST_START_SECONDS:
+        if not child.ready and worked > child.worked and now - child.began < MAX_START_SECONDS:
             child.sign, child.worked = now, worked
             if not self._was_ready:
                 self._notifier.extend(START_PATIENCE_SECONDS)
@@ -355,7 +355,7 @@ class Supervisor:
         child.stopped = 0
 
     def _ping(self) -> None:
-        """Answer to systemd for the child, which `_look` judges; no more often than systemd asks for."""
+        """Answer to systemd for the child, which `_check_child` judges; no more often than systemd asks for."""
         if self._notifier.watchdog_seconds and time.monotonic() - self._pinged >= self._notifier.watchdog_seconds / 4:
             self._pinged = time.monotonic()
             self._notifier.alive()

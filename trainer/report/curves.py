@@ -7,27 +7,27 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.report.records import Records
-from trainer.report.values import finite, mapping, time_of, whole
+from trainer.report.records import RunRecords
+from trainer.report.values import finite_or_none, int_or_none, mapping, time_of
 from trainer.telemetry.history import number_of
 
-MOST_POINTS = 100_000  # numbers of all curves of a page
+MAX_POINTS = 100_000  # numbers of all curves of a page
 SPEED = "steps per second"
 EXAMPLES = "examples per second"
 
 
-def summarize_series(records: Records, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
+def summarize_series(records: RunRecords, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
     """Return the training's curves: times and steps, and for each name its values."""
     names = sorted(
         {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
     )
     batch = next((size for line in reversed(records.history) if (size := number_of(line.get("batch")))), None)
     kept = thin_rows(rows, max(100, most_points // (len(names) + 2)))  # and the two speeds
-    values = {name: [finite(mapping(row.get("values")).get(name)) for row in kept] for name in names}
+    values = {name: [finite_or_none(mapping(row.get("values")).get(name)) for row in kept] for name in names}
     if kept:
-        values[SPEED] = [finite(row.get("speed")) for row in kept]
+        values[SPEED] = [finite_or_none(row.get("speed")) for row in kept]
     if kept and batch:
-        values[EXAMPLES] = [None if speed is None else finite(speed * batch) for speed in values[SPEED]]
+        values[EXAMPLES] = [None if speed is None else finite_or_none(speed * batch) for speed in values[SPEED]]
     unsound = sum(
         1
         for row in rows
@@ -54,16 +54,17 @@ def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str,
     for number in range(stretches):
         stretch = rows[number * len(rows) // stretches : (number + 1) * len(rows) // stretches]
         ordered = sorted(
-            range(len(stretch)), key=lambda place: finite(mapping(stretch[place].get("values")).get("loss")) or 0.0
+            range(len(stretch)),
+            key=lambda place: finite_or_none(mapping(stretch[place].get("values")).get("loss")) or 0.0,
         )
         kept += [stretch[place] for place in sorted({ordered[0], ordered[-1]})]
     kept[-1] = rows[-1]
     return kept
 
 
-def summarize_evaluations(records: Records) -> dict[str, Any]:
+def summarize_evaluations(records: RunRecords) -> dict[str, Any]:
     """Return the evaluation's curves; of a run that has no list of them the last one alone."""
-    rows: list[Mapping[str, Any]] = [row for row in records.evaluations if whole(row.get("step")) is not None]
+    rows: list[Mapping[str, Any]] = [row for row in records.evaluations if int_or_none(row.get("step")) is not None]
     if not rows and records.evaluation.get("metrics"):
         at = time_of(records.evaluation.get("updated"))
         rows = (
@@ -75,8 +76,8 @@ def summarize_evaluations(records: Records) -> dict[str, Any]:
     )
     return {
         "t": [round(row["t"], 1) for row in rows],
-        "step": [whole(row["step"]) for row in rows],
-        "values": {name: [finite(mapping(row.get("values")).get(name)) for row in rows] for name in names},
+        "step": [int_or_none(row["step"]) for row in rows],
+        "values": {name: [finite_or_none(mapping(row.get("values")).get(name)) for row in rows] for name in names},
     }
 
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
-MOST_ROWS = 1000  # of a table
+MAX_ROWS = 1000  # of a table
 NUMBERS = ("step", "took", "size", "steps lost")  # columns that are set to the right
 
 

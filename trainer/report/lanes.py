@@ -6,11 +6,11 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.report.records import Records
+from trainer.report.records import RunRecords
 from trainer.report.values import mapping, read_ledger
 from trainer.telemetry.goodput import KINDS
 
-MOST_SPANS = 4000
+MAX_SPANS = 4000
 ROUNDED = 0.1  # as the history's times are
 BUCKETS = 240  # of the time, each with the seconds of each kind
 
@@ -51,7 +51,7 @@ def summarize_time(
     }
 
 
-def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any]]:
+def summarize_lanes(records: RunRecords, until: float | None) -> list[dict[str, Any]]:
     """Return for each task the spans of its states: [from, to, state], in seconds since 1970."""
     if until is None:
         return []
@@ -70,7 +70,7 @@ def summarize_lanes(records: Records, until: float | None) -> list[dict[str, Any
     for task, spans in lanes.items():
         if task != "chief-0" and alive:
             lanes[task] = [part for span in spans for part in within(span, alive)]
-    budget = max(20, MOST_SPANS // max(1, len(lanes)))
+    budget = max(20, MAX_SPANS // max(1, len(lanes)))
     drawn = {task: sorted(sorted(spans, key=lambda span: span[0] - span[1])[:budget]) for task, spans in lanes.items()}
     return [
         {
@@ -97,7 +97,7 @@ def within(span: Sequence[Any], alive: Sequence[tuple[float, ...]]) -> list[list
     return [[max(span[0], start), min(span[1], end), span[2]]] if min(span[1], end) > max(span[0], start) else []
 
 
-def coordinator_spans(records: Records, until: float) -> list[list[Any]]:
+def coordinator_spans(records: RunRecords, until: float) -> list[list[Any]]:
     """Return when a coordinator ran, and when none did: away between two of them, unless it had stopped in order."""
     words = sorted(line["t"] for line in [*records.history, *records.events])
     spans: list[list[Any]] = []

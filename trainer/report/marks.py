@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from trainer.report.values import finite, text, whole
+from trainer.report.values import finite_or_none, int_or_none, text
 
 # What befell a run, how it is said, and whether it is a fault or its end.
 FAULTS = {
@@ -101,8 +101,8 @@ def mark_of(event: Mapping[str, Any], kind: str, at_step: Callable[[float], int 
         "what": {**FAULTS, **RECOVERIES, **OTHERS}[name],
         "task": text(event.get("task")),
         "host": text(event.get("host")),
-        "seconds": finite(event.get("seconds")),
-        "lost": whole(event.get("steps_lost")) or 0,
+        "seconds": finite_or_none(event.get("seconds")),
+        "lost": int_or_none(event.get("steps_lost")) or 0,
         "message": text(event.get("message"))[:500],
     }
 

@@ -15,7 +15,7 @@ from trainer.telemetry.history import read_lines
 
 
 @dataclasses.dataclass
-class Records:
+class RunRecords:
     """What was found in a run's directory."""
 
     run: str
@@ -35,9 +35,9 @@ class Records:
     """What can't be read, or is missing though it should be."""
 
 
-def read_records(directory: RunDirectory) -> Records:
+def read_records(directory: RunDirectory) -> RunRecords:
     """Read a run's records; of what can't be read it is noted why."""
-    records = Records(directory.run)
+    records = RunRecords(directory.run)
 
     def guarded(read: Callable[[], Any], none: Any) -> Any:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.report.curves import EXAMPLES, SPEED
-from trainer.report.elements import MOST_ROWS, bars, clock, details, escape, figure, section, thousands, with_code
+from trainer.report.elements import MAX_ROWS, bars, clock, details, escape, figure, section, thousands, with_code
 from trainer.report.lanes import order_of
 from trainer.report.text import (
     counted,
@@ -171,7 +171,7 @@ def members_section(story: Mapping[str, Any]) -> str:
         about = f"{describe_shares(steps_by_worker)} {describe_staleness(story['stale'])}".strip()
         table = (
             f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(about)}</p>'
-            f"{bars(('worker', 'steps', 'share'), rows[:MOST_ROWS])}</div>"
+            f"{bars(('worker', 'steps', 'share'), rows[:MAX_ROWS])}</div>"
         )
     return section("Members", f"{drawing}{table}", "members") if drawing or table else ""
 
@@ -184,10 +184,10 @@ def saves_section(story: Mapping[str, Any]) -> str:
         f'<tr><td>{clock(at)}</td><td class="number">{thousands(step)}</td>'
         f'<td class="number">{"" if seconds is None else escape(duration(seconds))}</td>'
         f'<td class="number">{"" if held is None else escape(size(held))}</td></tr>'
-        for at, step, seconds, held in reversed(saves[-MOST_ROWS:])
+        for at, step, seconds, held in reversed(saves[-MAX_ROWS:])
     )
     table = details(
-        f"All {count} checkpoints" if count <= MOST_ROWS else f"The last {MOST_ROWS} of {count} checkpoints",
+        f"All {count} checkpoints" if count <= MAX_ROWS else f"The last {MAX_ROWS} of {count} checkpoints",
         ("time", "step", "took", "size"),
         rows,
     )
@@ -246,14 +246,14 @@ def tables_section(story: Mapping[str, Any]) -> str:
     most = max(table["rows"] for _, table in listed) or 1
     rows = [
         (name, f"{table['rows']:,.0f}", table["rows"] / most, describe_changes(table))
-        for name, table in listed[:MOST_ROWS]
+        for name, table in listed[:MAX_ROWS]
     ]
     return section("Dynamic tables", bars(("table", "rows", "bytes and changes"), rows), "tables")
 
 
 def lookups_section(story: Mapping[str, Any]) -> str:
     """Show what steps last asked of tables."""
-    asked = sorted(story["lookups"].items(), key=lambda one: -one[1][0])[:MOST_ROWS]
+    asked = sorted(story["lookups"].items(), key=lambda one: -one[1][0])[:MAX_ROWS]
     if not asked:
         return ""
     most = max(count for _, (count, _) in asked) or 1
@@ -297,9 +297,9 @@ def marks_table(story: Mapping[str, Any]) -> str:
         f"<td>{escape(where(mark))}</td>"
         f'<td class="number">{"" if mark["seconds"] is None else escape(duration(mark["seconds"]))}</td>'
         f'<td class="number">{thousands(mark["lost"] or None)}</td><td>{escape(mark["message"])}</td></tr>'
-        for mark in marks[-MOST_ROWS:]
+        for mark in marks[-MAX_ROWS:]
     )
-    title = f"All {count}" if count <= MOST_ROWS else f"The last {MOST_ROWS} of {count}"
+    title = f"All {count}" if count <= MAX_ROWS else f"The last {MAX_ROWS} of {count}"
     return section("Faults and recoveries", details(title, COLUMNS, rows, len(marks) <= 30, "marks"), "faults")
 
 

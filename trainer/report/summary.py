@@ -12,16 +12,16 @@ from typing import Any
 
 from trainer.core.states import RunState
 from trainer.report.advice import advise
-from trainer.report.curves import MOST_POINTS, steps_by_time, summarize_evaluations, summarize_series
+from trainer.report.curves import MAX_POINTS, steps_by_time, summarize_evaluations, summarize_series
 from trainer.report.lanes import order_of, summarize_lanes, summarize_time
 from trainer.report.marks import step_in, summarize_marks
-from trainer.report.records import Records, read_records
-from trainer.report.values import finite, json_number, mapping, read_ledger, text, time_of, whole
+from trainer.report.records import RunRecords, read_records
+from trainer.report.values import finite_or_none, int_or_none, json_number, mapping, read_ledger, text, time_of
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.history import number_of
 from trainer.telemetry.lookups import describe_asked
 
-MOST_SAVES = MOST_MARKS = 2000
+MAX_SAVES = MAX_MARKS = 2000
 TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "bytes")
 
 
@@ -35,12 +35,12 @@ def summarize_status(status: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "state": text(status.get("state")) or str(RunState.UNKNOWN),
         "message": text(status.get("message")),
-        "step": whole(status.get("step")),
-        "steps": whole(status.get("steps")),
-        "speed": finite(status.get("steps_per_second")),
-        "eta": finite(status.get("eta_seconds")),
+        "step": int_or_none(status.get("step")),
+        "steps": int_or_none(status.get("steps")),
+        "speed": finite_or_none(status.get("steps_per_second")),
+        "eta": finite_or_none(status.get("eta_seconds")),
         "stale": {
-            str(task): [number_of(mapping(each).get("staleness")), whole(mapping(each).get("staleness_max"))]
+            str(task): [number_of(mapping(each).get("staleness")), int_or_none(mapping(each).get("staleness_max"))]
             for task, each in mapping(status.get("workers")).items()
         },
         "without": {str(task): text(state) for task, state in mapping(status.get("without")).items()},
@@ -64,16 +64,16 @@ def asked_of(lookups: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
             yield str(name), [float(asked["rows_per_step"]), describe_asked(asked)]
 
 
-def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any]:
+def summarize(records: RunRecords, most_points: int = MAX_POINTS) -> dict[str, Any]:
     """Return what the page tells of a run, as JSON has it."""
     status = records.status
     # A page is sent to others, whom it must not tell the address of a webhook.
     known = mapping(records.settings.get("settings"))
     settings = {name: value for name, value in known.items() if not name.startswith("notify_")}
-    rows = [line for line in records.history if whole(line.get("step")) is not None]
+    rows = [line for line in records.history if int_or_none(line.get("step")) is not None]
     ledger = read_ledger(status.get("ledger"))
     began, until = span_of(records)
-    first = whole(text(records.settings.get("from")).rpartition("@")[2]) or 0
+    first = int_or_none(text(records.settings.get("from")).rpartition("@")[2]) or 0
     marks, saves = summarize_marks(records.events, steps_by_time(rows, first)), summarize_saves(records.events)
     story = {
         "run": records.run,
@@ -87,16 +87,16 @@ def summarize(records: Records, most_points: int = MOST_POINTS) -> dict[str, Any
         "result": summarize_result(records),
         "began": began,
         "until": until,
-        "goodput": finite(mapping(status.get("ledger")).get("goodput")),
-        "elapsed": finite(mapping(status.get("ledger")).get("elapsed")),
+        "goodput": finite_or_none(mapping(status.get("ledger")).get("goodput")),
+        "elapsed": finite_or_none(mapping(status.get("ledger")).get("elapsed")),
         "ledger": ledger,
         "series": summarize_series(records, rows, most_points),
         "evaluations": summarize_evaluations(records),
-        "marks": marks[-MOST_MARKS:],
+        "marks": marks[-MAX_MARKS:],
         "time": summarize_time(records.history, ledger, began, until),
         "lanes": summarize_lanes(records, until),
         "gave": summarize_worker_steps(records.history, mapping(status.get("workers"))),
-        "saves": saves[-MOST_SAVES:],
+        "saves": saves[-MAX_SAVES:],
         "totals": count_marks(marks) | {"saves": len(saves)},
         "placed": summarize_placed(records.history),
         "tasks": summarize_tasks(records.tasks),
@@ -114,7 +114,7 @@ def count_marks(marks: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     }
 
 
-def span_of(records: Records) -> tuple[float | None, float | None]:
+def span_of(records: RunRecords) -> tuple[float | None, float | None]:
     """Return when the run began, and until when anything is known of it."""
     times = [line["t"] for lines in (records.events, records.history, records.evaluations) for line in lines[:1]]
     created = time_of(records.settings.get("created"))
@@ -125,7 +125,7 @@ def span_of(records: Records) -> tuple[float | None, float | None]:
     return (min(times) if times else None), (max(ends) if ends else None)
 
 
-def summarize_result(records: Records) -> dict[str, Any]:
+def summarize_result(records: RunRecords) -> dict[str, Any]:
     """Return the last numbers: of the training, and of the evaluation with its step."""
     status = records.status
     training = {"loss": status.get("loss"), **mapping(status.get("metrics"))}
@@ -135,7 +135,7 @@ def summarize_result(records: Records) -> dict[str, Any]:
         "evaluation": {
             name: json_number(value) for name, value in evaluation.items() if json_number(value) is not None
         },
-        "evaluated": whole(records.evaluation.get("step")),
+        "evaluated": int_or_none(records.evaluation.get("step")),
         "trouble": text(records.evaluation.get("trouble") or records.evaluation.get("failed")),
     }
 
@@ -145,7 +145,7 @@ def summarize_worker_steps(history: Sequence[Mapping[str, Any]], present: Collec
     steps_by_worker: dict[str, int] = {}
     for line in history:
         for task, steps in mapping(line.get("gave")).items():
-            steps_by_worker[str(task)] = steps_by_worker.get(str(task), 0) + (whole(steps) or 0)
+            steps_by_worker[str(task)] = steps_by_worker.get(str(task), 0) + (int_or_none(steps) or 0)
     kept = ((task, steps) for task, steps in steps_by_worker.items() if not present or task in present)
     return dict(sorted(kept, key=lambda each: order_of(each[0])))
 
@@ -157,8 +157,8 @@ def summarize_saves(events: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
         [
             round(event["t"], 1),
             step_in(text(event.get("message"))),
-            finite(event.get("seconds")),
-            whole(event.get("size")),
+            finite_or_none(event.get("seconds")),
+            int_or_none(event.get("size")),
         ]
         for event in saved
     ]
@@ -172,9 +172,9 @@ def summarize_placed(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         held = mapping(held)
         largest = [each for each in held.get("largest") or [] if isinstance(each, list) and len(each) == 3]
         found[str(task)] = {
-            "bytes": whole(held.get("bytes")) or 0,
-            "variables": whole(held.get("variables")) or 0,
-            "largest": [[text(name), text(shape), whole(size) or 0] for name, shape, size in largest],
+            "bytes": int_or_none(held.get("bytes")) or 0,
+            "variables": int_or_none(held.get("variables")) or 0,
+            "largest": [[text(name), text(shape), int_or_none(size) or 0] for name, shape, size in largest],
         }
     return found
 
@@ -188,13 +188,13 @@ def summarize_tasks(tasks: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[st
         kept = [*lines[:-1:every], lines[-1]] if lines else []
         summary[task] = {
             "t": [round(line["t"], 1) for line in kept],
-            "memory": [whole(line.get("memory")) for line in kept],
-            "processor": [finite(line.get("processor")) for line in kept],
-            "cores": whole(lines[-1].get("cores")) if lines else None,
+            "memory": [int_or_none(line.get("memory")) for line in kept],
+            "processor": [finite_or_none(line.get("processor")) for line in kept],
+            "cores": int_or_none(lines[-1].get("cores")) if lines else None,
         }
         if any("gpu" in line for line in kept):
             summary[task] |= {
-                "gpu": [finite(line.get("gpu")) for line in kept],
-                "gpu_memory": [whole(line.get("gpu_memory")) for line in kept],
+                "gpu": [finite_or_none(line.get("gpu")) for line in kept],
+                "gpu_memory": [int_or_none(line.get("gpu_memory")) for line in kept],
             }
     return summary

@@ -25,7 +25,7 @@ from trainer.report.summary import read_story
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.status import read_status
 
-MOST_RUNS = 8  # side by side: as many colours as there are
+MAX_RUNS = 8  # side by side: as many colours as there are
 
 
 class Pages(base_plugin.TBPlugin):
@@ -73,8 +73,8 @@ class Pages(base_plugin.TBPlugin):
     def _answer_page(self, request: Request) -> Response:
         """Answer with the page of the runs that the query names, as `run=a&run=b`."""
         asked, there = list(dict.fromkeys(request.args.getlist("run"))), self._names()
-        if not asked or len(asked) > MOST_RUNS:
-            return http_util.Respond(request, f"expected 1 to {MOST_RUNS} runs, as in ?run=NAME", "text/plain", 400)
+        if not asked or len(asked) > MAX_RUNS:
+            return http_util.Respond(request, f"expected 1 to {MAX_RUNS} runs, as in ?run=NAME", "text/plain", 400)
         if strange := [name for name in asked if name not in there]:  # so that no name leads out of the directory
             return http_util.Respond(request, f"there is no run {strange[0]}", "text/plain", 404)
         page = render([read_story(RunDirectory(self._runs.parent, name)) for name in asked])

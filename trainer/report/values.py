@@ -20,12 +20,12 @@ def text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def whole(value: object) -> int | None:
+def int_or_none(value: object) -> int | None:
     number = number_of(value)
     return int(number) if number is not None and math.isfinite(number) else None
 
 
-def finite(value: object) -> float | None:
+def finite_or_none(value: object) -> float | None:
     """Return a number that a curve can show, in the digits that it shows; None where it is none."""
     number = number_of(value)
     return float(f"{number:.5g}") if number is not None and math.isfinite(number) else None
@@ -42,7 +42,7 @@ def json_number(value: object) -> float | str | None:
     number = number_of(value)
     if number is None:
         return None
-    return finite(number) if math.isfinite(number) else "NaN" if math.isnan(number) else str(number)
+    return finite_or_none(number) if math.isfinite(number) else "NaN" if math.isnan(number) else str(number)
 
 
 def read_ledger(record: Any) -> dict[str, float]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from trainer import __version__
 from trainer.run.records import make_directory, names_in, numbers_of, read_record, sync, write_record, write_text
-from trainer.run.retention import Retention, Saved
+from trainer.run.retention import CheckpointInfo, Retention
 
 log = logging.getLogger(__name__)
 MANIFEST = re.compile(r"ckpt-(\d+)\.manifest\.json")
@@ -56,7 +56,7 @@ class Manifest:
     sound: bool | None = None
     """Whether what the training reported by then were numbers (`is_sound`), None where it reported nothing."""
     input: Mapping[str, Any] | None = None
-    """How far the data were read (trainer/run/position.py), None where nobody counts that."""
+    """How far the data were read (trainer/run/data_position.py), None where nobody counts that."""
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
@@ -275,7 +275,7 @@ class Catalogue:
             step, 0, manifest.tensorflow, loss=manifest.loss, sound=manifest.sound, position=manifest.input
         )
 
-    def saved(self) -> list[Saved]:
+    def saved(self) -> list[CheckpointInfo]:
         """Return what is known of each checkpoint that counts, oldest first."""
         found = []
         for step in self.steps():
@@ -284,7 +284,7 @@ class Catalogue:
                 continue  # it has gone meanwhile
             size = sum(manifest.files.values())
             sound = bool(manifest.sound)
-            found.append(Saved(step, manifest.created, size, manifest.loss, sound, self.evaluation(step)))
+            found.append(CheckpointInfo(step, manifest.created, size, manifest.loss, sound, self.evaluation(step)))
         return found
 
     def evaluation(self, step: int) -> dict[str, float] | None:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any, Protocol
 
 from trainer.core.contracts import Model
-from trainer.core.failures import Infrastructure, Misfit, UserError, first_line, is_infrastructure
+from trainer.core.failures import CheckpointMismatch, Infrastructure, UserError, first_line, is_infrastructure
 from trainer.run.catalogue import Catalogue
 from trainer.run.checkpoint_state import CheckpointState, Reading, RestoredTables
 from trainer.run.directory import RunDirectory
@@ -83,12 +83,12 @@ class CheckpointReader:
             check_fit(self._state.read(prefix))
             self._state.restore_tables(prefix)
         except (AssertionError, ValueError) as error:
-            raise misfit(prefix, error) from error
+            raise mismatch(prefix, error) from error
         except (tf.errors.OpError, IndexError) as error:
             if is_infrastructure(error):
                 raise
             if isinstance(error, tf.errors.InvalidArgumentError):
-                raise misfit(prefix, error) from error
+                raise mismatch(prefix, error) from error
             if not is_damage(error):
                 raise Infrastructure(f"cannot read {prefix}: {error}") from error
             return first_line(error)
@@ -137,7 +137,7 @@ def read_model(
         if tables is not None:
             tables.restore(prefix)
     except (AssertionError, ValueError) as error:
-        raise misfit(prefix, error) from error
+        raise mismatch(prefix, error) from error
 
 
 def saved_keys(status: Any) -> dict[int, str]:
@@ -191,8 +191,8 @@ def what_differs(error: Exception) -> str:
     return next((line for line in lines if "shape" in line or "tensor_name" in line), lines[0]).rstrip(".")
 
 
-def misfit(prefix: str, error: Exception) -> Misfit:
-    return Misfit(
+def mismatch(prefix: str, error: Exception) -> CheckpointMismatch:
+    return CheckpointMismatch(
         f"the checkpoint {prefix} does not fit the model: {what_differs(error)}. "
         "A changed model needs a new run: start it with another --run NAME"
     )

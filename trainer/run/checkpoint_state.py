@@ -85,11 +85,11 @@ class CheckpointState:
         """Take part in a save that another process writes, and write this process's own files elsewhere."""
         self._checkpoint.write(prefix)
 
-    def take(self) -> tuple[int, Callable[[str], object]]:
+    def copy_variables(self) -> tuple[int, Callable[[str], object]]:
         """Copy the variables; returns the step that is copied with them, and what writes the copies."""
         snapshot = self._current_snapshot()
         # Calls in flight go on counting: the copies are of the step that is copied with them.
-        return snapshot.take(), partial(self._write_all, snapshot)
+        return snapshot.copy_variables(), partial(self._write_all, snapshot)
 
     def _write_all(self, snapshot: Any, prefix: str) -> None:
         """Write the copies, and the rows of tables as they are by then: at least what the step counts is in them."""

@@ -25,9 +25,9 @@ from trainer.run.catalogue import Manifest
 from trainer.run.checkpoint_reader import CheckpointReader
 from trainer.run.checkpoint_state import CheckpointState, Reading, Tables
 from trainer.run.checkpoint_writer import CheckpointWriter, Order
+from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.run.position import Position
 from trainer.run.retention import Retention
 from trainer.run.save_failures import SaveFailed, SaveFailures
 
@@ -39,7 +39,7 @@ SLOW_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedProgress:
     """What a checkpoint is of."""
 
     step: int
@@ -51,7 +51,7 @@ class Saved:
 class Saving:
     """A save in flight: of what, when it began (of time.monotonic), and the future of its end."""
 
-    saved: Saved
+    saved: SavedProgress
     began: float
     end: Future[int]
 
@@ -98,11 +98,11 @@ class Checkpoints:
             reading=reading,
             make_snapshot=make_snapshot,
         )
-        self._writer = CheckpointWriter(catalogue, lease, Retention.of(config), saved)
+        self._writer = CheckpointWriter(catalogue, lease, Retention.from_config(config), saved)
         self._reader = CheckpointReader(catalogue, self._state, set_aside)
         self._failures = SaveFailures(directory, config.storage_timeout_seconds)
         self._saving: Saving | None = None
-        self._newest: Saved | None = None
+        self._newest: SavedProgress | None = None
 
     def has(self, step: int) -> bool:
         """Return whether the step is that of the newest checkpoint, as far as this process knows."""
@@ -211,7 +211,7 @@ class Checkpoints:
         write: Callable[[str], object] = state.write
         position = self._position()  # before the copy: what it counts is in the copy
         if state.remote:
-            step, write = state.take()
+            step, write = state.copy_variables()
         order = Order(
             step,
             write,
@@ -224,7 +224,7 @@ class Checkpoints:
         )
         save = partial(self._writer.save, order)
         end = in_thread("save", save) if state.remote else ended(save)
-        self._saving = Saving(Saved(step, None if final else position), began, end)
+        self._saving = Saving(SavedProgress(step, None if final else position), began, end)
         return self._saving.end
 
     def prepare(self) -> None:
@@ -243,17 +243,17 @@ class Checkpoints:
     def position(self, step: int) -> Position | None:
         """Return how far the data were read when the checkpoint of this step was saved; None where nobody knows."""
         manifest = Manifest.read(self._catalogue.manifest(step))
-        return Position.of(manifest.input) if manifest and manifest.input else None
+        return Position.from_record(manifest.input) if manifest and manifest.input else None
 
     def skip_restore(self, newest: int | None) -> None:
         """Go on with variables that are as new as the newest checkpoint, or newer: none is read."""
-        self._newest = None if newest is None else Saved(newest)
+        self._newest = None if newest is None else SavedProgress(newest)
 
     def restore(self, steps: Sequence[int] | None = None) -> int | None:
         """Restore the newest good checkpoint as CheckpointReader does; returns its step, None without any."""
         step = self._reader.restore(steps)
         if step is not None:
-            self._newest = Saved(step)
+            self._newest = SavedProgress(step)
         return step
 
 

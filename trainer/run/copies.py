@@ -30,7 +30,7 @@ PASSING = {"attempts.json", "evaluating.json", RECORD, SUMS}
 BLOCK = 2**22
 KEPT_OPEN = (".nfs", ".fuse_hidden")
 # A run may remove its checkpoints faster than they are copied.
-MOST_PASSES = 5
+MAX_PASSES = 5
 OnBytes = Callable[[int], None]
 
 
@@ -41,7 +41,7 @@ def copied_names(directory: RunDirectory) -> list[str]:
     """
     first: list[str] = []
     last: list[str] = []
-    for place, below, names in os.walk(directory.path, onerror=_refuse_unless_gone):
+    for place, below, names in os.walk(directory.path, onerror=_reject_unless_gone):
         inside = Path(place).relative_to(directory.path)
         below[:] = sorted(name for name in below if not name.startswith(".") and name != directory.checkpoints.name)
         for name in sorted(names):
@@ -51,13 +51,13 @@ def copied_names(directory: RunDirectory) -> list[str]:
     return [*first, *checkpoint_names(directory), *last]
 
 
-def _refuse_unless_gone(error: OSError) -> None:
+def _reject_unless_gone(error: OSError) -> None:
     """Raise the error of a folder that can't be read, which the walk would pass over: the copy would lack it."""
     if not isinstance(error, FileNotFoundError):
         raise error
 
 
-def refuse_names(directory: RunDirectory) -> None:
+def reject_names(directory: RunDirectory) -> None:
     """Raise UserError for a name that a manifest can't have in a line, and for a link to a folder elsewhere."""
     for place, below, _ in os.walk(directory.path):
         for path in (Path(place, name) for name in below):
@@ -107,17 +107,15 @@ def copy_run(
     Raises UserError where another process makes the same copy or there is no room, and OSError.
     """
     with alone(coming_of(place, name(0) if change else directory.run)) as coming:
-        for _ in range(MOST_PASSES):
+        for _ in range(MAX_PASSES):
             newest = directory.catalogue.newest()
-            refuse_copy_without_room(directory, coming, makes_run=change is not None)
+            reject_copy_without_room(directory, coming, makes_run=change is not None)
             sums = _copy_pass(directory, coming, on_bytes, change is not None)
             kept = _settle(coming, sums)
             if newest is None or newest in kept:
                 break
         else:
-            raise UserError(
-                f"run {directory.run} removed its newest checkpoint {MOST_PASSES} times while it was copied"
-            )
+            raise UserError(f"run {directory.run} removed its newest checkpoint {MAX_PASSES} times while it was copied")
         record = {"run": directory.run, "step": max(kept, default=0), "files": len(sums), "copied": time.time()}
         record["bytes"] = sum((coming / name).stat().st_size for name in sums)
         _prove(coming, sums)
@@ -136,10 +134,10 @@ def coming_of(place: Path, name: str) -> Path:
     return place / f".{name}{COMING}"
 
 
-def refuse_copy_without_room(directory: RunDirectory, coming: Path, makes_run: bool) -> None:
+def reject_copy_without_room(directory: RunDirectory, coming: Path, makes_run: bool) -> None:
     """Raise UserError where a copy of the run finds no room; of one that `makes_run` the checkpoints take none."""
     shared = checkpoint_names(directory) if makes_run else []
-    refuse_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
+    reject_without_room(coming, directory.path, {*copied_names(directory)} - {*shared})
 
 
 def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable[[Path], None]) -> None:
@@ -149,7 +147,7 @@ def take_copy(copy: Path, destination: Path, on_bytes: OnBytes, change: Callable
     """
     wanted = read_sums(copy)
     with alone(coming_of(destination.parent, destination.name)) as coming:
-        refuse_without_room(coming, copy, wanted)
+        reject_without_room(coming, copy, wanted)
         done = 0
         for name, digest in wanted.items():
             if _digest(coming / name) != digest and _copy_file(copy / name, coming / name) != digest:
@@ -231,7 +229,7 @@ def clear(coming: Path) -> None:
     (coming / LOCK).unlink()
 
 
-def refuse_without_room(coming: Path, source: Path, names: Iterable[str]) -> None:
+def reject_without_room(coming: Path, source: Path, names: Iterable[str]) -> None:
     """Raise UserError where the files that are still to be copied find no room."""
     needed = sum((_size(source / name) or 0) for name in names if _size(coming / name) is None)
     space = os.statvfs(coming.parent)

@@ -2,7 +2,7 @@
 
 <shared>/runs/<run>/run.json state.json status.json evaluation.json evaluating.json export.json attempts.json
                     events.jsonl history.jsonl evaluations.jsonl tasks/<task>.jsonl report.html lease-<epoch>.json
-                    checkpoints/ (trainer/run/catalogue.py) callbacks/ (trainer/run/memory.py)
+                    checkpoints/ (trainer/run/catalogue.py) callbacks/ (trainer/run/callback_store.py)
                     events/{train,eval} export/ exports/<step>{,.changes}/
 """
 

@@ -30,7 +30,7 @@ def queue_file(shared_dir: str | Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueueEntry:
     """A run, or all points of a sweep."""
 
     record: Mapping[str, Any]
@@ -38,7 +38,7 @@ class Entry:
     points: Sequence[Point]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Entry:
+    def from_record(cls, record: Mapping[str, Any]) -> QueueEntry:
         """Read an entry; raises ConfigError."""
         try:
             settings = {**record.get("settings", {})}
@@ -85,7 +85,7 @@ class Entry:
 class Queue(Sweep):
     """The entries' runs in the order of training: those that have ended, the present one, those that wait."""
 
-    entries: Sequence[Entry] = field(default_factory=tuple)
+    entries: Sequence[QueueEntry] = field(default_factory=tuple)
 
     @classmethod
     def read(cls, shared_dir: str | Path) -> Queue:
@@ -93,15 +93,15 @@ class Queue(Sweep):
         path = queue_file(shared_dir)
         try:
             record = read_record(path)
-            entries = [Entry.of(each) for each in (record or {})["entries"]]
+            entries = [QueueEntry.from_record(each) for each in (record or {})["entries"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no queue ({error}): put a good one there, or select a run") from error
         if not entries:
             raise ConfigError(f"{path} has no entry: add one with fab queue-add, or select a run")
-        return cls.of_entries(entries, shared_dir)
+        return cls.from_entries(entries, shared_dir)
 
     @classmethod
-    def of_entries(cls, entries: Sequence[Entry], shared_dir: str | Path) -> Queue:
+    def from_entries(cls, entries: Sequence[QueueEntry], shared_dir: str | Path) -> Queue:
         unordered = cls("queue", (), 0, Path(shared_dir), entries)
         ordered = unordered.in_order()
         return cls("queue", [point for entry in ordered for point in entry.points], 0, Path(shared_dir), ordered)
@@ -114,11 +114,11 @@ class Queue(Sweep):
     def record(self) -> Path:
         return self.shared_dir / "sweeps" / "queue" / "ends.json"
 
-    def in_order(self) -> list[Entry]:
+    def in_order(self) -> list[QueueEntry]:
         """Return the entries as they are trained: what has begun goes on to its end, whatever priority others have."""
         ends, begun = self.ends(), self._read().get("begun", {})
 
-        def place(entry: Entry) -> tuple[int, float]:
+        def place(entry: QueueEntry) -> tuple[int, float]:
             if all(point.run in ends for point in entry.points):
                 return 0, max(float(ends[point.run].get("time", 0)) for point in entry.points)
             if self.has_begun(entry, begun):
@@ -127,17 +127,17 @@ class Queue(Sweep):
 
         return sorted(self.entries, key=place)
 
-    def has_begun(self, entry: Entry, begun: Mapping[str, Any] | None = None) -> bool:
+    def has_begun(self, entry: QueueEntry, begun: Mapping[str, Any] | None = None) -> bool:
         """Whether a run of the entry was trained, or was at work when the queue took it in."""
         begun = self._read().get("begun", {}) if begun is None else begun
         return bool(entry.record.get("adopted")) or any(is_of(begun.get(point.run), entry) for point in entry.points)
 
-    def entry_of(self, run: str) -> Entry | None:
+    def entry_of(self, run: str) -> QueueEntry | None:
         """Return the newest entry that has the run."""
         return self._newest.get(run)
 
     @cached_property
-    def _newest(self) -> dict[str, Entry]:
+    def _newest(self) -> dict[str, QueueEntry]:
         return {point.run: entry for entry in self.entries for point in entry.points}
 
     def ends(self) -> dict[str, dict[str, Any]]:
@@ -187,7 +187,7 @@ class Queue(Sweep):
             return f"its limit of {entry.seconds / 60:.4g} min is used up"
         return None
 
-    def used(self, entry: Entry) -> float:
+    def used(self, entry: QueueEntry) -> float:
         """Return for how many seconds the cluster has worked on an entry, without those in which it was stopped."""
         begun = self._read().get("begun", {})
         runs = [point.run for point in entry.points if is_of(begun.get(point.run), entry)]
@@ -209,6 +209,6 @@ class Queue(Sweep):
         return entry is not None and not entry.is_removed and super()._owes(point)
 
 
-def is_of(record: Mapping[str, Any] | None, entry: Entry | None) -> bool:
+def is_of(record: Mapping[str, Any] | None, entry: QueueEntry | None) -> bool:
     """Whether what was written down of a run is of this entry, and not of an earlier one of that name."""
     return record is not None and entry is not None and int(record.get("attempt", 0)) >= entry.attempt

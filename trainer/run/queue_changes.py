@@ -16,13 +16,13 @@ from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.queue import OF_A_SWEEP, Entry, Queue, queue_file
+from trainer.run.queue import OF_A_SWEEP, Queue, QueueEntry, queue_file
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import is_search, of_the_run, read_selection, selection_path, sweep_of
 
 DONE, PLANNED, THERE, GONE = "done", "planned", "there already", "not there"
 # Entries that have ended are shown, so many of the last.
-MOST_ENDED = 50
+MAX_ENDED = 50
 # What says who asked for an entry and how long it may take, and not what is trained.
 ABOUT = ("owner", "from", "reason", "added", "attempt", "adopted", "removed", "priority", "seconds")
 # Run settings that an entry may have of its own: those that the coordinator and the evaluator alone read.
@@ -56,16 +56,16 @@ def changing(shared_dir: str | Path) -> Iterator[list[dict[str, Any]]]:
 def forget_old(entries: list[dict[str, Any]], shared_dir: str | Path) -> list[dict[str, Any]]:
     """Leave out all entries that have ended but the last."""
     ended = [each["name"] for each in entries if has_ended(entries, each["name"], shared_dir)]
-    old = ended[:-MOST_ENDED]
+    old = ended[:-MAX_ENDED]
     return [each for each in entries if each["name"] not in old]
 
 
 def has_ended(entries: list[dict[str, Any]], name: str, shared_dir: str | Path) -> bool:
     """Whether nothing of an entry is left to train; one that is missing has nothing."""
-    entry = next((Entry.of(each) for each in entries if each["name"] == name), None)
+    entry = next((QueueEntry.from_record(each) for each in entries if each["name"] == name), None)
     if entry is None:
         return True
-    ends = Queue.of_entries([entry], shared_dir).ends()
+    ends = Queue.from_entries([entry], shared_dir).ends()
     return all(point.run in ends for point in entry.points)
 
 
@@ -89,7 +89,7 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
         else:
             before = [each for each in entries if each["name"] == new["name"]]
             new["attempt"] = max((each["attempt"] for each in before), default=_attempt(config, new["name"])) + 1
-            refuse_shared_runs(entries, new, config)
+            reject_shared_runs(entries, new, config)
             entries[:] = [each for each in entries if each["name"] != new["name"]]
             for present in adopt(config, entries):
                 if present["name"] == new["name"]:
@@ -99,7 +99,7 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
             entries.append(new)
     if outcome == DONE:
         follow_queue(config)
-    return {"outcome": outcome, **look(config, entries, new["name"])}
+    return {"outcome": outcome, **describe_place(config, entries, new["name"])}
 
 
 def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,17 +110,17 @@ def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{other[0]} is no setting that a run in the queue can have of its own: those are {known}")
     own = {"program": config.program, "program_args": dict(config.program_args)}
     new = {**asked, "settings": {**own, **given}, "attempt": 1, "added": time.time()}
-    for point in Entry.of(new).points:
+    for point in QueueEntry.from_record(new).points:
         chosen = config.replace(**of_the_run(point.settings))
         chosen.replace(**point.selection)
     return new
 
 
-def refuse_shared_runs(entries: list[dict[str, Any]], new: Mapping[str, Any], config: Config) -> None:
+def reject_shared_runs(entries: list[dict[str, Any]], new: Mapping[str, Any], config: Config) -> None:
     """Raise UserError where another entry that waits has a run of the same name."""
-    runs = {point.run for point in Entry.of(new).points}
+    runs = {point.run for point in QueueEntry.from_record(new).points}
     for each in entries:
-        other = Entry.of(each)
+        other = QueueEntry.from_record(each)
         shared = runs & {point.run for point in other.points}
         if other.name != new["name"] and shared and not has_ended(entries, other.name, config.shared_dir):
             raise UserError(f"run {min(shared)} is part of {other.name}, which waits in the queue: choose another name")
@@ -132,7 +132,7 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     if "queue" in selection:
         return []
     if is_search(selection.get("sweep")):
-        refuse_beside_search(config, selection)
+        reject_beside_search(config, selection)
         return []
     entry: dict[str, Any] = {key: selection[key] for key in OF_A_SWEEP if key in selection}
     entry["settings"] = {"program": config.program, "program_args": dict(config.program_args)}
@@ -143,7 +143,7 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     else:
         entry["name"] = selection.get("run", config.run)
     about: dict[str, Any] = {"attempt": 1, "added": time.time(), "adopted": True}
-    runs = [point.run for point in Entry.of({**entry, **about}).points]
+    runs = [point.run for point in QueueEntry.from_record({**entry, **about}).points]
     states = [RunState.read(RunDirectory(config.shared_dir, run).read_state()["state"]) for run in runs]
     begun = [RunDirectory(config.shared_dir, run).state.exists() for run in runs]
     left = [run for run, state in zip(runs, states, strict=True) if state not in (RunState.FINISHED, RunState.FAILED)]
@@ -153,7 +153,7 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     return [{**entry, **about, "attempt": _attempt(config, entry["name"]) + 1}]
 
 
-def refuse_beside_search(config: Config, selection: Mapping[str, Any]) -> None:
+def reject_beside_search(config: Config, selection: Mapping[str, Any]) -> None:
     """Raise UserError while a search has points left: its next ones are not known, so the queue can't have them."""
     search = sweep_of(selection, config.shared_dir)
     if search is not None and not search.is_over():
@@ -190,9 +190,12 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
             place = entries.index(beside) if beside else 0 if kind == "first" else len(entries)
             entries.insert(place, entry)
         order = [
-            each.name for each in Queue.of_entries([Entry.of(each) for each in entries], config.shared_dir).entries
+            each.name
+            for each in Queue.from_entries(
+                [QueueEntry.from_record(each) for each in entries], config.shared_dir
+            ).entries
         ]
-    return {"outcome": PLANNED if plan else DONE, **look(config, entries, name), "order": order}
+    return {"outcome": PLANNED if plan else DONE, **describe_place(config, entries, name), "order": order}
 
 
 def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[str, Any]:
@@ -200,16 +203,16 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
     with contextlib.ExitStack() as stack:
         entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
         if has_ended(entries, name, config.shared_dir):
-            return {"outcome": GONE, **look(config, entries, name)}
+            return {"outcome": GONE, **describe_place(config, entries, name)}
         if not stop and not _waits(config, _named(entries, name)):
             raise UserError(f"{name} has begun: with --stop it is saved and ended, and the queue goes on with the next")
         _named(entries, name)["removed"] = {"who": who, "time": time.time(), "message": f"taken out by {who}"}
-    return {"outcome": PLANNED if plan else DONE, **look(config, entries, name)}
+    return {"outcome": PLANNED if plan else DONE, **describe_place(config, entries, name)}
 
 
-def look(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
+def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Say how the queue stands for an entry; `busy` is a run that has begun and not ended."""
-    queue = Queue.of_entries([Entry.of(each) for each in entries], config.shared_dir)
+    queue = Queue.from_entries([QueueEntry.from_record(each) for each in entries], config.shared_dir)
     begun, ends = [entry for entry in queue.entries if queue.has_begun(entry)], queue.ends()
     waiting = [entry.name for entry in queue.entries if not _is_over(queue, entry)]
     return {
@@ -220,7 +223,7 @@ def look(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, 
     }
 
 
-def _is_over(queue: Queue, entry: Entry) -> bool:
+def _is_over(queue: Queue, entry: QueueEntry) -> bool:
     ends = queue.ends()
     return all(point.run in ends for point in entry.points)
 
@@ -244,8 +247,8 @@ def _attempt(config: Config, name: str) -> int:
 
 def _waits(config: Config, record: Mapping[str, Any]) -> bool:
     """Whether nothing of an entry has begun or ended."""
-    entry = Entry.of(record)
-    queue = Queue.of_entries([entry], config.shared_dir)
+    entry = QueueEntry.from_record(record)
+    queue = Queue.from_entries([entry], config.shared_dir)
     return not queue.has_begun(entry) and not any(point.run in queue.ends() for point in entry.points)
 
 

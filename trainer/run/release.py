@@ -1,7 +1,7 @@
 """Which release the cluster runs, and what becomes of a host that missed it: its tasks must not join.
 
 On a shared path <shared>/release.json says so, written where the hosts are switched. Where none is shared the
-coordinator asks each server (trainer/cluster/releases.py).
+coordinator asks each server (trainer/cluster/server_releases.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def kit_of(lines: Iterable[str]) -> frozenset[str]:
     return frozenset(line for line in lines if line[66:].startswith("trainer/"))
 
 
-def refuse_missed_release(config: Config, link: Path | None, own: Path) -> None:
+def reject_missed_release(config: Config, link: Path | None, own: Path) -> None:
     """Raise MissedRelease when the cluster was switched to a release that this host has not got.
 
     `link` leads to the host's current release, `own` is the directory that this process works in. Where they differ,

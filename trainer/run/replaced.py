@@ -18,7 +18,7 @@ class Replaced(StaysOut):
     """This machine's place is another one's now; the message says what fixes it."""
 
 
-def refuse_replaced(config: Config, task: str, address: str) -> None:
+def reject_replaced(config: Config, task: str, address: str) -> None:
     """Raise Replaced when another machine has become this task (`worker-0`), which was at this address before."""
     if config.local_run_dir:
         return

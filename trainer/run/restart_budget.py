@@ -16,7 +16,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 
 log = logging.getLogger(__name__)
-LONGEST_SECONDS = 30.0
+MAX_BACK_OFF_SECONDS = 30.0
 FREE = 2  # so many restarts are made at once
 IMPORTS = 2  # crashes in a row that were seen to be the import's, after a first one
 
@@ -72,7 +72,7 @@ def end_attempt(directory: RunDirectory, counted: bool = False, trouble: bool = 
 
 def back_off(crashes: int) -> float:
     """Return the pause (seconds) after so many crashes and troubles: none, none, then 1, 2, 4 and so on."""
-    return 0.0 if crashes <= FREE else min(LONGEST_SECONDS, 2.0 ** min(crashes - FREE - 1, 10))
+    return 0.0 if crashes <= FREE else min(MAX_BACK_OFF_SECONDS, 2.0 ** min(crashes - FREE - 1, 10))
 
 
 def read(directory: RunDirectory) -> dict[str, Any]:

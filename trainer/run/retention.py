@@ -23,7 +23,7 @@ def is_sound(numbers: Mapping[str, float]) -> bool | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class CheckpointInfo:
     """What is known of a checkpoint that counts."""
 
     step: int
@@ -50,7 +50,7 @@ class Retention:
     hours: float = 0.0
 
     @classmethod
-    def of(cls, config: Config) -> Retention:
+    def from_config(cls, config: Config) -> Retention:
         return cls(
             config.checkpoints_kept,
             config.checkpoints_kept_best,
@@ -59,7 +59,7 @@ class Retention:
             config.checkpoints_kept_hours,
         )
 
-    def reasons(self, saved: Sequence[Saved]) -> dict[int, list[str]]:
+    def reasons(self, saved: Sequence[CheckpointInfo]) -> dict[int, list[str]]:
         """Say why each checkpoint is kept, by its step; `saved` has the oldest first. No reason: it can go."""
         reasons: dict[int, list[str]] = {each.step: [] for each in saved}
         for each in saved[-self.newest :]:
@@ -73,16 +73,16 @@ class Retention:
             reasons[each.step].append("sound")
         return reasons
 
-    def _best(self, saved: Sequence[Saved]) -> list[int]:
+    def _best(self, saved: Sequence[CheckpointInfo]) -> list[int]:
         """Return the steps with the best evaluations; of equal ones the later."""
         sign = 1 if self.mode == "min" else -1
         found = {each.step: (each.evaluation or {}).get(self.metric, math.nan) for each in saved}
         ranked = sorted((sign * value, -step) for step, value in found.items() if math.isfinite(value))
         return [-step for _, step in ranked[: self.best]]
 
-    def _spaced(self, saved: Sequence[Saved]) -> list[int]:
+    def _spaced(self, saved: Sequence[CheckpointInfo]) -> list[int]:
         """Return the first step, and each that was saved so many hours after the one before of these."""
-        found: list[Saved] = []
+        found: list[CheckpointInfo] = []
         for each in saved if self.hours else ():
             if not found or abs(each.created - found[-1].created) >= self.hours * HOUR:  # a clock may be put back
                 found.append(each)

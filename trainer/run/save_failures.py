@@ -10,7 +10,7 @@ from trainer.core.failures import Infrastructure, StalePath, UserError, is_infra
 from trainer.run.directory import RunDirectory
 
 # A save that fails by what the program has made of TensorFlow or of its model would fail so for ever.
-MOST_REFUSALS = 3
+MAX_REFUSALS = 3
 # A ps that is just being replaced may refuse several in a row.
 REFUSED_SECONDS = 30.0
 # TensorFlow's file system says "<path>; <what the system says>", often as an error of no particular kind.
@@ -61,7 +61,7 @@ class SaveFailures:
     def check(self) -> None:
         """Raise UserError where saves have failed for too long, or would fail for ever; StalePath for a lost mount."""
         lasts = self.last is not None and self.last.at - self._refused_since >= REFUSED_SECONDS
-        if self._refused >= MOST_REFUSALS and lasts:
+        if self._refused >= MAX_REFUSALS and lasts:
             raise UserError(f"{self.last}; {self._refused} saves failed so, and not by the storage")
         if self.last is not None and self.last.stale:
             raise StalePath(f"{self.trouble()}; the path must be mounted again")

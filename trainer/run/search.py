@@ -26,7 +26,7 @@ DECIDED: dict[tuple[Path, str, int], str | None] = {}
 
 
 @dataclass(frozen=True)
-class Chosen(Sweep):
+class RecordedSearch(Sweep):
     """A search as its record has it: the points chosen so far, in their order."""
 
     trials: int = field(kw_only=True)
@@ -53,17 +53,17 @@ class Chosen(Sweep):
 
 
 @dataclass(frozen=True)
-class Search(Chosen):
+class Search(RecordedSearch):
     """It chooses the next point; the first one is known without any result."""
 
     space: SearchSpace = field(kw_only=True)
 
     @classmethod
-    def of(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Search:
+    def from_selection(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Search:
         """Return the search of a selection that has one; raises ConfigError."""
         record = selection["sweep"]
         try:
-            space = SearchSpace.of(record["search"])
+            space = SearchSpace.from_record(record["search"])
             [first] = list_points({**selection, "sweep": {**record, "points": [space.first()]}})
             name, attempt = str(record["name"]), int(record["attempt"])
             search = cls(name, [first], attempt, Path(shared_dir), trials=space.trials, space=space)
@@ -97,7 +97,7 @@ class Search(Chosen):
     def to_prove(self) -> Sequence[Point]:
         return [self.present() or self.points[-1]]
 
-    def refuse(self, config: Config) -> None:
+    def check_settings(self, config: Config) -> None:
         if config.evaluation == "none":
             raise ConfigError(
                 f"sweep: the search goes by {self.space.metric}, and evaluation is none: set it to sidecar, inline or "

@@ -38,7 +38,7 @@ def sweep_of(selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep | No
     if "sweep" not in selection:
         return None
     kind = Search if is_search(selection["sweep"]) else Sweep
-    return kind.of(selection, shared_dir)
+    return kind.from_selection(selection, shared_dir)
 
 
 def is_search(sweep: object) -> bool:

@@ -71,7 +71,7 @@ class Snapshot:
     def start_again(self) -> None:
         """Build on no earlier save: what was restored is another state."""
 
-    def take(self) -> int:
+    def copy_variables(self) -> int:
         """Copy the variables; returns, when it is done, the step that is copied with them."""
         return int(self._copy().numpy())
 

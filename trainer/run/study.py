@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from trainer.core.config import ConfigError
-from trainer.core.search_space import MOST_TRIALS, SearchSpace, has_whole_numbers
+from trainer.core.search_space import MAX_TRIALS, SearchSpace, has_whole_numbers
 
 MISSING = (
     "search: optuna needs the Python package optuna, which this environment lacks: add it to the list of your "
@@ -50,7 +50,7 @@ def choose(space: SearchSpace, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return the next point's parameters; raises ConfigError where Optuna is missing, or refuses a trial."""
     library = optuna()
     # Each call has a seed of its own: from the search's alone it would be the same first number each time.
-    sampler = library.samplers.TPESampler(seed=(space.seed * MOST_TRIALS + len(trials)) % 2**32)
+    sampler = library.samplers.TPESampler(seed=(space.seed * MAX_TRIALS + len(trials)) % 2**32)
     study = library.create_study(direction=space.direction, sampler=sampler)
     try:
         study.add_trials([frozen(library, space, trial) for trial in trials])

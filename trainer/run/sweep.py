@@ -53,7 +53,7 @@ class Sweep:
     shared_dir: Path
 
     @classmethod
-    def of(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep:
+    def from_selection(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep:
         """Return the sweep of a selection that has one; raises ConfigError."""
         record = selection["sweep"]
         try:
@@ -98,7 +98,7 @@ class Sweep:
         """Choose another point once all have ended: a search does. Only the coordinator may."""
         return None
 
-    def refuse(self, config: Config) -> None:
+    def check_settings(self, config: Config) -> None:
         """Raise ConfigError where this environment or these settings can't train it."""
 
     def awaits(self, run: str) -> bool:

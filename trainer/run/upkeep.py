@@ -30,9 +30,9 @@ from trainer.run.copies import (
     measure,
     read_copy,
     read_sums,
-    refuse_copy_without_room,
-    refuse_names,
-    refuse_without_room,
+    reject_copy_without_room,
+    reject_names,
+    reject_without_room,
     take_copy,
 )
 from trainer.run.directory import RunDirectory, run_directories
@@ -205,7 +205,7 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
         raise UserError(
             f"--to {place}: there is no such folder on this host; make it, for the user trainer to write to"
         )
-    refuse_names(directory)
+    reject_names(directory)
     planned = measure(directory)
     destination = place / f"{run}@{planned['step']}"
     answer = {"run": run, "copy": str(destination), **planned, "outcome": PLANNED}
@@ -217,7 +217,7 @@ def back_up(config: Config, run: str, place: Path, on_bytes: OnBytes, plan: bool
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"--to {place}: the user trainer can't write there; give it the folder: chown trainer {place}")
     if plan:
-        refuse_copy_without_room(directory, coming_of(place, run), makes_run=False)
+        reject_copy_without_room(directory, coming_of(place, run), makes_run=False)
         return answer
     made = copy_run(directory, place, on_bytes, lambda step: f"{run}@{step}")
     return {**answer, "copy": made["path"], "outcome": DONE, **{key: made[key] for key in ("step", "files", "bytes")}}
@@ -237,7 +237,7 @@ def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan
             return {**answer, "outcome": THERE}
         raise UserError(f"run {name} exists already, and is not this copy: choose another name with --run")
     if plan:
-        refuse_without_room(coming_of(directory.path.parent, name), copy, read_sums(copy))
+        reject_without_room(coming_of(directory.path.parent, name), copy, read_sums(copy))
     else:
         take_copy(copy, directory.path, on_bytes, lambda coming: settle(coming, config, name, origin))
     return {**answer, "outcome": PLANNED if plan else DONE}
@@ -254,7 +254,7 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
             return {**answer, "outcome": THERE}
         raise UserError(f"run {new} exists already, and is no clone of {run}: choose another name")
     if plan:
-        refuse_copy_without_room(directory, coming_of(other.path.parent, new), makes_run=True)
+        reject_copy_without_room(directory, coming_of(other.path.parent, new), makes_run=True)
         return {**answer, "outcome": PLANNED}
     made = copy_run(
         directory, other.path.parent, on_bytes, lambda _: new, lambda coming: settle(coming, config, new, {"run": run})

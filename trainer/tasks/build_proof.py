@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.contracts import Program, Strategy
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs
@@ -33,11 +33,11 @@ from trainer.process.warm_start import adopt_orphans
 BUILD_SECONDS = 300.0
 # So much of the machine's memory is left alone, for what runs there and for the cache of its files.
 FREE = 0.1
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 PIPE_SECONDS = 5.0
 IMPORT_SECONDS = 30.0  # for a supervisor that has just begun
 # TensorFlow splits variables over two ps as it does over many.
-MOST_PS = 2
+MAX_PS = 2
 PROVEN = "proven: "
 UNPROVEN = "not proven: "
 BUILDING = "building: "
@@ -73,7 +73,7 @@ def watch_build(
     reader.start()
     try:
         while process.poll() is None and not given_up:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
             if heard.proven_at is not None:
                 given_up = heard.why_end(free(), time.monotonic() - heard.proven_at, seconds)
     finally:
@@ -166,7 +166,7 @@ class Heard:
         return f"{self._taking} took more than {limit:.0f} s" if took > limit else ""
 
 
-def build(config: Config, program: Program, cluster: Cluster | None, point: str = "") -> int | None:
+def build(config: Config, program: Program, cluster: ClusterConfig | None, point: str = "") -> int | None:
     """Build the model as a coordinator would, and say what is wrong, naming a sweep's point.
 
     Returns the exit code, None where the build was given up.
@@ -208,14 +208,14 @@ def build(config: Config, program: Program, cluster: Cluster | None, point: str 
     return FINISHED
 
 
-def strategy_of(config: Config, cluster: Cluster | None) -> Strategy:
+def strategy_of(config: Config, cluster: ClusterConfig | None) -> Strategy:
     """Return the strategy, on servers in this process."""
     from trainer.tasks.in_process import start_cluster
     from trainer.training.strategies import make_strategy
 
     os.environ.pop("TF_CONFIG", None)
-    servers = len(cluster.jobs.get("ps", ())) if cluster else MOST_PS
-    return make_strategy(config, start_cluster(config.strategy, 1, min(servers, MOST_PS)))
+    servers = len(cluster.jobs.get("ps", ())) if cluster else MAX_PS
+    return make_strategy(config, start_cluster(config.strategy, 1, min(servers, MAX_PS)))
 
 
 def say_failure(config: Config, program: Program, of: str, method: str, error: BaseException) -> int | None:

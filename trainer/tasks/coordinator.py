@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.last_words import say_last
+from trainer.cluster.final_write import make_final_write
 from trainer.cluster.membership import Membership
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
 from trainer.core.own_frames import exception_info
@@ -45,7 +45,7 @@ ENDS = (RunState.FINISHED, RunState.FAILED)
 
 
 @dataclass
-class Held:
+class HeldResources:
     """What a process holds of its run, until it gives that back at its end."""
 
     directory: RunDirectory
@@ -58,7 +58,7 @@ class Held:
     """Whether an attempt has begun, whose budget counts."""
     exit: Exit | None = None
     """How the process ends, where an error ends it."""
-    is_lost_for_words: bool = False
+    has_failed_to_report: bool = False
     """Whether it could not even say so: that counts as a crash."""
 
     @contextlib.contextmanager
@@ -67,14 +67,14 @@ class Held:
         try:
             yield
         except Exception:
-            self.is_lost_for_words = True
+            self.has_failed_to_report = True
             raise
 
     def give_back_with(self, stack: contextlib.ExitStack) -> None:
         """Have the stack give back what is held by then: the last words first, the notifications last."""
         for step in (self._close_notifications, self._release_lease, self._close_progress):
             stack.callback(step)
-        stack.callback(say_last, self._leave)
+        stack.callback(make_final_write, self._leave)
 
     def _leave(self) -> None:
         """Leave word for the next process; this one has ended by itself, and knew why."""
@@ -83,7 +83,7 @@ class Held:
             self.membership.leave(past_using=is_broken)
         if self.has_begun:
             is_trouble = self.exit is not None and self.exit.is_trouble
-            is_crash = is_broken or self.is_lost_for_words
+            is_crash = is_broken or self.has_failed_to_report
             end_attempt(self.directory, is_crash, is_trouble, self.exit.message if self.exit and is_crash else "")
 
     def _close_progress(self) -> None:
@@ -102,7 +102,7 @@ class Held:
 
 def run_coordinator(
     config: Config,
-    cluster: Cluster,
+    cluster: ClusterConfig,
     notifier: Notifier,
     in_process: bool = False,
     keeps_servers: Callable[[], bool] = lambda: False,
@@ -118,7 +118,7 @@ def run_coordinator(
     """
     cluster.check_strategy(config.strategy)
     cluster.check_input(config.input)
-    held = Held(RunDirectory(config.shared_dir, config.run), notifications)
+    held = HeldResources(RunDirectory(config.shared_dir, config.run), notifications)
     leave_when_asked()
     with contextlib.ExitStack() as stack:
         held.give_back_with(stack)
@@ -141,7 +141,7 @@ def run_coordinator(
 
 
 def report(
-    held: Held, config: Config, cluster: Cluster, notifier: Notifier, collector: MetricsCollector | None
+    held: HeldResources, config: Config, cluster: ClusterConfig, notifier: Notifier, collector: MetricsCollector | None
 ) -> Phases:
     """Begin to report: to systemd, to Prometheus and in the status; returns the phases, which systemd watches."""
     leads = cluster.job == "chief"
@@ -149,15 +149,15 @@ def report(
     page = PageWriter(held.directory)
     held.progress = progress = Progress(config, held.directory, notifier, leads, leads, held.notifications, page)
     if collector is not None and leads:
-        collector.of(config.run, progress.tally, progress)
+        collector.report_on(config.run, progress.counters, progress)
     progress.enter(RunState.WAITING, "loading TensorFlow and the program")
-    phases = Phases.of(config, progress.phase)
+    phases = Phases.from_config(config, progress.phase)
     notifier.ready(progress.status.line())
     notifier.watch(phases.in_time)
     return phases
 
 
-def begin(held: Held, config: Config, cluster: Cluster, crash: str) -> None:
+def begin(held: HeldResources, config: Config, cluster: ClusterConfig, crash: str) -> None:
     """Take the run over as its coordinator, and begin an attempt; waits where attempts came to nothing before."""
     assert held.progress is not None
     progress, directory = held.progress, held.directory
@@ -178,7 +178,12 @@ def begin(held: Held, config: Config, cluster: Cluster, crash: str) -> None:
 
 
 def train_run(
-    held: Held, config: Config, cluster: Cluster, phases: Phases, stopping: StopRequest | None, in_process: bool
+    held: HeldResources,
+    config: Config,
+    cluster: ClusterConfig,
+    phases: Phases,
+    stopping: StopRequest | None,
+    in_process: bool,
 ) -> None:
     """Load TensorFlow and the program, and train to the end, on members that are watched where they may be lost."""
     assert held.progress is not None
@@ -193,7 +198,7 @@ def train_run(
     ).run()
 
 
-def leave(held: Held, notifier: Notifier, run: str, error: BaseException) -> int:
+def leave(held: HeldResources, notifier: Notifier, run: str, error: BaseException) -> int:
     """Report how the process ends; returns its exit code."""
     ends, progress = held.exit, held.progress
     assert ends is not None

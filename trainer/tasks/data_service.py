@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.probe import SERVICE_METHODS, answers
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import TRY_AGAIN
 from trainer.run.catalogue import SET_ASIDE
@@ -26,7 +26,7 @@ from trainer.run.directory import LeasedDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import selected_sweep
-from trainer.tasks.server import LOOK_SECONDS, SELF_CHECK_SECONDS, follow_run
+from trainer.tasks.server import RUN_POLL_SECONDS, SELF_CHECK_SECONDS, follow_run
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.outlets.systemd import Notifier
 
@@ -41,7 +41,7 @@ DISPATCHER_TIMEOUT_MS = 365 * 24 * 3600 * 1000  # a data worker waits for its di
 POLL_SECONDS = 0.5
 
 
-def run_service(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> None:
+def run_service(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[], Config]) -> None:
     """Serve until the process is ended, or the run ends it; `selected` reads the settings of the run."""
     notifier.ready(f"{cluster.task} starts")
     # It is watched from the moment when it answers; before, it may wait for a dispatcher for as long as that takes.
@@ -73,7 +73,7 @@ def serves(config: Config) -> bool:
     return config.input == "service"
 
 
-def start_dispatcher(cluster: Cluster, notifier: Notifier, config: Config) -> Any:
+def start_dispatcher(cluster: ClusterConfig, notifier: Notifier, config: Config) -> Any:
     """Start the dispatcher, with what its journal says; one that can't be read is set aside.
 
     Raises LeaseHeld where another dispatcher keeps the journal: a shared path has one.
@@ -81,7 +81,7 @@ def start_dispatcher(cluster: Cluster, notifier: Notifier, config: Config) -> An
     import tensorflow as tf
 
     journal = Journal(config)
-    journal.take(config.lease_seconds, notifier.status)
+    journal.acquire_lease(config.lease_seconds, notifier.status)
     journal.prepare()
     service = tf.data.experimental.service
     settings = service.DispatcherConfig(
@@ -116,7 +116,7 @@ class Journal:
         self._leased = LeasedDirectory(directory, f"the data service of {config.shared_dir}", "dispatcher")
         self.path = directory / "journal"
 
-    def take(self, seconds: float, waiting: Callable[[str], None]) -> Lease:
+    def acquire_lease(self, seconds: float, waiting: Callable[[str], None]) -> Lease:
         """Keep other dispatchers away from it, as `Lease.acquire` does; this process ends when it loses the lease."""
         return Lease.acquire(self._leased, seconds, waiting)
 
@@ -164,12 +164,12 @@ class Journal:
 def follow_journal(journal: Journal, name: str | None) -> None:
     """End this process when the dispatcher has begun another journal."""
     while journal.name() in (None, name):
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RUN_POLL_SECONDS)
     log.info("restarting: the dispatcher has begun another journal")
     os._exit(TRY_AGAIN)
 
 
-def start_data_worker(cluster: Cluster, notifier: Notifier, journal: Journal) -> Any:
+def start_data_worker(cluster: ClusterConfig, notifier: Notifier, journal: Journal) -> Any:
     """Start the data worker once the dispatcher answers."""
     import tensorflow as tf
 

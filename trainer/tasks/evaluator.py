@@ -24,12 +24,12 @@ from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
 from trainer.run.selection import sweep_or_none
+from trainer.telemetry.counters import Counters
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.journald import about
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.resources import record_resources
-from trainer.telemetry.tally import Tally
 
 log = logging.getLogger(__name__)
 TRIES = 3
@@ -56,9 +56,9 @@ def run_evaluator(
         log.info("nothing to do: %s, evaluation is %s", who, config.evaluation)
         notifier.ready(f"{who}: evaluation is {config.evaluation}")
         return FINISHED
-    watched = WatchedRun.of(config, notifier)
+    watched = WatchedRun.from_config(config, notifier)
     if collector is not None:
-        collector.of(config.run, watched.tally)
+        collector.report_on(config.run, watched.counters)
     try:
         while True:
             finished = watched.directory.finished(config.steps)  # before the newest: that of a finished run is its last
@@ -83,7 +83,7 @@ class WatchedRun:
     directory: RunDirectory
     notifier: Notifier
     phases: Phases
-    tally: Tally
+    counters: Counters
     last: int
     """The step that was evaluated last, or given up; -1 for none."""
     last_saved: int | None
@@ -97,14 +97,14 @@ class WatchedRun:
     """The step that is being evaluated, or was last; None before the first."""
 
     @classmethod
-    def of(cls, config: Config, notifier: Notifier) -> WatchedRun:
+    def from_config(cls, config: Config, notifier: Notifier) -> WatchedRun:
         """Begin to watch the settings' run, and tell systemd so."""
         directory = RunDirectory(config.shared_dir, config.run)
         notifier.ready(f"waiting for a checkpoint of {config.run}")
         phases = Phases({Phase.EVALUATING: config.evaluating_timeout_seconds})
         notifier.watch(phases.in_time)
-        tally = Tally(evaluation=read_evaluation(directory))
-        return cls(config, directory, notifier, phases, tally, *last_evaluated(directory))
+        counters = Counters(evaluation=read_evaluation(directory))
+        return cls(config, directory, notifier, phases, counters, *last_evaluated(directory))
 
     def newest(self) -> tuple[int | None, int | None]:
         """Return the step of the newest checkpoint, and when it was saved: waiting for one begins here."""
@@ -145,7 +145,7 @@ class WatchedRun:
         if self.evaluator is None:
             load_tensorflow()
             self.program = load_program(self.config.program, self.config.program_args)
-            self.evaluator = Evaluator(self.program, self.directory, self.config.best_metric, self.tally)
+            self.evaluator = Evaluator(self.program, self.directory, self.config.best_metric, self.counters)
             record_resources("evaluator-0", lambda: self.directory)
         return self.evaluator
 
@@ -189,7 +189,7 @@ class WatchedRun:
             give_up(self.directory, step, message)
             return TRY_AGAIN
         with contextlib.suppress(OSError, ValueError):  # the log has it
-            tell_failed(self.directory, message if step is None else f"step {step}: {message}")
+            record_failure(self.directory, message if step is None else f"step {step}: {message}")
             if self.directory.finished(self.config.steps) is not None:
                 PageWriter(self.directory).write()
         return USER_ERROR
@@ -232,7 +232,7 @@ def give_up(directory: RunDirectory, step: int, why: str) -> None:
     write_record(directory.evaluation, {"step": step, "metrics": {}, "failed": why, "updated": time.time()})
 
 
-def tell_failed(directory: RunDirectory, why: str) -> None:
+def record_failure(directory: RunDirectory, why: str) -> None:
     """Write down why nothing is evaluated, for the status and the page, beside what was evaluated before.
 
     The next evaluation overwrites it: the checkpoint is owed one, once the program is fixed.
@@ -277,7 +277,7 @@ class Evaluator:
     """A whole model in this process, and the data to evaluate it on."""
 
     def __init__(
-        self, program: Program, directory: RunDirectory, best_metric: str = "", tally: Tally | None = None
+        self, program: Program, directory: RunDirectory, best_metric: str = "", counters: Counters | None = None
     ) -> None:
         from trainer.training.dynamic.served import ServedTables
         from trainer.training.evaluation import Results, check_test_step
@@ -288,7 +288,7 @@ class Evaluator:
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
             check_room(HELD * bytes_of_checkpoint(directory, newest), "evaluation: sidecar", ROOM)
-        self._tables = ServedTables.of(directory)
+        self._tables = ServedTables.from_directory(directory)
         with self._tables.of_layers():
             self._model = build_model(program)
             if why := lacks_evaluation(self._model):
@@ -299,7 +299,7 @@ class Evaluator:
             check_test_step(program, self._model, self._dataset.element_spec)
         self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
-        self._tally = tally or Tally()
+        self._counters = counters or Counters()
 
     def evaluate(self, step: int, saved: int | None = None) -> bool:
         """Evaluate one checkpoint and publish the result; returns False when it has gone or can't be read.
@@ -328,5 +328,5 @@ class Evaluator:
         results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
         metrics = fetch_numbers(results)
         self._results.publish(step, metrics, time.monotonic() - started, saved, checkpointed=True)
-        self._tally.evaluation = step, metrics
+        self._counters.evaluation = step, metrics
         return True

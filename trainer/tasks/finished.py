@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.spec import Cluster
+from trainer.cluster.remote_commands import COMING_SECONDS, shut_down_servers
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.program import load_program
 from trainer.core.states import Phase, RunState
@@ -20,7 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def complete_finished(
-    directory: RunDirectory, config: Config, cluster: Cluster, step: int, notifier: Notifier, *, ends_servers: bool
+    directory: RunDirectory,
+    config: Config,
+    cluster: ClusterConfig,
+    step: int,
+    notifier: Notifier,
+    *,
+    ends_servers: bool,
 ) -> None:
     """Do what the process that finished the run at this step could not; raises Infrastructure.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.spec import JOBS, Cluster, naming
+from trainer.cluster.spec import JOBS, ClusterConfig, naming
 from trainer.core.config import ConfigError
 
 HOSTS = {job: f"{job}_hosts" for job in JOBS}
@@ -34,13 +34,13 @@ def with_hyphens(argument: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
-def refuse_task_flags(options: argparse.Namespace) -> None:
+def reject_task_flags(options: argparse.Namespace) -> None:
     """Raise ConfigError when a task's flag stands before a command, which would not heed it."""
     if given := given_flags(options):
         raise ConfigError(f"{given[0]} is for a task, and {options.command} is a command: leave one of them out")
 
 
-def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) -> Cluster:
+def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) -> ClusterConfig:
     """Return the cluster of the flags or of TF_CONFIG; raises ConfigError when they say different things."""
     flags = cluster_from_flags(options)
     if "TF_CONFIG" not in environment:
@@ -50,7 +50,7 @@ def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) ->
                 "(or say it with --chief-hosts ... or --cluster FILE; or use: local)"
             )
         return flags
-    cluster = Cluster.from_tf_config(environment["TF_CONFIG"])
+    cluster = ClusterConfig.from_tf_config(environment["TF_CONFIG"])
     if source := environment.get("TRAINER_MEMBERS"):
         cluster = replace(cluster, source=Path(source))
     if flags is not None and (difference := differ(cluster, flags)):
@@ -58,7 +58,7 @@ def read_cluster(options: argparse.Namespace, environment: Mapping[str, str]) ->
     return cluster
 
 
-def cluster_from_flags(options: argparse.Namespace) -> Cluster | None:
+def cluster_from_flags(options: argparse.Namespace) -> ClusterConfig | None:
     """Return what the flags say, or None when there is none; raises ConfigError, naming the flag."""
     given = given_flags(options)
     if not given:
@@ -76,7 +76,7 @@ def cluster_from_flags(options: argparse.Namespace) -> Cluster | None:
     if index is None and isinstance(members, list) and len(members) > 1:
         raise ConfigError(f"--task-index is missing: there are {len(members)} members of the job {job}, counted from 0")
     with naming(f"--cluster {file}" if file else "the flags"):
-        return Cluster.checked(jobs, job, index or 0)
+        return ClusterConfig.checked(jobs, job, index or 0)
 
 
 def read_file(path: Path, job: str, index: int | None) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def option(key: str) -> str:
     return "--" + key.replace("_", "-")
 
 
-def differ(cluster: Cluster, flags: Cluster) -> str:
+def differ(cluster: ClusterConfig, flags: ClusterConfig) -> str:
     """Say the first difference between TF_CONFIG and the flags, or nothing."""
     if cluster.task != flags.task:
         return f"TF_CONFIG says task {cluster.job} {cluster.index}, the flags say {flags.job} {flags.index}"

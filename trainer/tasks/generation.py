@@ -14,20 +14,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.contracts import Strategy
 from trainer.core.failures import Stopped
 from trainer.core.memory_limit import check_room
 from trainer.core.states import Phase, RunState
 from trainer.core.variables import bytes_of, flatten
+from trainer.run.callback_store import CallbackStore
 from trainer.run.lease import check_lease
-from trainer.run.memory import Memory
 from trainer.tasks.run_context import RunContext
-from trainer.tasks.waits import POLL_SECONDS, wait_for_data_service
+from trainer.tasks.waits import WAIT_POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import render_metrics
 from trainer.training.data_service import DataService
 from trainer.training.declared_tables import name_declared_tables
-from trainer.training.evaluation import make_evaluation, refuse_best_metric
+from trainer.training.evaluation import make_evaluation, reject_best_metric
 from trainer.training.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.export_trial import try_export
 from trainer.training.handover import Handover
@@ -56,7 +56,7 @@ class Generation:
     runner: StepRunner
     controller: Controller
     callbacks: list[Any]
-    memory: Memory
+    store: CallbackStore
     """What callbacks remember."""
 
     def restore(self, model_bytes: int | None) -> None:
@@ -72,7 +72,7 @@ class Generation:
             except OSError as error:  # training goes on where it can
                 log.warning("cannot write down the state: %s", error)
         if controller.step:
-            context.progress.tally.restore_seconds = time.monotonic() - began
+            context.progress.counters.restore_seconds = time.monotonic() - began
 
     def train(self) -> str:
         """Train to the last step, and evaluate; returns what the log says of an end before it. Raises Stopped."""
@@ -92,11 +92,11 @@ class Generation:
     def _train_with_api(self) -> bool:
         """Train with the API of the settings; returns False when a callback ended the training before its last step."""
         config, callbacks, controller = self.context.config, self.callbacks, self.controller
-        model, memory = self.runner.model, self.memory
+        model, store = self.runner.model, self.store
         with_fit = config.api == "fit"
         # At the end averages are taken for weights, and callbacks may put back the best ones.
         has_end = bool(callbacks or keras_of(model).averaged())
-        epochs = Epochs(config, callbacks, self.runner, controller, memory) if with_fit or callbacks else None
+        epochs = Epochs(config, callbacks, self.runner, controller, store) if with_fit or callbacks else None
         is_over = controller.done if epochs is None else epochs.are_over
         if is_over and (not has_end or controller.final):
             return bool(controller.done)
@@ -113,10 +113,10 @@ class Generation:
         return bool(controller.done)
 
 
-def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, DataService | None]:
+def form_strategy(context: RunContext, cluster: ClusterConfig) -> tuple[Strategy, DataService | None]:
     """Make the strategy on the members of this cluster, and the data service that it reads from."""
     config, progress, membership = context.config, context.progress, context.membership
-    service = DataService.of(config, cluster)
+    service = DataService.from_config(config, cluster)
     if service is not None:
         wait_for_data_service(config, cluster, context.stopping, progress)
     context.phases.enter(Phase.COMPILING)
@@ -125,8 +125,8 @@ def form_strategy(context: RunContext, cluster: Cluster) -> tuple[Strategy, Data
     strategy = make_strategy(config, cluster, membership.processes if membership else None)
     context.stopping.listen(lambda: context.phases.phase in (Phase.COMPILING, Phase.RESTORING))
     progress.enter(RunState.WAITING, "building the model")
-    progress.tally.workers = name_workers(context, cluster)
-    progress.tally.servers = membership.servers if membership else ()
+    progress.counters.workers = name_workers(context, cluster)
+    progress.counters.servers = membership.servers if membership else ()
     return strategy, service
 
 
@@ -140,14 +140,14 @@ def with_declared_tables(context: RunContext) -> RunContext:
     return dataclasses.replace(context, config=config)
 
 
-def name_workers(context: RunContext, cluster: Cluster) -> list[str]:
+def name_workers(context: RunContext, cluster: ClusterConfig) -> list[str]:
     """Name the tasks that train, in the order in which calls number their workers."""
     if not context.config.traits.remote:
         return [cluster.task]
     return context.membership.workers if context.membership else [f"worker-{n}" for n in range(cluster.workers)]
 
 
-def make_handover(context: RunContext, cluster: Cluster) -> Handover | None:
+def make_handover(context: RunContext, cluster: ClusterConfig) -> Handover | None:
     """Look at what an earlier coordinator has left on the ps; None where no later one could come."""
     if not context.config.traits.remote or context.membership is None:
         return None
@@ -159,7 +159,7 @@ def make_handover(context: RunContext, cluster: Cluster) -> Handover | None:
 
 def make_runner(
     context: RunContext,
-    cluster: Cluster,
+    cluster: ClusterConfig,
     strategy: Strategy,
     service: DataService | None,
     handover: Handover | None,
@@ -173,7 +173,7 @@ def make_runner(
     return LocalStepRunner(config, program, strategy, service, newest, member)
 
 
-def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> int | None:
+def measure_model(context: RunContext, cluster: ClusterConfig, runner: StepRunner) -> int | None:
     """Report what of the model lies on each ps; returns its bytes, None where it lies in this process.
 
     Raises UserError where the model is to be exported, and this host has no room for its largest shard.
@@ -193,16 +193,16 @@ def measure_model(context: RunContext, cluster: Cluster, runner: StepRunner) -> 
 
 def build_generation(
     context: RunContext,
-    cluster: Cluster,
+    cluster: ClusterConfig,
     strategy: Strategy,
     runner: StepRunner,
     handover: Handover | None,
-    memory: Memory,
+    store: CallbackStore,
     began: float,
 ) -> Generation:
     """Wire what trains the runner's model. `began` (of time.monotonic) is when the time without training began."""
     config, program, progress = context.config, context.program, context.progress
-    progress.tally.step_examples = runner.step_examples
+    progress.counters.step_examples = runner.step_examples
     with strategy.scope():
         callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
     if config.input_new_files_seconds:
@@ -210,7 +210,7 @@ def build_generation(
     if config.export and progress.leads:
         try_export(program, context.directory, runner.element_spec)
     evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
-    refuse_best_metric(config, evaluate, runner.model, runner.output_names)
+    reject_best_metric(config, evaluate, runner.model, runner.output_names)
     read_weights = partial(read_initial_weights, config, program, runner)
     controller = Controller(
         config,
@@ -228,7 +228,7 @@ def build_generation(
         read_initial_weights=read_weights if config.initial_weights else None,
         for_callbacks=config.api == "fit" or bool(callbacks),
     )
-    return Generation(context, runner, controller, callbacks, memory)
+    return Generation(context, runner, controller, callbacks, store)
 
 
 def finish_run(generation: Generation, steps: int, seconds: float, ended: str, began: float) -> None:
@@ -260,7 +260,7 @@ def finish_run(generation: Generation, steps: int, seconds: float, ended: str, b
     progress.enter(RunState.FINISHED, ". ".join(filter(None, (ended.lstrip(", "), not_exported(config.run, error)))))
     if in_step:
         # The others look for this; one that still looks when the chief is gone would report its loss as an error.
-        time.sleep(2 * POLL_SECONDS)
+        time.sleep(2 * WAIT_POLL_SECONDS)
     shown = render_metrics(controller.values)
     log.info(
         "run %s finished: %s trained to step %d%s; %d steps in %.1f s (%.4g steps/s), %.1f s in all; "

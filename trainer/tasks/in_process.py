@@ -8,7 +8,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
+from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig, free_addresses
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED
 from trainer.core.runtime import prepare_tensorflow
@@ -52,7 +52,7 @@ def run_in_process(
     return run_evaluator(config, Notifier(), lambda: config) if code == FINISHED and evaluator else code
 
 
-def start_cluster(strategy: str, workers: int, servers: int, data: int = 0) -> Cluster:
+def start_cluster(strategy: str, workers: int, servers: int, data: int = 0) -> ClusterConfig:
     """Start those of the strategy's servers that are missing; returns the cluster, with this process as its chief.
 
     With `data` there is a data service of so many data workers, or of more that an earlier training had.
@@ -74,7 +74,7 @@ def start_cluster(strategy: str, workers: int, servers: int, data: int = 0) -> C
     if data:
         start_data_service(data)
     service = {job: _addresses[job] for job in SERVICE_JOBS} if data else {}
-    cluster = Cluster(jobs, "chief", 0, service)
+    cluster = ClusterConfig(jobs, "chief", 0, service)
     cluster.check_strategy(strategy)
     return cluster
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.spec import SERVICE_JOBS, Cluster, free_addresses
+from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig, free_addresses
 from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
 from trainer.core.runtime import NO_GPU, PS_ENVIRONMENT
 from trainer.core.strategies import STRATEGIES
@@ -23,7 +23,7 @@ from trainer.process.fork_server import PARENT, ForkServer
 from trainer.process.gpus import list_gpus, share_gpus
 from trainer.run.directory import RunDirectory
 from trainer.run.selection import apply_selection, sweep_or_none
-from trainer.tasks.local_supervisor import Supervisor, Task, say
+from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask, say
 from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status
 
@@ -101,7 +101,7 @@ def setting(key: str, text: str) -> Any:
     return text
 
 
-def refuse_missing_libraries() -> None:
+def reject_missing_libraries() -> None:
     """Raise ConfigError where this Python lacks what each task imports: they would be started again for ever."""
     if missing := [name for name in LIBRARIES if find_spec(name) is None]:
         raise ConfigError(
@@ -112,7 +112,7 @@ def refuse_missing_libraries() -> None:
 
 def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Start the tasks, keep them alive and return the coordinator's exit code."""
-    refuse_missing_libraries()
+    reject_missing_libraries()
     keys = {field.name for field in dataclasses.fields(Config)}
     settings = {key: value for key, value in vars(options).items() if key in keys}
     settings["shared_dir"] = absolute_path(settings["shared_dir"])
@@ -155,7 +155,7 @@ def run_supervised(
         forks = ForkServer(started) if started else ForkServer(Path(directory) / "forks", environment)
         try:
             tasks = make_tasks(config, path, jobs, evaluator, forks, metrics_port)
-            return Supervisor(tasks, forks, partial(is_done, config)).run()
+            return LocalSupervisor(tasks, forks, partial(is_done, config)).run()
         finally:
             forks.end()
 
@@ -222,7 +222,7 @@ def make_tasks(
     evaluator: bool,
     forks: ForkServer | None = None,
     metrics_port: int | None = None,
-) -> list[Task]:
+) -> list[LocalTask]:
     """Return the tasks with the same environment that Ansible renders for hosts; the coordinator is the last."""
     names = [(job, index) for job in (*SERVICE_JOBS, "ps", "worker") for index in range(len(jobs.get(job, [])))]
     names += [("evaluator", 0)] if evaluator else []
@@ -236,7 +236,7 @@ def make_tasks(
     gpus = gpus_of(names, config.strategy)
     tasks = []
     for job, index in names:
-        cluster = Cluster.checked(jobs, job, index)
+        cluster = ClusterConfig.checked(jobs, job, index)
         environment = {**os.environ, "TF_CONFIG": cluster.as_tf_config(), "TRAINER_SETTINGS": str(settings)}
         environment.setdefault("DATA_DIR", data_dir(config))
         if job == "ps":
@@ -244,7 +244,7 @@ def make_tasks(
         environment |= metrics_at(metrics_port, scraped.index((job, index))) | gpus.get((job, index), {})
         for inherited in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
             environment.pop(inherited, None)
-        tasks.append(Task(cluster.task, command, environment, cluster.trains, forks))
+        tasks.append(LocalTask(cluster.task, command, environment, cluster.trains, forks))
     return tasks
 
 

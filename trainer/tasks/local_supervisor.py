@@ -46,7 +46,7 @@ class Restarts:
         return self._due is not None and now >= self._due
 
 
-class Task:
+class LocalTask:
     """One task's process, started again by the supervisor as systemd would."""
 
     def __init__(
@@ -101,11 +101,11 @@ class Task:
                 self.process.send_signal(number)
 
 
-class Supervisor:
+class LocalSupervisor:
     """Keeps tasks alive until the training is done or someone asks to stop."""
 
     def __init__(
-        self, tasks: list[Task], forks: ForkServer | None = None, is_done: Callable[[], bool] = lambda: True
+        self, tasks: list[LocalTask], forks: ForkServer | None = None, is_done: Callable[[], bool] = lambda: True
     ) -> None:
         """Take the tasks, the coordinator as the last; other tasks that train end with it, in their own time.
 
@@ -166,7 +166,7 @@ class Supervisor:
                 return STOPPED if self._chief.code is None else self._chief.code
             time.sleep(POLL_SECONDS)
 
-    def _end_of(self, task: Task) -> int | None:
+    def _end_of(self, task: LocalTask) -> int | None:
         """Return a task's exit code once it has ended: CRASHED for a coordinator that left with 0, unfinished."""
         code = task.poll()
         if task is self._chief and code == FINISHED and not self._is_done():
@@ -174,11 +174,11 @@ class Supervisor:
             task.code = code = CRASHED
         return code
 
-    def _ends_all(self, task: Task, code: int) -> bool:
+    def _ends_all(self, task: LocalTask, code: int) -> bool:
         """Return whether the others have nothing left to do: for a member that trains they would wait for ever."""
         return (task is self._chief and final(code)) or (task in self._trainers and code == USER_ERROR)
 
-    def _wait_for(self, tasks: list[Task], seconds: float) -> None:
+    def _wait_for(self, tasks: list[LocalTask], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         for task in tasks:
             while task.poll() is None and task.alive and time.monotonic() < deadline and not self._stops:

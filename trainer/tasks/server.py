@@ -2,7 +2,7 @@
 
 What it computes, TensorFlow tells it. When to end, the run's state record does: a finished run needs no servers, and a
 member that can no longer be used is asked for a new process. Where it sees no such record, because the chief alone has
-the run directory, the coordinator sends it a command (trainer/cluster/commands.py).
+the run directory, the coordinator sends it a command (trainer/cluster/remote_commands.py).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from trainer.cluster.commands import ASKED, received
 from trainer.cluster.fence import limit_waits
 from trainer.cluster.growth import Growing
 from trainer.cluster.probe import answers, incarnation
-from trainer.cluster.spec import Cluster
+from trainer.cluster.remote_commands import ASKED, received
+from trainer.cluster.spec import ClusterConfig
 from trainer.cluster.way_probe import Ways
 from trainer.cluster.ways import CHIEF, targets
 from trainer.core.config import Config, ConfigError
@@ -37,7 +37,7 @@ SELF_CHECK_SECONDS = 10.0
 # A call that waits for a ps which froze or lost its network holds a thread, for as long as that lasts: with
 # TensorFlow's default, one a core, a server of few cores would soon have none left, not even to say that it lives.
 THREADS = 32
-LOOK_SECONDS = 1.0
+RUN_POLL_SECONDS = 1.0
 # The coordinator is to be the first to find that a member is silent.
 MARGIN_SECONDS = 1.0
 STALE = "restarting: the shared path's file handle is stale, and must be mounted again"
@@ -48,7 +48,7 @@ EXPORTING = ", and its model is not exported yet"
 EXPORT_LOOKS = 600  # a coordinator whose host is gone exports nothing
 
 
-def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Config]) -> None:
+def run_server(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[], Config]) -> None:
     """Serve until the process is ended, or the run ends it; `selected` reads the settings of the run.
 
     It sets no signal handler, since `join` would never run one.
@@ -82,7 +82,7 @@ def run_server(cluster: Cluster, notifier: Notifier, selected: Callable[[], Conf
 
 def others_of(growing: Growing) -> dict[str, str]:
     """Return whom this server exchanges tensors with (task to address), also those that were added since it started."""
-    growing.look(time.monotonic())
+    growing.poll(time.monotonic())
     cluster = growing.cluster
     return targets(cluster.task, {**cluster.servers, CHIEF: cluster.jobs["chief"][0]})
 
@@ -143,7 +143,7 @@ def follow(
             if why == STALE:
                 notifier.restart_unit()
             os._exit(notifier.ends(code))
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RUN_POLL_SECONDS)
 
 
 def keep_limited(settings: LastRead) -> None:
@@ -155,7 +155,7 @@ def keep_limited(settings: LastRead) -> None:
     while True:
         if settings.config is not None:
             limit_waits(settings.config.heartbeat_timeout_seconds + MARGIN_SECONDS)
-        time.sleep(LOOK_SECONDS)
+        time.sleep(RUN_POLL_SECONDS)
 
 
 def ending(

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from trainer.cluster.commands import COMING_SECONDS, shut_down_servers
-from trainer.cluster.spec import Cluster
+from trainer.cluster.remote_commands import COMING_SECONDS, shut_down_servers
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
 from trainer.core.signals import MAKE_ROOM, StopRequest, leave_when_asked
@@ -27,7 +27,7 @@ from trainer.telemetry.status import read_status
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0  # before the next try to write to a shared path that is full
-LOOK_SECONDS = 2.0  # whether the run must make room for the next
+YIELD_POLL_SECONDS = 2.0  # whether the run must make room for the next
 
 
 class Limit:
@@ -41,13 +41,13 @@ class Limit:
 
     def watch(self) -> None:
         """Look in a thread, which ends with `give_up` or the process."""
-        threading.Thread(target=self._look, name="queue", daemon=True).start()
+        threading.Thread(target=self._poll, name="queue", daemon=True).start()
 
     def give_up(self) -> None:
         self._over.set()
 
-    def _look(self) -> None:
-        while not self._over.wait(LOOK_SECONDS):
+    def _poll(self) -> None:
+        while not self._over.wait(YIELD_POLL_SECONDS):
             why = None
             with contextlib.suppress(ConfigError, OSError):  # what can't be read now ends nothing
                 sweep = selected_sweep(self._config)
@@ -61,7 +61,7 @@ class Limit:
 
 def train_point(
     config: Config,
-    cluster: Cluster,
+    cluster: ClusterConfig,
     notifier: Notifier,
     collector: MetricsCollector | None = None,
     notifications: Notifications | None = None,
@@ -104,7 +104,7 @@ def train_point(
 def leave_point(
     sweep: Sweep,
     config: Config,
-    cluster: Cluster,
+    cluster: ClusterConfig,
     notifier: Notifier,
     code: int,
     stopping: Callable[[], bool],
@@ -165,7 +165,9 @@ def await_choice(config: Config, notifier: Notifier, stopping: Callable[[], bool
     return True
 
 
-def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier, stopping: Callable[[], bool]) -> int:
+def go_on(
+    sweep: Sweep, config: Config, cluster: ClusterConfig, notifier: Notifier, stopping: Callable[[], bool]
+) -> int:
     """Ask for the process of the next point, or say that there is none; returns the exit code."""
     if cluster.job != "chief" and not await_choice(config, notifier, stopping):
         return STOPPED
@@ -192,7 +194,7 @@ def go_on(sweep: Sweep, config: Config, cluster: Cluster, notifier: Notifier, st
     return FINISHED
 
 
-def end_point(sweep: Sweep, config: Config, cluster: Cluster, code: int, why: str | None = None) -> None:
+def end_point(sweep: Sweep, config: Config, cluster: ClusterConfig, code: int, why: str | None = None) -> None:
     """Write down what became of the point; of one that has finished the chief does so."""
     if code == USER_ERROR:
         message = read_status(RunDirectory(config.shared_dir, config.run)).message

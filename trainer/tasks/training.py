@@ -10,13 +10,13 @@ from typing import Any
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.formation import MembershipChanged
 from trainer.cluster.membership import Membership
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.contracts import Program
 from trainer.core.failures import (
+    CheckpointMismatch,
     EmptyPart,
     Infrastructure,
-    Misfit,
     Stopped,
     UserError,
     explain,
@@ -41,12 +41,14 @@ FREED_SECONDS = THREADS_SECONDS = 5.0
 HEAR_SECONDS = 3.0  # TensorFlow is faster than the heartbeat
 GENERATIONS_IN_VAIN = 3  # generations in a row that trained nothing, after which a new process may do better
 # A process keeps each generation's functions, and gives them to each worker that is taken in (keep_function).
-MOST_GENERATIONS = 50
+MAX_GENERATIONS = 50
 
 
-def train(config: Config, cluster: Cluster, program: Program, directory: RunDirectory, progress: Progress) -> None:
+def train(
+    config: Config, cluster: ClusterConfig, program: Program, directory: RunDirectory, progress: Progress
+) -> None:
     """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
-    Training(config, cluster, program, directory, progress, Phases.of(config, progress.phase)).run()
+    Training(config, cluster, program, directory, progress, Phases.from_config(config, progress.phase)).run()
 
 
 class Training:
@@ -55,7 +57,7 @@ class Training:
     def __init__(
         self,
         config: Config,
-        cluster: Cluster,
+        cluster: ClusterConfig,
         program: Program,
         directory: RunDirectory,
         progress: Progress,
@@ -68,7 +70,7 @@ class Training:
             config, program, directory, progress, phases, membership, lease, stopping or StopRequest()
         )
         self._cluster = cluster
-        self._memory: Any = None
+        self._store: Any = None
         self._began = time.monotonic()
         self._runner: Any = None
         self._controller: Any = None
@@ -134,7 +136,7 @@ class Training:
         An optimizer of the program's own may name what it keeps by the shards of a table, or by numbers that TensorFlow
         counts in each process. Raises Infrastructure where this process has trained a generation: another may fit.
         """
-        if not isinstance(error, Misfit) or self._context.membership is None:
+        if not isinstance(error, CheckpointMismatch) or self._context.membership is None:
             return ""
         if self._generations > 1:
             raise Infrastructure(f"{error}; it may fit in a new process, which numbers its variables from the start")
@@ -190,7 +192,7 @@ class Training:
         """Free what lies on the servers, where the next generation makes it again; returns why that can't be done."""
         from trainer.training.release_resources import freed, release_iterators
 
-        if self._generations >= MOST_GENERATIONS:
+        if self._generations >= MAX_GENERATIONS:
             return f"this process keeps what {self._generations} generations have traced"
         iterators = self._runner.close()
         if iterators is not None and not iterators.are_unused(THREADS_SECONDS):
@@ -198,7 +200,7 @@ class Training:
         if self._handover is not None:
             self._handover.release()
         self._runner = self._controller = self._handover = None
-        self._context.progress.tally.forget_data()
+        self._context.progress.counters.forget_data()
         gc.collect()
         if not freed(FREED_SECONDS):
             return "the servers do not free what this generation left there"
@@ -206,23 +208,23 @@ class Training:
             release_iterators(iterators)
         return ""
 
-    def _train_generation(self, cluster: Cluster, began: float) -> None:
+    def _train_generation(self, cluster: ClusterConfig, began: float) -> None:
         """Make the strategy and the model, restore, train, and finish the run."""
         # They import TensorFlow, which a process has loaded by now, and not before.
-        from trainer.run.memory import Memory
+        from trainer.run.callback_store import CallbackStore
         from trainer.tasks import generation as wiring
 
         strategy, service = wiring.form_strategy(self._context, cluster)
-        if self._memory is None:
+        if self._store is None:
             self._context = wiring.with_declared_tables(self._context)
         context = self._context
         directory, progress, phases = context.directory, context.progress, context.phases
-        self._memory = self._memory or Memory(directory, progress.post, progress.leads)
+        self._store = self._store or CallbackStore(directory, progress.post, progress.leads)
         self._handover = wiring.make_handover(context, cluster)
         runner = wiring.make_runner(context, cluster, strategy, service, self._handover)
         model_bytes = wiring.measure_model(context, cluster, runner)
         self._runner = runner  # from here on an error may be fixed in this process
-        generation = wiring.build_generation(context, cluster, strategy, runner, self._handover, self._memory, began)
+        generation = wiring.build_generation(context, cluster, strategy, runner, self._handover, self._store, began)
         self._controller = controller = generation.controller
         generation.restore(model_bytes)
         first, trained_from = controller.step, time.monotonic()

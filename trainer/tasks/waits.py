@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
+from trainer.cluster.draining import away_for_a_reboot
 from trainer.cluster.formation import names
-from trainer.cluster.leaving import away_for_a_reboot
 from trainer.cluster.probe import SERVICE_METHODS, silent
 from trainer.cluster.rendezvous import gather
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, Stopped, UserError
 from trainer.core.signals import StopRequest, end_when_asked
@@ -18,12 +18,12 @@ from trainer.run.directory import RunDirectory
 from trainer.telemetry.progress import Progress
 
 log = logging.getLogger(__name__)
-POLL_SECONDS = 0.5
+WAIT_POLL_SECONDS = 0.5
 REMIND_SECONDS = 30.0
 END_SECONDS = 600.0
 
 
-def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, progress: Progress) -> None:
+def wait_for_members(config: Config, cluster: ClusterConfig, directory: RunDirectory, progress: Progress) -> None:
     """Wait until every other member is present, naming those that aren't; a membership waits for its own.
 
     The constructors of strategies would wait as well, but for ever and without a word.
@@ -46,12 +46,12 @@ def wait_for_members(config: Config, cluster: Cluster, directory: RunDirectory, 
     else:
         while missing := silent(cluster.servers):
             on_missing(missing)
-            time.sleep(POLL_SECONDS)
+            time.sleep(WAIT_POLL_SECONDS)
     log.info("all %d other members are present", len(cluster.servers))
     end_when_asked()
 
 
-def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopRequest, progress: Progress) -> None:
+def wait_for_data_service(config: Config, cluster: ClusterConfig, stopping: StopRequest, progress: Progress) -> None:
     """Wait until the dispatcher and a data worker are there, naming who isn't: TensorFlow would wait without a word.
 
     Raises UserError when the user's limit to the waiting is over, in which a planned reboot does not count.
@@ -80,7 +80,7 @@ def wait_for_data_service(config: Config, cluster: Cluster, stopping: StopReques
                 f"waited {seconds:.0f} s (member_wait_timeout_seconds) for the data service, and {message}: the "
                 "dispatcher and one data worker must be present. Start them, or set input: local"
             )
-        time.sleep(POLL_SECONDS)
+        time.sleep(WAIT_POLL_SECONDS)
 
 
 def wait_for_the_end(directory: RunDirectory, config: Config, step: int, stopping: StopRequest) -> None:
@@ -92,5 +92,5 @@ def wait_for_the_end(directory: RunDirectory, config: Config, step: int, stoppin
             raise Stopped
         if time.monotonic() > deadline:  # ending as if finished, the chief's next start would wait for this member
             raise Infrastructure(f"the chief has not finished the run {limit:.0f} s after its last step")
-        time.sleep(POLL_SECONDS)
+        time.sleep(WAIT_POLL_SECONDS)
     log.info("run %s: trained to step %d", config.run, step)

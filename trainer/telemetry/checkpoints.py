@@ -26,7 +26,7 @@ def rules_of(directory: RunDirectory) -> Retention | None:
     try:
         settings = (read_record(directory.settings) or {}).get("settings") or {}
         known = {field.name for field in dataclasses.fields(Config)}
-        return Retention.of(Config.from_dict({key: value for key, value in settings.items() if key in known}))
+        return Retention.from_config(Config.from_dict({key: value for key, value in settings.items() if key in known}))
     except (ConfigError, ValueError):
         return None
 

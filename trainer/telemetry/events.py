@@ -52,10 +52,10 @@ class EventLog:
     def count(self) -> None:
         """Have those counted that exist already, before what is written next."""
 
-        def look() -> None:
+        def count() -> None:
             self.counts = count_events(self._path)
 
-        self._post(look)
+        self._post(count)
 
     def write(
         self,

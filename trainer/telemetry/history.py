@@ -30,8 +30,8 @@ from trainer.telemetry.events import append, at_once
 from trainer.telemetry.goodput import KINDS
 
 log = logging.getLogger(__name__)
-MOST_BYTES = 6 * 2**20
-MOST_CHANGES = 4000  # of members' states and of placements, the last ones
+MAX_BYTES = 6 * 2**20
+MAX_CHANGES = 4000  # of members' states and of placements, the last ones
 LEDGER_SECONDS = 1.0
 WORKER_STEPS_SECONDS = 30.0
 Placed = tuple[int, Mapping[str, Any]]  # a line, and its place in the file
@@ -98,7 +98,7 @@ class History:
 
     def _append(self, line: str) -> None:
         append(self._path, line)
-        thin_file(self._path, MOST_BYTES)
+        thin_file(self._path, MAX_BYTES)
 
 
 def ledger_fields(ledger: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def thin(lines: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     for place, line in enumerate(lines):
         kind = "numbers" if "step" in line else "gave" if "gave" in line else "others"
         kinds["changes" if line.keys() & {"members", "placed", "batch"} else kind].append((place, line))
-    older, kept = kinds["changes"][:-MOST_CHANGES], kinds["changes"][-MOST_CHANGES:]
+    older, kept = kinds["changes"][:-MAX_CHANGES], kinds["changes"][-MAX_CHANGES:]
     if older:
         states = {task: state for _, line in older for task, state in (line.get("members") or {}).items()}
         last = {key: value for _, line in older for key, value in line.items()}

@@ -11,14 +11,14 @@ SAMPLED = 32  # ids of a step
 TAKE_SECONDS = 0.25  # steps that end sooner after the last one are passed over
 STEPS = 128  # lately: so many steps
 HOT = 0.01  # of the lookups, from which on a key is hot
-LEAST_SEEN = 5  # times among the samples: fewer may be chance
-MOST_HOT = 5
-MOST_TABLES = 5  # that text names
+MIN_SIGHTINGS = 5  # times among the samples: fewer may be chance
+MAX_HOT_KEYS = 5
+MAX_TABLES = 5  # that text names
 Owners = Callable[[Sequence[int]], Sequence[int]]  # the ps that has each row
 
 
 @dataclasses.dataclass(frozen=True)
-class Sample:
+class LookupSample:
     """Of a step: how many ids its lookups in a table had, how many rows it asked for, and some of both."""
 
     ids: int
@@ -32,9 +32,9 @@ class Lately:
 
     def __init__(self, owners: Owners) -> None:
         self._owners = owners
-        self._samples: collections.deque[Sample] = collections.deque(maxlen=STEPS)
+        self._samples: collections.deque[LookupSample] = collections.deque(maxlen=STEPS)
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample: LookupSample) -> None:
         if sample.ids:
             self._samples.append(sample)
 
@@ -50,8 +50,8 @@ class Lately:
         by_ps = collections.Counter[int]()
         for server, count in zip(self._owners(list(rows)), rows.values(), strict=True):
             by_ps[server] += count
-        least, count = max(LEAST_SEEN, HOT * ids.total()), len(self._samples)
-        most = [(key, times) for key, times in ids.most_common(MOST_HOT) if times >= least]
+        least, count = max(MIN_SIGHTINGS, HOT * ids.total()), len(self._samples)
+        most = [(key, times) for key, times in ids.most_common(MAX_HOT_KEYS) if times >= least]
         return {
             "ids_per_step": round(sum(each.ids for each in self._samples) / count, 1),
             "rows_per_step": round(sum(each.rows for each in self._samples) / count, 1),
@@ -73,7 +73,7 @@ class Lookups:
     def is_due(self, now: float) -> bool:
         return now - self._taken >= TAKE_SECONDS
 
-    def take(self, samples: Sequence[Sample], now: float) -> None:
+    def add_samples(self, samples: Sequence[LookupSample], now: float) -> None:
         """Take a step's samples, a table each, at this time in seconds."""
         self._taken = now
         for table, sample in zip(self._tables.values(), samples, strict=True):
@@ -87,7 +87,7 @@ class Lookups:
 
 def describe_lookups(lookups: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say in a line each what steps ask of the tables, of many those of which they ask the most."""
-    most = sorted(lookups.items(), key=lambda one: -one[1]["rows_per_step"])[:MOST_TABLES]
+    most = sorted(lookups.items(), key=lambda one: -one[1]["rows_per_step"])[:MAX_TABLES]
     return [f"{name}, {describe_asked(asked)}" for name, asked in most]
 
 

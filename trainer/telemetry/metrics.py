@@ -14,15 +14,15 @@ from typing import Any
 
 from trainer import __version__
 from trainer.core.states import RunState
+from trainer.telemetry.counters import Counters, Histogram
 from trainer.telemetry.events import FAULTS
 from trainer.telemetry.goodput import KINDS
 from trainer.telemetry.progress import Progress
 from trainer.telemetry.resources import gpu_use
-from trainer.telemetry.tally import Histogram, Tally
 
 STATES = (RunState.WAITING, RunState.TRAINING, RunState.STOPPED, RunState.FINISHED, RunState.FAILED)
 # A program may have a metric for each of its classes: Prometheus keeps a series for each.
-MOST_METRICS = 100
+MAX_METRICS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +105,12 @@ class MetricsCollector:
         self._restarts = restarts
         self._release = release or ""
         self._run = ""
-        self._tally: Tally | None = None
+        self._counters: Counters | None = None
         self._progress: Progress | None = None
 
-    def of(self, run: str, tally: Tally, progress: Progress | None = None) -> None:
+    def report_on(self, run: str, counters: Counters, progress: Progress | None = None) -> None:
         """Tell of this run from now on; an evaluator has no progress of its own."""
-        self._run, self._tally, self._progress = run, tally, progress
+        self._run, self._counters, self._progress = run, counters, progress
 
     def collect(self) -> Iterator[Any]:
         """Yield each metric that there are numbers of, in the order of the table."""
@@ -140,8 +140,8 @@ class MetricsCollector:
             yield "psfleet_task_gpu_memory_used_bytes", (), use.memory
         if self._progress is not None:
             yield from of_progress(self._progress)
-        if self._tally is not None:
-            yield from of_tally(self._tally, self._member_states)
+        if self._counters is not None:
+            yield from of_tally(self._counters, self._member_states)
 
 
 def of_progress(progress: Progress) -> Iterator[Sample]:
@@ -157,22 +157,22 @@ def of_progress(progress: Progress) -> Iterator[Sample]:
         yield "psfleet_time_seconds_total", (kind,), round(ledger[kind] - kept.taken_up[kind], 3)
     values = {**({} if status.loss is None else {"loss": status.loss}), **status.metrics}
     yield from by_metric("psfleet_training_metric", values)
-    tally = progress.tally
-    yield "psfleet_steps_total", (), tally.steps
-    yield "psfleet_examples_total", (), tally.examples
-    for worker, steps in tally.worker_steps.copy().items():
+    counters = progress.counters
+    yield "psfleet_steps_total", (), counters.steps
+    yield "psfleet_examples_total", (), counters.examples
+    for worker, steps in counters.worker_steps.copy().items():
         yield "psfleet_worker_steps_total", (worker,), steps
-    for worker, stale in tally.worker_stale.copy().items():
+    for worker, stale in counters.worker_stale.copy().items():
         yield "psfleet_worker_stale_updates_total", (worker,), stale
-        yield "psfleet_worker_stale_updates_max", (worker,), tally.worker_stale_max[worker]
-    for worker, seconds in tally.worker_input_wait.copy().items():
+        yield "psfleet_worker_stale_updates_max", (worker,), counters.worker_stale_max[worker]
+    for worker, seconds in counters.worker_input_wait.copy().items():
         yield "psfleet_worker_input_wait_seconds_total", (worker,), round(seconds, 3)
-    yield "psfleet_update_wait_seconds_total", (), tally.update_wait_seconds
-    yield from of_tables(tally.tables, status.lookups)
-    for kind, number in tally.files.items():
+    yield "psfleet_update_wait_seconds_total", (), counters.update_wait_seconds
+    yield from of_tables(counters.tables, status.lookups)
+    for kind, number in counters.files.items():
         yield ("psfleet_input_passes", (), number) if kind == "pass" else ("psfleet_input_files", (kind,), number)
-    yield "psfleet_step_seconds", (), tally.step_seconds
-    yield "psfleet_checkpoint_save_seconds", (), tally.save_seconds
+    yield "psfleet_step_seconds", (), counters.step_seconds
+    yield "psfleet_checkpoint_save_seconds", (), counters.save_seconds
     if progress.events.counts is not None:
         faults = dict(progress.events.counts)
         for kind in FAULTS:
@@ -194,35 +194,35 @@ def of_tables(tables: Mapping[str, Mapping[str, int]], lookups: Mapping[str, Map
         yield "psfleet_table_hot_key_ratio", (name,), asked["hot"][0][1] if asked["hot"] else 0.0
 
 
-def of_tally(tally: Tally, member_states: tuple[str, ...]) -> Iterator[Sample]:
+def of_tally(counters: Counters, member_states: tuple[str, ...]) -> Iterator[Sample]:
     """Yield what there is only once it is known."""
-    members, drained = tally.members() if tally.members else {}, tally.drained()
+    members, drained = counters.members() if counters.members else {}, counters.drained()
     for member, seen in members.items():
         for state in member_states:
             yield "psfleet_member_state", (member, state), float(seen.state == state)
         yield "psfleet_member_silence_seconds", (member,), seen.silence
     for member in sorted({*members, *drained}):
         yield "psfleet_member_drained", (member,), float(member in drained)
-    for source, row in tally.ways.items():
+    for source, row in counters.ways.items():
         for target, how in row.items():
             yield "psfleet_way_works", (source, target), float(not how.startswith("broken"))
-    if tally.checkpoint is not None:
-        yield "psfleet_checkpoint_step", (), tally.checkpoint.step
-        yield "psfleet_checkpoint_timestamp_seconds", (), tally.checkpoint.at
-        yield "psfleet_checkpoint_size_bytes", (), tally.checkpoint.size
-    yield "psfleet_restore_seconds", (), tally.restore_seconds
-    if tally.evaluation is not None:
-        step, metrics = tally.evaluation
+    if counters.checkpoint is not None:
+        yield "psfleet_checkpoint_step", (), counters.checkpoint.step
+        yield "psfleet_checkpoint_timestamp_seconds", (), counters.checkpoint.at
+        yield "psfleet_checkpoint_size_bytes", (), counters.checkpoint.size
+    yield "psfleet_restore_seconds", (), counters.restore_seconds
+    if counters.evaluation is not None:
+        step, metrics = counters.evaluation
         yield "psfleet_evaluation_step", (), step
         yield from by_metric("psfleet_evaluation_metric", metrics)
-    if tally.room is not None:
-        size, free = tally.room
+    if counters.room is not None:
+        size, free = counters.room
         yield "psfleet_shared_path_size_bytes", (), size
         yield "psfleet_shared_path_free_bytes", (), free
 
 
 def by_metric(name: str, values: Mapping[str, float]) -> Iterator[Sample]:
-    for metric, value in list(values.items())[:MOST_METRICS]:
+    for metric, value in list(values.items())[:MAX_METRICS]:
         yield name, (metric,), value
 
 

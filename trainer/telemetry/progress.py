@@ -18,6 +18,7 @@ from trainer.core.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
+from trainer.telemetry.counters import Counters, NewestCheckpoint
 from trainer.telemetry.events import FAULTS, EventLog
 from trainer.telemetry.goodput import Ledger, describe_ledger
 from trainer.telemetry.history import History
@@ -26,7 +27,6 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.outlets.tensorboard import EventWriter, describe_settings, write_mark
 from trainer.telemetry.outlets.webhook import Notifications
 from trainer.telemetry.status import Status, read_status, render_metrics
-from trainer.telemetry.tally import Saved, Tally
 
 log = logging.getLogger(__name__)
 QUEUED = 1000
@@ -141,7 +141,7 @@ class Progress:
         self.events = EventLog(directory.event_log, self.post, self._mark)
         self.history = History(directory.history, self.post)
         self._page = page
-        self.tally = Tally()
+        self.counters = Counters()
         self._step_examples: int | None = None  # as the history has it
         self._looked_at = -math.inf
         self._config = config
@@ -165,7 +165,7 @@ class Progress:
             self._writes = self.leads
         if self.leads:
             self.events.count()
-            self.post(self._look)
+            self.post(self._poll_shared_path)
         self.events.write("started", host=socket.gethostname(), message=f"process {os.getpid()}")
 
     def _read(self) -> None:
@@ -214,11 +214,11 @@ class Progress:
                 self.status.without = members
                 self._show()
             if self._writes and self._notifications is not None:
-                self._notifications.without(self.status, self.tally.drained())
+                self._notifications.without(self.status, self.counters.drained())
 
     def ways(self, ways: dict[str, dict[str, str]]) -> None:
         """Say how the members reach each other."""
-        self.tally.ways = ways
+        self.counters.ways = ways
         with self._lock:
             if ways != self.status.ways:
                 self.status.ways = ways
@@ -231,11 +231,11 @@ class Progress:
 
     def saved(self, step: int, seconds: float) -> None:
         """Count a save; called by the thread that made it."""
-        self.tally.save_seconds.add(seconds)
-        self.tally.checkpoint = newest_checkpoint(self._directory, step) or self.tally.checkpoint
+        self.counters.save_seconds.add(seconds)
+        self.counters.checkpoint = newest_checkpoint(self._directory, step) or self.counters.checkpoint
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.tally.evaluation = step, dict(metrics)
+        self.counters.evaluation = step, dict(metrics)
 
     def exported(self, export: str) -> None:
         self.status.export = export
@@ -279,8 +279,8 @@ class Progress:
                 numbers = render_metrics(values)
                 log.info("step %d of %d, %.4g steps/s, %s", step, status.steps, steps_per_second, numbers)
             self._show()
-            if self.tally.step_examples and self.tally.step_examples != self._step_examples:
-                self._step_examples = self.tally.step_examples
+            if self.counters.step_examples and self.counters.step_examples != self._step_examples:
+                self._step_examples = self.counters.step_examples
                 self.history.batch(self._step_examples)
             self.history.numbers(step, steps_per_second, values, status.ledger)
             if self._page is not None:
@@ -288,11 +288,11 @@ class Progress:
 
     def _take_tally(self) -> None:
         """Show what is counted of workers, tables and data."""
-        status, tally = self.status, self.tally
+        status, counters = self.status, self.counters
         for task, each in status.workers.items():
-            each |= tally.staleness(task) | tally.waited(task)
-        status.tables, status.files = tally.table_rates(time.monotonic()), dict(tally.files)
-        status.lookups, status.data = tally.asked(), tally.data()
+            each |= counters.staleness(task) | counters.waited(task)
+        status.tables, status.files = counters.table_rates(time.monotonic()), dict(counters.files)
+        status.lookups, status.data = counters.asked(), counters.data()
 
     def _watch_numbers(self, step: int, values: Mapping[str, float]) -> None:
         """Warn once when numbers become NaN or infinite: every step from there on is in vain."""
@@ -346,14 +346,14 @@ class Progress:
         if not waits and not self._writer.post(self._write_status):
             self._unwritten = None
 
-    def _look(self) -> None:
+    def _poll_shared_path(self) -> None:
         """Learn what only the shared path says; on the thread that may wait for it."""
         self._looked_at = time.monotonic()
         try:
             space = os.statvfs(self._config.shared_dir)
-            self.tally.room = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-            if self.tally.checkpoint is None:
-                self.tally.checkpoint = newest_checkpoint(self._directory)
+            self.counters.room = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
+            if self.counters.checkpoint is None:
+                self.counters.checkpoint = newest_checkpoint(self._directory)
         except OSError as error:
             log.debug("cannot look at %s: %s", self._config.shared_dir, error)
 
@@ -366,14 +366,14 @@ class Progress:
         except OSError as error:
             log.warning("cannot write %s: %s", self._directory.status, error)
         if time.monotonic() - self._looked_at >= ROOM_SECONDS:
-            self._look()
+            self._poll_shared_path()
 
 
-def newest_checkpoint(directory: RunDirectory, step: int | None = None) -> Saved | None:
+def newest_checkpoint(directory: RunDirectory, step: int | None = None) -> NewestCheckpoint | None:
     """Return the newest checkpoint, or that of a step; None where it can't be read."""
     try:
         step = directory.catalogue.newest() if step is None else step
         manifest = None if step is None else Manifest.read(directory.catalogue.manifest(step))
     except (OSError, ValueError):
         return None
-    return None if manifest is None else Saved(manifest.step, manifest.created, sum(manifest.files.values()))
+    return None if manifest is None else NewestCheckpoint(manifest.step, manifest.created, sum(manifest.files.values()))

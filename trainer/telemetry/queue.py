@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.core.config import Config
 from trainer.core.states import RunState
-from trainer.run.queue import REMOVED, Entry, Queue
+from trainer.run.queue import REMOVED, Queue, QueueEntry
 from trainer.run.queue_changes import read_or_none
 from trainer.run.selection import read_selection
 from trainer.telemetry.status import lay_out, render_metrics
@@ -34,7 +34,7 @@ def read_queue(config: Config) -> dict[str, Any]:
     }
 
 
-def read_entry(queue: Queue, entry: Entry) -> dict[str, Any]:
+def read_entry(queue: Queue, entry: QueueEntry) -> dict[str, Any]:
     """Return one entry; of a sweep the state is that of its present run, or of the last that ended."""
     ends = queue.ends()
     points = [read_point(queue, point, ends.get(point.run)) for point in entry.points]

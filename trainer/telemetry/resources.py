@@ -25,7 +25,7 @@ from trainer.telemetry.history import thin_file
 
 log = logging.getLogger(__name__)
 FIRST_SECONDS, EVERY_SECONDS = 5.0, 60.0
-MOST_BYTES = 256 * 2**10
+MAX_BYTES = 256 * 2**10
 WORKERS = "TRAINER_METRICS_OF_WORKERS"  # the coordinator's environment: {"worker-0": "address:port", ...}
 ANSWER_SECONDS = 2.0
 DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -100,7 +100,7 @@ class Workers:
 
 def write_line(path: Path, taken: Mapping[str, float | None]) -> None:
     append(path, json.dumps({"t": round(time.time(), 1), **taken}, separators=(",", ":")))
-    thin_file(path, MOST_BYTES)
+    thin_file(path, MAX_BYTES)
 
 
 def read_process(address: str) -> list[float | None]:

@@ -20,7 +20,7 @@ from trainer.telemetry.events import describe_event, read_events
 from trainer.telemetry.goodput import describe_ledger
 from trainer.telemetry.lookups import describe_lookups
 
-MOST_ODD = 20  # ways that are named in a line
+MAX_WAYS_NAMED = 20  # ways that are named in a line
 DAMAGE = (AttributeError, TypeError, ValueError)
 
 
@@ -244,8 +244,8 @@ def describe_ways(ways: Mapping[str, Mapping[str, str]]) -> str:
     cells = [(task, other, how) for task, row in ways.items() for other, how in row.items()]
     odd = [f"{task} to {other}: {how}" for task, other, how in cells if not how.startswith(("ok", "closed"))]
     broken = sum(how.startswith("broken") for _, _, how in cells)
-    more = [f"And {len(odd) - MOST_ODD} more"] if len(odd) > MOST_ODD else []
-    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd[:MOST_ODD], *more])
+    more = [f"And {len(odd) - MAX_WAYS_NAMED} more"] if len(odd) > MAX_WAYS_NAMED else []
+    return ". ".join([f"{len(cells) - broken} of {len(cells)} work", *odd[:MAX_WAYS_NAMED], *more])
 
 
 def has_broken(ways: Mapping[str, Mapping[str, str]]) -> bool:

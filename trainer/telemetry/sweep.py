@@ -11,7 +11,7 @@ from trainer.core.parameters import describe_values
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.run.search import Chosen
+from trainer.run.search import RecordedSearch
 from trainer.run.selection import read_selection, sweep_of
 from trainer.run.sweep import PRUNED, Point, Sweep
 from trainer.telemetry.status import lay_out, read_status, render_metrics
@@ -54,7 +54,7 @@ def find_sweep(config: Config, name: str | None) -> Sweep:
         record = read_record(files[-1]) or {}
         points = [Point(point["run"], point["program_args"]) for point in record["points"]]
         about = (record["name"], points, record["attempt"], Path(config.shared_dir))
-        return Chosen(*about, trials=int(record["trials"])) if "trials" in record else Sweep(*about)
+        return RecordedSearch(*about, trials=int(record["trials"])) if "trials" in record else Sweep(*about)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{files[-1]} is no record of a sweep ({error!r}): remove it") from error
 

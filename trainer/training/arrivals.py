@@ -31,7 +31,7 @@ class Arrivals:
         self._first = True
         self._over = threading.Event()
 
-    def look(self, known: Collection[str]) -> tuple[list[str], bool]:
+    def poll(self, known: Collection[str]) -> tuple[list[str], bool]:
         """Return the whole files that are not known, those written first leading; and whether no more will come.
 
         Raises OSError where a folder can't be read: the end would come before its files.
@@ -54,7 +54,7 @@ class Arrivals:
         def work() -> None:
             while not self._over.wait(self._seconds):
                 try:
-                    tell(*self.look(known()))
+                    tell(*self.poll(known()))
                 except (tf.errors.OpError, OSError) as error:
                     log.warning("cannot look for new files: %s", error)
 

@@ -18,13 +18,13 @@ import tensorflow as tf
 
 from trainer.core.contracts import Tensor, Variable
 from trainer.core.variables import flatten
-from trainer.telemetry.lookups import SAMPLED, Lookups, Owners, Sample
+from trainer.telemetry.lookups import SAMPLED, Lookups, LookupSample, Owners
 from trainer.training.dynamic.hashing import owner_of
 from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.lookups import Asked, noting
 from trainer.training.metrics import LAST
 from trainer.training.placement import name_of, server_of
 from trainer.training.staleness import SCOPE
+from trainer.training.table_lookups import Asked, noting
 
 ASKED = f"{SCOPE}/asked"
 APART = 2_654_435_761  # by which places differ that are taken of a step's ids: a prime
@@ -47,14 +47,14 @@ class AskedRows:
         """What is kept where a call runs, with how the states of two calls are merged: of each table how many ids its
         lookups had, and some of them; and the same of rows."""
 
-    def take(self, states: Sequence[Tensor], now: float) -> None:
+    def add_report(self, states: Sequence[Tensor], now: float) -> None:
         """Take what a call has reported at its end, at this time in seconds."""
         if not states or not self.lookups.is_due(now):
             return
         samples = []
         for (ids, *some_ids), (rows, *some_rows) in states[0].numpy().tolist():
-            samples.append(Sample(ids, rows, some_ids, some_rows))
-        self.lookups.take(samples, now)
+            samples.append(LookupSample(ids, rows, some_ids, some_rows))
+        self.lookups.add_samples(samples, now)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:

@@ -35,7 +35,7 @@ def take_constraint(variable: Variable) -> Any:
     return getattr(variable, KEPT, None)
 
 
-def refuse_split_constraints(model: Model) -> None:
+def reject_split_constraints(model: Model) -> None:
     """Raise UserError where a constraint would be computed of a split variable's parts; call it after the trace."""
     try:
         variables = model.trainable_variables

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.training.tf_internals.datasets import forget_uncompressing
 
@@ -23,7 +23,7 @@ class DataService:
     job: str
 
     @classmethod
-    def of(cls, config: Config, cluster: Cluster) -> DataService | None:
+    def from_config(cls, config: Config, cluster: ClusterConfig) -> DataService | None:
         """Return the settings' data service with a job of a new name, or None where each worker reads for itself.
 
         A job that was begun before may have ended, or stand somewhere in the data: each generation has its own. Its

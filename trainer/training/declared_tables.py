@@ -44,7 +44,7 @@ def name_declared_tables(config: Config, program: Program) -> Config:
     with kept_randomness(), tf.variable_creator_scope(reserving()):
         layers = keras_of(build_model(apart_from(program))).layers
         asking = [layer for layer in layers if hasattr(layer, DECLARED)]
-    refuse_outside_layers(made_before, asking)
+    reject_outside_layers(made_before, asking)
     declared = {layer.name: getattr(layer, DECLARED) for layer in asking}
     if not declared.keys() - config.dynamic_tables.keys():
         return config
@@ -56,7 +56,7 @@ def name_declared_tables(config: Config, program: Program) -> Config:
     return config
 
 
-def refuse_outside_layers(made_before: Iterable[tuple[str, object]], layers: Sequence[Layer]) -> None:
+def reject_outside_layers(made_before: Iterable[tuple[str, object]], layers: Sequence[Layer]) -> None:
     """Raise UserError where a layer that asks for a table was made before build_model: it is built once."""
     for place, value in made_before:
         if any(value is layer for layer in layers):
@@ -66,7 +66,7 @@ def refuse_outside_layers(made_before: Iterable[tuple[str, object]], layers: Seq
             )
 
 
-def refuse_undeclared(layers: Iterable[Layer], made: Collection[str], known: Collection[str]) -> None:
+def reject_undeclared(layers: Iterable[Layer], made: Collection[str], known: Collection[str]) -> None:
     """Raise UserError where a layer asks for a table, and none was made: it would train a fixed one, of hashed ids.
 
     `layers` are all of the model's, once they are built, `made` those that have a dynamic table, and `known` those that

@@ -28,7 +28,7 @@ from trainer.core.contracts import (
     Variable,
 )
 from trainer.core.failures import UserError, explain
-from trainer.core.program import refuse_own_function
+from trainer.core.program import reject_own_function
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
@@ -39,7 +39,7 @@ from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_d
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
 from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, pieces, reached
-from trainer.training.outside import refuse_changing_shapes
+from trainer.training.outside import reject_changing_shapes
 from trainer.training.places import tensors_in
 from trainer.training.steps.outputs import fetch_numbers
 
@@ -104,7 +104,7 @@ def no_such_metric(name: str, there: Iterable[str]) -> str:
     )
 
 
-def refuse_best_metric(config: Config, evaluate: Any, model: Model, outputs: Collection[str]) -> None:
+def reject_best_metric(config: Config, evaluate: Any, model: Model, outputs: Collection[str]) -> None:
     """Raise UserError where checkpoints are kept by a metric that the evaluation will not have.
 
     `outputs` are the names of a training step's. An evaluation has the same where both steps are Keras's own. Of others
@@ -135,7 +135,7 @@ def make_evaluation(
         return None
     for method in ("evaluate", "make_test_function"):
         mend = "put what it does into test_step, or set evaluation to sidecar"
-        refuse_own_function(program, model, method, mend)
+        reject_own_function(program, model, method, mend)
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]
@@ -202,7 +202,7 @@ class Exact:
                 raise UserError(f"{name} has its own {method}, which exact evaluation does not call: {OTHER_WAYS}")
         if model.losses:
             raise UserError(f"{name} has regularization, which exact evaluation leaves out of the loss: {OTHER_WAYS}")
-        refuse_python(program)
+        reject_python(program)
         # TensorFlow would divide the files, where there are any, and a `take` or `skip` would count in each part. It
         # finds no files behind this, and then divides the batches; options that say so have no effect here.
         dataset = eval_dataset(program).take_while(lambda *_: True)
@@ -324,7 +324,7 @@ class TestStep:
 
     def check_shapes(self, what: str) -> None:
         """Refuse variables that workers can't have."""
-        refuse_changing_shapes(self._step, what)
+        reject_changing_shapes(self._step, what)
 
     @property
     def has_tables(self) -> bool:
@@ -376,9 +376,11 @@ def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
     model.reset_metrics()
     names = checked_names(name, step.structured_outputs, model.get_metrics_result())
     states = [piece for metric in metrics_of(model) for piece in pieces(metric)]
-    own = set(names) - told(step, states)
+    own = set(names) - outputs_depending_on(step, states)
     # That of a metric whose state nobody sees in its result is no number of the step's own.
-    if own and (own := own & told(tf.function(model.get_metrics_result).get_concrete_function(), states)):
+    if own and (
+        own := own & outputs_depending_on(tf.function(model.get_metrics_result).get_concrete_function(), states)
+    ):
         raise UserError(
             f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
             "that name: it would be the last batch's alone. Have it update the metric, and return its result"
@@ -386,7 +388,7 @@ def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
     return names
 
 
-def told(function: Traced, states: Iterable[Variable]) -> set[str]:
+def outputs_depending_on(function: Traced, states: Iterable[Variable]) -> set[str]:
     """Return the names of what a traced function returns that it computes from these variables."""
     inner = {id(outer): inner for outer, inner in function.graph.captures}
     # Each replica has its own part of a mirrored variable.
@@ -408,7 +410,7 @@ def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:
     return sorted(outputs)
 
 
-def refuse_python(program: Program) -> None:
+def reject_python(program: Program) -> None:
     """Raise UserError if workers can't run the evaluation's pipeline."""
 
     @tf.function(autograph=False)

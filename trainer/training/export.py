@@ -41,7 +41,7 @@ from trainer.training.row_restores import open_checkpoint, reading
 log = logging.getLogger(__name__)
 OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind>[\w.]+))")
 HELD = 4  # times a model's bytes are taken while it is exported as a whole: its values, what is read, and first values
-LEAST_HELD = 3  # where it has several tables
+MIN_HELD_TABLES = 3  # where it has several tables
 COMPARED = 4  # times a tensor's: two of it, which bytes differ, and what is written
 MEND = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
 WRITER = "SummaryWriter"  # in the type of its resource
@@ -127,7 +127,7 @@ def export_model(
         try:
             write_model(program, directory, step, element_spec, temporary, large)
         except ReadsLarge:
-            if LEAST_HELD * size > limit:
+            if MIN_HELD_TABLES * size > limit:
                 raise
             write_model(program, directory, step, element_spec, temporary)
         sync_tree(temporary)
@@ -146,7 +146,7 @@ def write_model(
 ) -> None:
     """Write the checkpoint's model, as a whole or, with `large`, by shard; raises as `export_model`."""
     shutil.rmtree(path, ignore_errors=True)
-    tables = ServedTables.of(directory)
+    tables = ServedTables.from_directory(directory)
     tables.put_rows = large.put_rows if large else None
     with large.left_out() if large else contextlib.nullcontext():
         with tables.of_layers():
@@ -185,7 +185,7 @@ def export_version(program: Program, directory: RunDirectory, step: int, changes
         try:
             export_model(program, directory, step, target=whole)
             check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
-            tables = ServedTables.of(directory).saved_in(whole)
+            tables = ServedTables.from_directory(directory).saved_in(whole)
             with removed_if_broken_off(coming):
                 write_changes(versions / str(base), whole, coming, (base, step), tables)
                 sync_tree(coming)

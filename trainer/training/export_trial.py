@@ -69,7 +69,7 @@ def trace_export(program: Program, directory: RunDirectory, element_spec: Elemen
     """Do what the export does but for the values; raises what goes wrong."""
     own = apart_from(program)
     with kept_randomness(), tf.variable_creator_scope(reserving()), tracing_saves():
-        tables = ServedTables.of(directory)
+        tables = ServedTables.from_directory(directory)
         with tables.of_layers():
             model = build_model(own)
         save_model(own, model, str(directory.export), element_spec, tables=tables)
@@ -80,11 +80,11 @@ def apart_from(program: Program) -> Program:
     own = copy.copy(program)
     package, copies = type(program).__module__.partition(".")[0], {id(program): own}
     for name, value in getattr(own, "__dict__", {}).items():
-        vars(own)[name] = apart(value, package, copies)
+        vars(own)[name] = copy_own(value, package, copies)
     return own
 
 
-def apart(value: Any, package: str, copies: dict[int, Any]) -> Any:
+def copy_own(value: Any, package: str, copies: dict[int, Any]) -> Any:
     """Return a copy of a list, a dict or an object of this package, with copies of those in it; anything else as it is.
 
     What TensorFlow tracks, such as a layer, stays as it is.
@@ -100,7 +100,7 @@ def apart(value: Any, package: str, copies: dict[int, Any]) -> Any:
     if one is not value:  # as an Enum's member is
         inside = vars(one) if is_own else one
         for key, each in inside.items() if isinstance(inside, dict) else enumerate(inside):
-            inside[key] = apart(each, package, copies)
+            inside[key] = copy_own(each, package, copies)
     return one
 
 

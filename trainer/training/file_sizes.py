@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.telemetry.uneven_files import Files, sizes_of_data
 
 log = logging.getLogger(__name__)
-MOST_FILES = 10_000  # a look at more would keep a shared path busy
+MAX_FILES = 10_000  # a look at more would keep a shared path busy
 
 
 class FileSizes:
@@ -32,15 +32,15 @@ class FileSizes:
         """The program has asked for these files."""
         group = tuple(names)
         self._groups.append(group)
-        if group not in self._known and len(group) <= MOST_FILES:
-            threading.Thread(target=self._look, args=(group,), name="sizes", daemon=True).start()
+        if group not in self._known and len(group) <= MAX_FILES:
+            threading.Thread(target=self._read_sizes, args=(group,), name="sizes", daemon=True).start()
 
     def sizes(self, parts: int) -> dict[str, Any]:
         """Return what sizes_of_data does of so many parts, 0 for undivided data; nothing until all sizes are known."""
         known = [self._known.get(group) for group in self._groups]
         return sizes_of_data([each for each in known if each is not None], parts) if None not in known else {}
 
-    def _look(self, names: tuple[str, ...]) -> None:
+    def _read_sizes(self, names: tuple[str, ...]) -> None:
         try:
             files = [(name, size_of(name)) for name in names]
         except (OSError, tf.errors.OpError) as error:

@@ -17,18 +17,18 @@ from trainer.run.checkpoint_state import COORDINATOR
 from trainer.training.file_names import patterns_of
 from trainer.training.tf_internals.datasets import handle_for_each_worker, sleep
 
-MOST_TICKETS = 1 << 20
+MAX_TICKETS = 1 << 20
 TYPES = [tf.int64, tf.int64, tf.int64, tf.string]  # the ticket, the order's number, the examples taken, the name
 IDLE_MICROSECONDS = 100_000  # the same where calls end meanwhile
 WAIT_MICROSECONDS = 20_000  # before a worker without a file looks again
 
 
-class Mailbox:
+class TicketQueue:
     """A queue of tickets on the coordinator; make it outside a graph."""
 
     def __init__(self) -> None:
         with tf.device(COORDINATOR):
-            self._queue = tf.queue.FIFOQueue(MOST_TICKETS, TYPES, shapes=[[]] * len(TYPES))
+            self._queue = tf.queue.FIFOQueue(MAX_TICKETS, TYPES, shapes=[[]] * len(TYPES))
 
     @property
     def handle(self) -> tf.Tensor:
@@ -70,7 +70,7 @@ class GivenFile:
 class GivenFiles:
     """Where workers get their files: `mailbox` begins a worker's reading, `named` takes the program's patterns."""
 
-    mailbox: Callable[[int], Mailbox]
+    mailbox: Callable[[int], TicketQueue]
     named: Callable[[tuple[str, ...]], object]
     waits: bool = False
     """Whether there may be no file for long; then tickets of -1 come between the others."""
@@ -88,7 +88,7 @@ class GivenFiles:
             return (*(tf.constant(-1, tf.int64) for _ in TYPES[:-1]), tf.constant(""))
 
         @tf.autograph.experimental.do_not_convert
-        def look(_: tf.Tensor) -> Any:
+        def take_if_any(_: tf.Tensor) -> Any:
             with tf.device(COORDINATOR):
                 size = tf.raw_ops.QueueSizeV2(handle=handle)
             return tf.cond(size > 0, take, nothing)
@@ -99,7 +99,7 @@ class GivenFiles:
             wait = tf.where(ticket[0] < 0, tf.constant(microseconds, tf.int64), 0)
             return tf.data.Dataset.from_tensors(ticket).apply(sleep(wait))
 
-        looked = tf.data.Dataset.counter().map(look).flat_map(paced)
+        looked = tf.data.Dataset.counter().map(take_if_any).flat_map(paced)
         if not self.waits:
             looked = looked.filter(lambda number, *_: number >= 0)
         none = tf.zeros([], tf.int64)

@@ -23,7 +23,7 @@ from trainer.core.contracts import Model, Tensor, Trackable, Variable
 from trainer.core.failures import first_line
 from trainer.core.variables import bytes_of, flatten
 from trainer.run.checkpoint_reader import slot_in
-from trainer.run.position import Position
+from trainer.run.data_position import Position
 from trainer.run.snapshot import Copies, copy_each
 from trainer.training.dynamic.tables import DynamicTables, destroy
 from trainer.training.handover_records import OWN, HandoverRecords, device
@@ -82,7 +82,7 @@ class Handover:
             self._free_tables(self._tables)
             self._tables = []
         position = self._first.get("input")
-        self.position = Position.of(position) if position else None
+        self.position = Position.from_record(position) if position else None
         """How far the data were read: as the earlier coordinator has recorded it, and later as this one learns."""
         kept = {offer["context"] for offer in self._found if offer}
         self._records.close(listed - kept)
@@ -116,7 +116,7 @@ class Handover:
             kept = {one["context"] for one in self._found if one}
             self._write(server, {*kept, self._records.context}, offer)
 
-    def take(
+    def take_over(
         self,
         model: Model,
         step: Variable,

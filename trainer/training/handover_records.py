@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.cluster.contexts import close_contexts
+from trainer.cluster.stale_contexts import close_contexts
 from trainer.core.contracts import Tensor
 from trainer.training.tf_internals.workers import context_id
 

@@ -38,7 +38,7 @@ EXPORTED = re.compile(r"/variables/(\d+)")
 NAMELESS = re.compile(r"ShardedVariable(_\d+)?")
 # What is no weight of a model, beside what optimizers keep: metrics, and a counter of tf.train.Checkpoint.
 OTHERS = re.compile(r"/keras_api/metrics/|/save_counter/")
-MOST_NAMES = 6
+MAX_NAMES = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +100,8 @@ def fits(stored: Stored | None, weight: Variable) -> TypeGuard[Stored]:
 
 
 def listed(names: list[str]) -> str:
-    more = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def weights_of(model: Model) -> list[tuple[str, Variable]]:

@@ -22,11 +22,11 @@ from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
-from trainer.run.position import Beginning
+from trainer.run.data_position import Beginning
 from trainer.training.data_service import DataService
 from trainer.training.file_names import names_of, patterns_of
 from trainer.training.given_files import GivenFile, GivenFiles
-from trainer.training.large_arrays import refuse_large_arrays
+from trainer.training.large_arrays import reject_large_arrays
 from trainer.training.other_data import mend_of
 from trainer.training.places import file_after_file, pass_after_pass
 from trainer.training.python_calls import has_python
@@ -37,7 +37,7 @@ from trainer.training.worker_files import (
     kept_apart,
     left_out,
     own_files,
-    refused_in_service,
+    rejecting_files_in_service,
     tag_of,
 )
 
@@ -129,7 +129,7 @@ WHOLE = InputContext()
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
+class DataPass:
     """Which part of the data is read once more, and in which order: that of this seed and of the reading's number.
 
     The run's first reading has the number 0. Where they are not `seeded`, each iterator draws its own order.
@@ -237,8 +237,8 @@ def service_train_dataset(
     ends: those that train would have to agree on when the next one begins.
     """
     seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
-    whole = Reading(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
-    with refused_in_service(f"{type(program).__name__}.train_dataset"):
+    whole = DataPass(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
+    with rejecting_files_in_service(f"{type(program).__name__}.train_dataset"):
         dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
     return service.read(check_pipeline(program, "train_dataset", dataset))
 
@@ -265,7 +265,7 @@ def worker_train_dataset(
 
     def read(turn: tf.Tensor) -> tf.data.Dataset:
         # Replicas of one worker: workers don't wait for each other.
-        part = Reading(workers, own, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
+        part = DataPass(workers, own, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
         return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
     what = f"{type(program).__name__}.train_dataset"
@@ -273,7 +273,7 @@ def worker_train_dataset(
         with left_out(what, "with input_position: exact each pass is read in an order of its own"):
             dataset = pass_after_pass(read, first, taken)
     else:
-        with kept_apart((files or WorkerFiles()).of(number), what):
+        with kept_apart((files or WorkerFiles()).for_worker(number), what):
             dataset = read(first).repeat()
     return check_pipeline(program, "train_dataset", dataset)
 
@@ -282,7 +282,7 @@ def files_train_dataset(program: Program, strategy: Strategy, given: GivenFiles)
     """Return what one worker reads of the files that it is given, without end; call it while tracing."""
 
     def read(file: GivenFile) -> tf.data.Dataset:
-        whole = Reading(1, 0, strategy.num_replicas_in_sync, 0, file.order, goes_on=True, given=file)
+        whole = DataPass(1, 0, strategy.num_replicas_in_sync, 0, file.order, goes_on=True, given=file)
         dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
         if not file.pattern:
             raise UserError(f"{type(program).__name__}.train_dataset {NO_FILES}")
@@ -339,7 +339,7 @@ def call_program(program: Program, method: str, context: tf.distribute.InputCont
 def check_pipeline(program: Program, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Return a dataset that is traced by now; raises UserError where workers can't run it."""
     graph = tf.compat.v1.get_default_graph()
-    refuse_large_arrays(graph, f"{type(program).__name__}.{method}", kept_once=graph)
+    reject_large_arrays(graph, f"{type(program).__name__}.{method}", kept_once=graph)
     problem = find_problem(graph, dataset)
     if problem:
         raise UserError(f"{type(program).__name__}.{method} {problem}")
@@ -421,10 +421,10 @@ def own_part(
 ) -> tf.data.Dataset:
     """Return one pass over the part of the data that a context is for."""
     pipelines, number = context.num_input_pipelines, context.input_pipeline_id
-    part = Reading(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
+    part = DataPass(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
     what = f"{type(program).__name__}.train_dataset"
     files = own_files(tag_of(config.shared_dir, config.run, range(pipelines)), number)
-    with kept_apart(files, what) if service is None else refused_in_service(what):
+    with kept_apart(files, what) if service is None else rejecting_files_in_service(what):
         return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
 
 

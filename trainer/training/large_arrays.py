@@ -26,7 +26,7 @@ MEND = (
 )
 
 
-def refuse_large_arrays(graph: Graph, what: str, kept_once: Graph | None = None) -> None:
+def reject_large_arrays(graph: Graph, what: str, kept_once: Graph | None = None) -> None:
     """Raise UserError where the arrays of a traced graph, those that it is given included, are too large together.
 
     Warn of those that a worker copies; it does not copy what is in the graph `kept_once`.

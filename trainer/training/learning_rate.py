@@ -68,7 +68,7 @@ class LearningRate:
         optimizer, schedule = self._optimizer, self._schedule
         if self._variable is not None:
             for name in ("assign", "assign_add", "assign_sub"):
-                setattr(value, name, refuse)
+                setattr(value, name, raise_set_by_workers)
             with replaced(self._holder, self._name, value):
                 yield
         elif schedule is not None:
@@ -92,7 +92,7 @@ class LearningRate:
             self._optimizer._current_learning_rate.assign(self._schedule(self._optimizer.iterations))
 
 
-def refuse(*_: object, **__: object) -> None:
+def raise_set_by_workers(*_: object, **__: object) -> None:
     """Stand for what sets a rate: within a step it is a number, and no variable."""
     raise AttributeError(SET_BY_WORKERS)
 

@@ -12,7 +12,7 @@ from trainer.training.tf_internals.graphs import outermost
 from trainer.training.transfers import SENT
 
 
-def refuse_uses(step: Traced, states: Iterable[Variable], metrics: Iterable[Variable], what: str) -> None:
+def reject_uses(step: Traced, states: Iterable[Variable], metrics: Iterable[Variable], what: str) -> None:
     """Raise UserError where a traced step changes other variables by these states of metrics; `what` names the step.
 
     `metrics` has the states of all metrics, also of those that stay on the ps: one may be fed by another.

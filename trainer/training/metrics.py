@@ -107,7 +107,7 @@ class CallMetrics:
         self._last = [state.numpy() for state in states]
         self._total = self.states.merge(self._total, self._last)
 
-    def over_all_calls(self, outputs: Structure) -> Structure:
+    def aggregate_outputs(self, outputs: Structure) -> Structure:
         """Return what train_step returned in the call that was added last, with the metrics' results over all calls.
 
         What is computed of other things than metrics stays as it is. Where that can't be seen, as in a

@@ -219,7 +219,7 @@ def of_optimizers(names: Collection[str]) -> set[str]:
     return {name for name in names if name.startswith(beginnings) or "/.OPTIMIZER_SLOT/" in name}
 
 
-def refuse_state_of_shards(checkpointed: Any, what: str) -> None:
+def reject_state_of_shards(checkpointed: Any, what: str) -> None:
     """Raise UserError when a checkpoint of this would hold something of each shard that is no shard of a whole.
 
     Restored on another number of ps, where there are other shards, it would have no place.

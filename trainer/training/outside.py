@@ -26,7 +26,7 @@ MEND = (
 KIND = "a variable, lookup table, random generator, optimizer, metric or queue"
 
 
-def refuse_outside_model(program: Program, model: Model) -> None:
+def reject_outside_model(program: Program, model: Model) -> None:
     """Raise UserError where a model or its optimizer has variables that were made before the strategy."""
     for what, owner in (("a model", model), ("an optimizer", getattr(model, "optimizer", None))):
         for handle in handles_of(owner):
@@ -34,7 +34,7 @@ def refuse_outside_model(program: Program, model: Model) -> None:
                 raise UserError(f"{type(program).__name__}.build_model returned {what} that is not its own. {MEND}")
 
 
-def refuse_outside(program: Program, traced: Traced, what: str, model: Model | None = None) -> None:
+def reject_outside(program: Program, traced: Traced, what: str, model: Model | None = None) -> None:
     """Raise UserError where a traced function uses something that was made before the strategy; `what` names it."""
     found = [outer for outer, _ in traced.graph.captures if outer.dtype == tf.resource and is_outside(outer)]
     if found:
@@ -42,7 +42,7 @@ def refuse_outside(program: Program, traced: Traced, what: str, model: Model | N
         raise UserError(f"{what} uses {name or KIND}, which is not the strategy's. {MEND} (docs/programs.md)")
 
 
-def refuse_changing_shapes(traced: Traced, what: str) -> None:
+def reject_changing_shapes(traced: Traced, what: str) -> None:
     """Raise UserError where a traced function uses a variable without a fixed shape: TensorFlow's servers crash."""
     for variable in traced.graph.variables:
         if not variable.shape.is_fully_defined():

@@ -62,7 +62,7 @@ def updating(optimizer: Optimizer) -> Iterator[None]:
     yield
     made = graph.get_operations()[before:]
     _updates.setdefault(graph, set()).update(one.name for one in made)
-    refuse_turns(optimizer, made)
+    reject_turns(optimizer, made)
 
 
 def writes(operation: Any) -> bool:
@@ -79,7 +79,7 @@ def sets_rate(operation: Any, optimizer: Optimizer) -> bool:
     return isinstance(rate, tf.Variable) and outermost(operation.inputs[0]) is rate.handle
 
 
-def refuse_turns(optimizer: Optimizer, made: Sequence[Any]) -> None:
+def reject_turns(optimizer: Optimizer, made: Sequence[Any]) -> None:
     """Raise UserError where operations compare what is left of `iterations` divided by something."""
     for one in made:
         if is_comparison(one) and compares_rest(one, optimizer):

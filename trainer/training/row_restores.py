@@ -30,7 +30,7 @@ class Part(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, name: str, spec: str, rows: int) -> Part:
+    def from_slice(cls, name: str, spec: str, rows: int) -> Part:
         """Return that of a slice as SaveV2 names it; `rows` are those of the whole, if that is named."""
         first = spec.split()[-1].split(":")[0] if spec else "-"
         begin, length = map(int, first.split(",")) if first != "-" else (0, rows)
@@ -61,7 +61,7 @@ class Changes:
                     self._found.setdefault(part.name, []).append((path, part))
 
     @classmethod
-    def of(cls, prefix: str) -> Changes | None:
+    def from_checkpoint(cls, prefix: str) -> Changes | None:
         """Return those of a checkpoint, None of one that TensorFlow reads alone.
 
         Raises NotFoundError where files are gone, as while another process removes them.
@@ -94,7 +94,7 @@ class Changes:
         """Return a slice of a tensor that has changed by rows."""
         [value] = restore(self._prefix, [key], [spec], [dtype])
         rows = int(self.base.get_variable_to_shape_map()[key][0])
-        wanted = Part.of(key, spec, rows)
+        wanted = Part.from_slice(key, spec, rows)
         for path, part in self._found.get(key, []):
             if part.meets(wanted):
                 names = [key_of("rows", part), key_of("values", part)]
@@ -130,20 +130,20 @@ def restore(prefix: str, names: Sequence[str], slices: Sequence[str], types: Seq
 @contextlib.contextmanager
 def reading(prefix: str) -> Iterator[None]:
     """Have tf.train.Checkpoint read the checkpoint of this name meanwhile, whatever kind of save has written it."""
-    changes = Changes.of(prefix)
+    changes = Changes.from_checkpoint(prefix)
     with restoring_by(changes.restore) if changes else contextlib.nullcontext():
         yield
 
 
 def open_checkpoint(prefix: str) -> Any:
     """Return what reads tensors of a checkpoint, as `tf.train.load_checkpoint` does."""
-    changes = Changes.of(prefix)
+    changes = Changes.from_checkpoint(prefix)
     return Reader(changes) if changes else tf.train.load_checkpoint(prefix)
 
 
 def reader_of_slices(prefix: str) -> Callable[[str, str, Any], Tensor]:
     """Return what reads a slice of a tensor of a checkpoint: by its key, the slice as RestoreV2 names it, its type."""
-    changes = Changes.of(prefix)
+    changes = Changes.from_checkpoint(prefix)
 
     def read(key: str, spec: str, dtype: Any) -> Tensor:
         if changes and not changes.is_whole(key):

@@ -32,9 +32,9 @@ from trainer.training.tf_internals.graphs import outermost
 from trainer.training.tf_internals.saving import saving_by
 
 log = logging.getLogger(__name__)
-LEAST_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
+MIN_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
 COMPARED_BYTES = 1 << 22  # at once; with more, no faster
-MOST_WRITTEN = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
+MAX_WRITTEN_SHARE = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
 BITS = {
     tf.float16: tf.int16,
     tf.bfloat16: tf.int16,
@@ -46,7 +46,7 @@ BITS = {
 
 
 @dataclasses.dataclass
-class Large:
+class ComparedVariable:
     """A variable, or a shard of one, whose rows are compared."""
 
     part: Part
@@ -61,7 +61,7 @@ class Large:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class PreviousRowSave:
     """What an incremental save builds on: the save before it."""
 
     prefix: str
@@ -88,8 +88,8 @@ class RowSnapshot(Snapshot):
         `io_device` writes where the ps share no path.
         """
         self._most, self._io_device = incremental_saves, io_device
-        self._before: Saved | None = None
-        self._increment: Saved | None = None
+        self._before: PreviousRowSave | None = None
+        self._increment: PreviousRowSave | None = None
         written: dict[str, list[tuple[str, Tensor]]] = {}
 
         def write_all(prefix: Tensor) -> Any:
@@ -115,11 +115,11 @@ class RowSnapshot(Snapshot):
         self._write_rows = tf.function(self._write_changes, autograph=False).get_concrete_function(text, number)
         self._drop_rest = tf.function(self._assign_nothing_to_small, autograph=False).get_concrete_function()
 
-    def take(self) -> int:
+    def copy_variables(self) -> int:
         """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
         before, self._before, self._increment = self._before, None, None
         if before is None:
-            return super().take()
+            return super().copy_variables()
         step, sizes = (each.numpy() for each in self._compare())
         rows = zip(sizes, (row_bytes(large.variable) for large in self._large), strict=True)
         written = before.written + sum(int(size) * width for size, width in rows)
@@ -136,10 +136,10 @@ class RowSnapshot(Snapshot):
                 self._rest(tf.constant(prefix)).numpy()
                 self._write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
             else:
-                increment = Saved(prefix, 0, 0)
+                increment = PreviousRowSave(prefix, 0, 0)
                 self._write(tf.constant(prefix)).numpy()
             in_all = sum(bytes_of(large.variable) for large in self._large)
-            if increment.increments < self._most and increment.written <= MOST_WRITTEN * in_all:
+            if increment.increments < self._most and increment.written <= MAX_WRITTEN_SHARE * in_all:
                 self._before = dataclasses.replace(increment, prefix=prefix)
         finally:
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
@@ -153,7 +153,7 @@ class RowSnapshot(Snapshot):
             with contextlib.suppress(tf.errors.OpError):
                 self._renew_large()
 
-    def _find_large(self, written: dict[str, list[tuple[str, Tensor]]]) -> list[Large]:
+    def _find_large(self, written: dict[str, list[tuple[str, Tensor]]]) -> list[ComparedVariable]:
         """Return the large variables among what a checkpoint writes by name, in slices."""
         copies = {id(variable.handle): (variable, copy) for variable, copy in self._pairs}
         found = []
@@ -167,8 +167,12 @@ class RowSnapshot(Snapshot):
                         nothing = tf.zeros([0], tf.int64)
                         changed = tf.Variable(nothing, trainable=False, shape=tf.TensorShape([None]))
                     found.append(
-                        Large(
-                            Part.of(name, spec, int(variable.shape[0])), variable, copy, changed, no_copy_yet(variable)
+                        ComparedVariable(
+                            Part.from_slice(name, spec, int(variable.shape[0])),
+                            variable,
+                            copy,
+                            changed,
+                            no_copy_yet(variable),
                         )
                     )
         return found
@@ -177,7 +181,7 @@ class RowSnapshot(Snapshot):
         large = {id(one.variable.handle): one for one in self._large}
         sizes: dict[int, Tensor] = {}
 
-        def take(variable: Variable, source: Any, target: Any) -> Any:
+        def take_compared(variable: Variable, source: Any, target: Any) -> Any:
             number = id(variable.handle)
             if number not in large:
                 return take_value(variable, source, target)
@@ -185,7 +189,7 @@ class RowSnapshot(Snapshot):
             sizes[number] = tf.size(rows, tf.int64)
             return tf.raw_ops.AssignVariableOp(resource=large[number].changed.handle, value=rows)
 
-        step = self._assign_by(take)
+        step = self._assign_by(take_compared)
         return step, tf.stack([sizes[number] for number in large])
 
     def _write_changes(self, prefix: Tensor, save: Tensor) -> Tensor:
@@ -285,7 +289,7 @@ def handle_read_by(tensor: Tensor) -> Any:
 
 def is_large(variable: Variable) -> bool:
     is_matrix = variable.shape.rank == 2 and variable.shape.is_fully_defined()
-    return is_matrix and variable.dtype in BITS and bytes_of(variable) >= LEAST_BYTES
+    return is_matrix and variable.dtype in BITS and bytes_of(variable) >= MIN_BYTES
 
 
 def row_bytes(variable: Variable) -> int:

@@ -18,10 +18,10 @@ from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.core.variables import bytes_of
 from trainer.training.constraints import is_constrained
-from trainer.training.lookups import asked_for_once
 from trainer.training.optimizers import is_wrapper, optimizers_of
 from trainer.training.placement import name_of, size
 from trainer.training.rows import as_rows
+from trainer.training.table_lookups import asked_for_once
 
 log = logging.getLogger(__name__)
 LARGE_BYTES = 64 * 1024 * 1024  # of a shard; to compute on less takes no time that anybody feels
@@ -88,7 +88,7 @@ def is_by_itself(optimizer: Optimizer) -> bool:
     )
 
 
-def may_ask_once(model: Model) -> bool:
+def may_deduplicate_lookups(model: Model) -> bool:
     """Return whether a step may ask for each row once.
 
     Nothing may look at the gradients of single lookups: no clipping, no step and no loss but tf_keras's own.

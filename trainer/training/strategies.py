@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.cluster.spec import Cluster
+from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.contracts import Strategy
 from trainer.core.failures import naming_port
@@ -27,7 +27,7 @@ FORMED: list[dict[str, list[str]]] = []
 WRITTEN: dict[str, tuple[str, str]] = {}
 
 
-def make_strategy(config: Config, cluster: Cluster, processes: Mapping[str, str] | None = None) -> Strategy:
+def make_strategy(config: Config, cluster: ClusterConfig, processes: Mapping[str, str] | None = None) -> Strategy:
     """Make the strategy; of several members it waits for all, without a word and for ever.
 
     `processes` are the members' incarnations, by address. It takes a SIGTERM handler away that was set before.
@@ -101,7 +101,7 @@ def own_devices() -> list[str]:
     return [name for name in names if not name.startswith(("/job:worker", "/job:ps"))]
 
 
-def make_resolver(cluster: Cluster) -> Any:
+def make_resolver(cluster: ClusterConfig) -> Any:
     """Tell TensorFlow who is in the cluster, as TF_CONFIG would."""
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster.jobs), task_type=cluster.job, task_id=cluster.index, rpc_layer="grpc"

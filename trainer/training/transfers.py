@@ -33,9 +33,9 @@ from trainer.training.tf_internals.graphs import (
 )
 
 # Of a tensor whose shape is known. A larger one would be copied twice for one message less.
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 # Of one row, where only the step knows how many there are.
-MOST_ROW_BYTES = 1024
+MAX_ROW_BYTES = 1024
 WORKER = ""
 SENT = "psfleet_together"
 """The scope of what packs and unpacks, and a graph's collection of pairs: a tensor that was packed, and its copy."""
@@ -48,7 +48,7 @@ ACROSS = (*CALLS, *CHOICES, *LOOPS, "Case")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Stage:
+class TransferPath:
     """A way between two members, and how often what goes there has crossed between members before."""
 
     source: str
@@ -73,15 +73,15 @@ def sending_together(local: Callable[[], Collection[Variable]] = tuple) -> Itera
             send_together(graph, stage, chosen, places)
 
 
-def crossing(graph: Graph, places: Mapping[str, str]) -> dict[Stage, list[Tensor]]:
+def crossing(graph: Graph, places: Mapping[str, str]) -> dict[TransferPath, list[Tensor]]:
     """Return the tensors that go from one member to another, by their ways and stages."""
     crossings, operations = count_crossings(graph, places), graph.get_operations()
-    found: dict[Stage, list[Tensor]] = {}
+    found: dict[TransferPath, list[Tensor]] = {}
     for operation in operations:
         place = places[operation.name]
         for tensor in operation.outputs:
             for target in sorted({places[one.name] for one in tensor.consumers() if SCOPE not in one.name} - {place}):
-                found.setdefault(Stage(place, target, crossings[operation.name]), []).append(tensor)
+                found.setdefault(TransferPath(place, target, crossings[operation.name]), []).append(tensor)
     return found
 
 
@@ -184,11 +184,11 @@ def can_be_packed(tensor: Tensor) -> bool:
     known = [length for length in tensor.shape if length is not None]
     size = math.prod(known) * tensor.dtype.size
     if len(known) < tensor.shape.rank:
-        return len(known) == tensor.shape.rank - 1 and 0 < size <= MOST_ROW_BYTES
-    return 0 < size <= MOST_BYTES
+        return len(known) == tensor.shape.rank - 1 and 0 < size <= MAX_ROW_BYTES
+    return 0 < size <= MAX_BYTES
 
 
-def send_together(graph: Graph, stage: Stage, tensors: Sequence[Tensor], places: Mapping[str, str]) -> None:
+def send_together(graph: Graph, stage: TransferPath, tensors: Sequence[Tensor], places: Mapping[str, str]) -> None:
     """Pack tensors on one member, and give what uses them on the other one what is unpacked there."""
 
     def is_at(user: Operation) -> bool:

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from trainer.core.contracts import Layer, Optimizer, Variable
 from trainer.core.failures import UserError, first_line
-from trainer.training.lookups import look_up
 from trainer.training.placement import name_of
 from trainer.training.split_assign import shard_values
+from trainer.training.table_lookups import look_up
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
 from trainer.training.tf_internals.variables import whole_of
 
@@ -43,7 +43,7 @@ class Whole(ShardedVariable):
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Assign an array or a tensor of the whole shape; raises ValueError for another one."""
-        refuse_other_shape(self, value)
+        reject_other_shape(self, value)
         begin = 0
         for shard in self.variables:
             end = begin + int(shard.shape[0])
@@ -62,7 +62,7 @@ class Whole(ShardedVariable):
         return found
 
 
-def refuse_other_shape(variable: Variable, value: Any) -> None:
+def reject_other_shape(variable: Variable, value: Any) -> None:
     """Raise ValueError unless the value has the variable's shape: TensorFlow takes the first rows of a larger one."""
     shape = getattr(value, "shape", None)
     shape = np.shape(value) if shape is None else shape
@@ -239,7 +239,7 @@ def taking_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
 def checking_shape(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def assign(variable: Variable, value: object, *given: object, **named: object) -> Any:
-        refuse_other_shape(variable, value)
+        reject_other_shape(variable, value)
         if (values := shard_values(variable, value)) is not None:
             for shard, one in zip(variable.variables, values, strict=True):
                 shard.assign(one)

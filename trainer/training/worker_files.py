@@ -133,7 +133,7 @@ class WorkerFiles:
     run: str = ""
     process: Callable[[int], str | None] = lambda worker: None
 
-    def of(self, worker: tf.Tensor) -> Files:
+    def for_worker(self, worker: tf.Tensor) -> Files:
         """Return the files of the worker that runs what is traced."""
 
         def numbers(number: int) -> list[int]:
@@ -191,7 +191,7 @@ def kept_apart(files: Files, what: str) -> contextlib.AbstractContextManager[Non
     def snapshot(plain: Any, dataset: Dataset, path: Any, *given: object, **named: object) -> Any:
         return plain(dataset, files.own_directory(path), *given, **named)
 
-    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=rejecting(f"{what} {SAVES}"))
 
 
 def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
@@ -207,10 +207,10 @@ def left_out(what: str, why: str) -> contextlib.AbstractContextManager[None]:
         log.warning(LEFT_OUT, what, "snapshot", why)
         return dataset
 
-    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=rejecting(f"{what} {SAVES}"))
 
 
-def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
+def rejecting_files_in_service(what: str) -> contextlib.AbstractContextManager[None]:
     """Raise UserError for files in pipelines that are made meanwhile, which a data service will run."""
 
     def cache(plain: Any, dataset: Dataset, filename: Any = "", name: str | None = None) -> Any:
@@ -218,18 +218,18 @@ def refused_in_service(what: str) -> contextlib.AbstractContextManager[None]:
             raise UserError(f"{what} {IN_SERVICE.format(method='cache')}")
         return plain(dataset, filename, name)
 
-    snapshot = refusing(f"{what} {IN_SERVICE.format(method='snapshot')}")
-    return methods_of_datasets(cache=cache, snapshot=snapshot, save=refusing(f"{what} {SAVES}"))
+    snapshot = rejecting(f"{what} {IN_SERVICE.format(method='snapshot')}")
+    return methods_of_datasets(cache=cache, snapshot=snapshot, save=rejecting(f"{what} {SAVES}"))
 
 
-def refusing(message: str) -> Callable[..., Any]:
+def rejecting(message: str) -> Callable[..., Any]:
     def refuse(*_: object, **__: object) -> Any:
         raise UserError(message)
 
     return refuse
 
 
-def refuse_unwritable(program: Program, error: Exception) -> None:
+def reject_unwritable(program: Program, error: Exception) -> None:
     """Raise UserError where a file of a reader's own has no place or room, or is locked, by two caches of one name."""
     name = type(program).__name__
     if LOCKED in str(error):

@@ -22,7 +22,7 @@ from trainer.core.config import Config
 from trainer.core.strategies import STRATEGIES
 
 # More vacant places for each present member are no machines that went, but a mistyped index.
-MOST_VACANT = 10
+MAX_VACANT = 10
 
 
 def group_problems(reading: Reading) -> Iterator[Problem]:
@@ -203,7 +203,7 @@ def vacancy_problems(topology: Topology, groups: Groups, hostvars: HostVars) -> 
     for job in NUMBERED_JOBS:
         places = [name for name in topology.vacant if name.startswith(f"{job}-")]
         present = [task for task in topology.tasks if task.job == job]
-        if len(places) > MOST_VACANT * len(present):
+        if len(places) > MAX_VACANT * len(present):
             last = max(present, key=lambda task: task.index)
             yield Problem(
                 f"{last.name} on '{last.host}' has the highest {job}_index, and of the places below "

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_LINES = 10
-MOST_NAMED = 3
+MAX_LINES = 10
+MAX_NAMED = 3
 _PLAIN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -44,9 +44,9 @@ class Problem:
 
 def describe_problems(problems: Sequence[object]) -> str:
     """Write the first problems a line each, and how many more there are."""
-    lines = [str(problem) for problem in problems[:MOST_LINES]]
-    if len(problems) > MOST_LINES:
-        lines.append(f"and {len(problems) - MOST_LINES} more; `fab validate --json` lists them all")
+    lines = [str(problem) for problem in problems[:MAX_LINES]]
+    if len(problems) > MAX_LINES:
+        lines.append(f"and {len(problems) - MAX_LINES} more; `fab validate --json` lists them all")
     return "\n".join(lines)
 
 
@@ -63,8 +63,8 @@ def show(value: object) -> str:
 def name_some(names: Iterable[str]) -> str:
     """Name the first, and say how many more there are; a name that could be mistaken for a sentence gets quotes."""
     shown = [name if _PLAIN.fullmatch(name) else show(name) for name in names]
-    rest = len(shown) - MOST_NAMED
-    return ", ".join(shown[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(shown) - MAX_NAMED
+    return ", ".join(shown[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def name_hosts(hosts: Sequence[str]) -> str:

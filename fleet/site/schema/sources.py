@@ -19,7 +19,7 @@ ASIDE_SUFFIXES = (
     *(".sample", ".save", ".swp"),
 )
 _RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::(-?[0-9]{1,40}))?\]")
-_MOST_BYTES = 5_000_000
+_MAX_BYTES = 5_000_000
 
 
 def directories(sources: Sequence[str]) -> list[Path]:
@@ -156,7 +156,7 @@ def range_problems(source: str) -> Iterator[Problem]:
     files = [path] if path.is_file() else sorted(each for each in path.glob("*") if each.is_file())
     for file in files:
         try:
-            content = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size <= _MOST_BYTES else ""
+            content = file.read_text(encoding="utf-8", errors="replace") if file.stat().st_size <= _MAX_BYTES else ""
         except OSError:  # Ansible can't read it either, and says so
             continue
         for number, line in enumerate(content.splitlines(), start=1):

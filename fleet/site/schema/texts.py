@@ -18,7 +18,7 @@ from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hos
 from trainer.core.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")
-_MOST_BYTES = 5_000_000
+_MAX_BYTES = 5_000_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _OTHER_NUMBER = re.compile(r"[-+]?0[0-9_]+|[-+]?[0-9][0-9_]*(:[0-9.]+)+")
 # YAML 1.1 wants a dot and a sign in it: 1.0e-3.
@@ -84,7 +84,7 @@ def _compose(file: Path) -> yaml.MappingNode | None:
 def compose_any(file: Path) -> yaml.Node | None:
     """Return what a file holds, as YAML; None for what is no YAML, a script, a vault, or too large."""
     try:
-        if not file.is_file() or file.suffix not in VARIABLE_SUFFIXES or file.stat().st_size > _MOST_BYTES:
+        if not file.is_file() or file.suffix not in VARIABLE_SUFFIXES or file.stat().st_size > _MAX_BYTES:
             return None
         content = file.read_bytes()
         if content.startswith((b"#!", b"$ANSIBLE_VAULT")):
@@ -169,7 +169,7 @@ def _yaml_values(root: yaml.Node) -> Iterator[Value]:
 def _ini_values(file: Path) -> Iterator[Value]:
     """The variables on hosts' lines of an INI file. What Ansible can't read of it is for Ansible to refuse."""
     try:
-        if file.suffix not in ("", ".ini") or not file.is_file() or file.stat().st_size > _MOST_BYTES:
+        if file.suffix not in ("", ".ini") or not file.is_file() or file.stat().st_size > _MAX_BYTES:
             return
         content = file.read_text(encoding="utf-8", errors="replace")
     except OSError:

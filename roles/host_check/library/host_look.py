@@ -75,7 +75,7 @@ notes:
 
 # Beyond that, signed lists of packages and certificates may count as expired, or as not yet good.
 CLOCK_SECONDS = 600
-MOST_NAMED = 3
+MAX_NAMED = 3
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 CLUSTER = Path("/var/lib/psfleet/cluster.json")
 PACE = Path("/run/psfleet-pace.json")
@@ -205,8 +205,8 @@ def _unreached(name: str, host: str, address: str, error: OSError) -> str:
 
 
 def _source_problem(name: str, own: str, leaves: str, others: list[tuple[str, str]]) -> str:
-    hosts = ", ".join(host for host, _ in others[:MOST_NAMED])
-    hosts += f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+    hosts = ", ".join(host for host, _ in others[:MAX_NAMED])
+    hosts += f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
     address = others[0][1]
     route = route_to(address)
     shown = f" (`ip route get`: {route})" if route else ""

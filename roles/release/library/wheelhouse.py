@@ -63,7 +63,7 @@ removed:
   returned: success
 """
 
-MOST_PIPS = 4
+MAX_PIPS = 4
 ERRORS = "errors"  # of a pip, beside what it fetches
 BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
@@ -179,7 +179,7 @@ def _download(module: AnsibleModule, requirements: Sequence[str], directory: Pat
     """Fetch by several pips at once: each uses one processor, and for most wheels more of it than of the network."""
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    count = min(os.cpu_count() or 1, MOST_PIPS, len(requirements))
+    count = min(os.cpu_count() or 1, MAX_PIPS, len(requirements))
     places = [partial / str(number) for number in range(count)]
     for number, place in enumerate(places):
         place.mkdir(parents=True)

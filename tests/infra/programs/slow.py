@@ -36,9 +36,9 @@ class Breaking(Slow):
     """Trains for some twenty seconds, and then finds an example that it refuses."""
 
     def train_dataset(self, context):
-        def refuse_the_last(number, features, labels):
+        def reject_the_last(number, features, labels):
             tf.debugging.assert_less(number, tf.constant(66, tf.int64), "no such label")
             return features, labels
 
         numbered = tf.data.Dataset.zip((tf.data.Dataset.range(1_000_000), super().train_dataset(context)))
-        return numbered.map(lambda number, example: refuse_the_last(number, *example))
+        return numbered.map(lambda number, example: reject_the_last(number, *example))

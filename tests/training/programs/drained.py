@@ -5,6 +5,6 @@ from pathlib import Path
 
 from three import Three as Three
 
-from trainer.cluster import leaving
+from trainer.cluster import draining
 
-leaving.DRAINED = Path(os.environ["DRAINED_TASKS"])
+draining.DRAINED = Path(os.environ["DRAINED_TASKS"])

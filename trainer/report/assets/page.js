@@ -13,7 +13,7 @@
     silent: "silent", away: "away", "given up": "given-up", "on another release": "other", stopped: "stopped",
   };
   const OVER_BOTH = ["overview", "curve", "saves"]; // the others are over time alone
-  const MOST_LINES = 60;
+  const MAX_LINES = 60;
   const MANY = 300; // marks that are drawn as one shape
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim() || "#888";
@@ -165,7 +165,7 @@
       data: one.marks.filter((mark) => mark.kind === kind && xOfMark(mark) !== null).map((mark) => [xOfMark(mark), kind === "fault" ? 0.97 : 0.91]),
     }));
     const faults = one.marks.filter((mark) => mark.kind === "fault" && xOfMark(mark) !== null);
-    if (faults.length <= MOST_LINES) {
+    if (faults.length <= MAX_LINES) {
       made[0].markLine = {
         silent: true, symbol: "none", animation: false, label: { show: false },
         lineStyle: { color: colour("fault"), width: 1, type: [3, 3], opacity: 0.6 }, data: faults.map((mark) => ({ xAxis: xOfMark(mark) })),

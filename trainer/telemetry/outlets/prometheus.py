@@ -79,7 +79,7 @@ def answer(listener: socket.socket, app: Any) -> None:
     server.serve_forever()
 
 
-def given(listener: socket.socket | None) -> dict[str, str]:
+def inherit_listener(listener: socket.socket | None) -> dict[str, str]:
     """Return the environment's part for a process that is started instead of forked, and inherits the socket."""
     if listener is None:
         return {}

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 VERSION = 1
 ATTEMPT_SECONDS = 10.0
 COMMAND_SECONDS = 60.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0
 PATIENCE_SECONDS = 900.0  # then the notification is given up
 CLOSE_SECONDS = 30.0  # a process that ends waits no longer for what is not delivered
 QUEUED = 100
@@ -57,7 +57,7 @@ class Absences:
         self._since: dict[str, float] = {}
         self._reported: set[str] = set()
 
-    def look(
+    def update(
         self, absent: Collection[str], now: float, on_purpose: Collection[str] = ()
     ) -> tuple[list[str], dict[str, float]]:
         """Return the members whose return is to be reported, and those that are away for long, with the seconds.
@@ -106,7 +106,7 @@ class Notifications:
 
         Those that an operator has drained are away on purpose.
         """
-        back, away = self._absences.look(status.without, self._clock(), drained)
+        back, away = self._absences.update(status.without, self._clock(), drained)
         for task in back:
             self._post("member-back", status, f"{task} takes part again", task)
         for task, seconds in away.items():
@@ -160,7 +160,7 @@ class Notifications:
                     return
                 log.warning("%s is notified of %s again in %.3g s: %s", name, record["event"], pause, error)
                 self._closing.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_PAUSE)
             else:
                 log.info("%s is notified of %s", name, record["event"])
                 return

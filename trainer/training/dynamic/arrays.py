@@ -20,7 +20,7 @@ from trainer.training.tf_internals.variables import handle_of
 CONTAINER = "psfleet.tables"
 ABSENT = -1  # what the index says of a key without a row
 # How many keys a hash table of an index has on average, when the table of rows is full, and how many of them there are.
-PART_KEYS, MOST_PARTS = 1 << 21, 16
+PART_KEYS, MAX_PARTS = 1 << 21, 16
 SPREAD = GOLDEN - 2**64  # a key's hash table follows from their product
 
 
@@ -31,7 +31,7 @@ class Array:
         self.name, self.shape, self.dtype = name, list(shape), dtype
         self.handle = handle_of(CONTAINER, name, self.shape, dtype)
 
-    def apart(self) -> Array:
+    def with_own_handles(self) -> Array:
         """Return the same with a handle of its own, in what is traced.
 
         tf.function orders all that uses one handle. What holds a mutex would wait for what the step does before.
@@ -78,7 +78,7 @@ class Index:
             for number in range(parts)
         ]
 
-    def apart(self) -> Index:
+    def with_own_handles(self) -> Index:
         """Return the same with handles of its own, in what is traced."""
         return Index(self.name, len(self.handles))
 
@@ -145,7 +145,7 @@ class Index:
 
 def parts_of(capacity: int) -> int:
     """Return how many hash tables the index of so many rows has."""
-    return min(MOST_PARTS, math.ceil(capacity / PART_KEYS))
+    return min(MAX_PARTS, math.ceil(capacity / PART_KEYS))
 
 
 def part_name(name: str, number: int) -> str:

@@ -50,7 +50,7 @@ class Eviction:
         sketch = self._table.shards[0].sketch
         if sketch is not None and numbers[:, SEEN].max() >= SIGHTINGS_A_CELL * sketch.cells:
             self._age()
-        before = self._look(clocks)
+        before = self._find_limits(clocks)
         gone = self._sweep(numbers[:, NEXT], before, ANY, ANY) if before.max() > 0 else 0 * clocks
         room = np.array([shard.capacity for shard in self._table.shards])
         used = numbers[:, ROWS] - gone
@@ -59,7 +59,7 @@ class Eviction:
             gone = gone + self._drop_least_used(numbers[:, NEXT], wanted)
         return int(gone.sum())
 
-    def _look(self, clocks: Numbers) -> Numbers:
+    def _find_limits(self, clocks: Numbers) -> Numbers:
         """Return the clocks before which rows are too old."""
         now, settings = self._seconds(), self._settings
         steps, seconds = settings.evict_after_steps, settings.evict_after_seconds

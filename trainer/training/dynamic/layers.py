@@ -14,7 +14,7 @@ from trainer.core.contracts import Layer
 from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import FirstValues, constant, normal, salt_of, uniform
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS
-from trainer.training.lookups import rows_of, without_negative
+from trainer.training.table_lookups import rows_of, without_negative
 
 Build = Callable[[Any], Any]
 _build: list[Build] = [lambda layer: None]
@@ -76,7 +76,7 @@ def by_key(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class Held:
+class TableAsVariable:
     """A table where Keras 3 has a variable of its own."""
 
     def __init__(self, table: Any) -> None:
@@ -115,7 +115,7 @@ def attach(layer: Layer, table: Any) -> None:
     for variable in made:
         variable._path, variable._autocast = f"{table.name}/{variable.name}", False
     layer._trainable_variables.extend(made)
-    object.__setattr__(layer, "_embeddings", Held(table))
+    object.__setattr__(layer, "_embeddings", TableAsVariable(table))
     object.__setattr__(layer, LOOKS_UP_ROWS, True)
 
 

@@ -34,16 +34,18 @@ def row_slots(optimizer: Optimizer, *, lazy: bool) -> Slots:
         libraries.append(sys.modules["keras"].optimizers)
     if not any(changes_rows(optimizer, one, lazy=True) for one in libraries):
         legacy = "legacy." if hasattr(optimizer, "get_slot") else ""
-        raise refused(
+        raise table_error(
             f"the optimizer is {legacy}{name}; expected one of {', '.join(LAZY)}", "compile with one of these"
         )
     for argument, why in REFUSED.items():
         if getattr(optimizer, argument, None):
-            raise refused(f"the optimizer {name} has {argument}, {why}", f"leave {argument} out")
+            raise table_error(f"the optimizer {name} has {argument}, {why}", f"leave {argument} out")
     if optimizer.clipnorm and not isinstance(optimizer, tf.keras.optimizers.Optimizer):
-        raise refused(f"Keras 3's {name} has clipnorm, and would clip each ps's part by itself", "take global_clipnorm")
+        raise table_error(
+            f"Keras 3's {name} has clipnorm, and would clip each ps's part by itself", "take global_clipnorm"
+        )
     if not any(changes_rows(optimizer, one, lazy=lazy) for one in libraries):
-        raise refused(f"the optimizer {name}, as it is, changes all rows at each step", "set lazy_optimizers: true")
+        raise table_error(f"the optimizer {name}, as it is, changes all rows at each step", "set lazy_optimizers: true")
     return first_slots(optimizer)
 
 
@@ -67,7 +69,7 @@ def first_slots(optimizer: Optimizer) -> Slots:
     return {name: float(own(listed[0]).numpy()[0, 0]) for name, listed in slots_of(other, variable, 0).items()}
 
 
-def refused(why: str, mend: str) -> UserError:
+def table_error(why: str, mend: str) -> UserError:
     return UserError(f"dynamic_tables: {why}: {mend}, or leave the layer out of dynamic_tables")
 
 
@@ -85,7 +87,7 @@ def takes_one_by_one(optimizer: Optimizer) -> bool:
 def leave_out(optimizer: Optimizer) -> None:
     """Have an optimizer, of either Keras, make no variables for dynamic tables; call it before it is built."""
     if getattr(optimizer, "built", False) or getattr(optimizer, "_built", False):
-        raise refused("the model's optimizer is built already", "leave that to the training")
+        raise table_error("the model's optimizer is built already", "leave that to the training")
     build = optimizer.build
 
     def build_others(variables: Sequence[Variable]) -> None:

@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 32 * 1024 * 1024
 SPARSER = 8  # times as many rows are looked through for a piece of an incremental save, of which few have changed
 # Of all rows; once incremental saves have written more, the next one joins them, or is whole where that is much, too.
-MOST_WRITTEN, MOST_JOINED = 0.5, 0.25
-MOST_LINKED = 50  # incremental saves; a file takes as long to link as some thousand rows to write
+MAX_WRITTEN_SHARE, MAX_JOINED = 0.5, 0.25
+MAX_LINKED = 50  # incremental saves; a file takes as long to link as some thousand rows to write
 EVER = -1  # before any clock
 CLOCK = "clock"
 SUFFIXES = (".index", ".data-00000-of-00001")
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class PreviousTableSave:
     """What an incremental save builds on: the save before it."""
 
     prefix: str
@@ -57,7 +57,7 @@ class Saved:
     """Of how many of these it has the pieces."""
     written: int
     """How many rows these pieces have."""
-    whole: Saved | None = None
+    whole: PreviousTableSave | None = None
     """The whole one; None in itself."""
 
 
@@ -73,7 +73,7 @@ class Pieces:
         """
         self._table, self._mutexes, self._io_device = table, mutexes, io_device
         self._incremental_saves = incremental_saves
-        self._before: Saved | None = None
+        self._before: PreviousTableSave | None = None
         self._length = max(1, PIECE_BYTES // table.shards[0].row_bytes)
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         of_shards = tf.TensorSpec([len(table.shards)], tf.int64)
@@ -111,24 +111,24 @@ class Pieces:
                 saved = None
         if saved is None:
             ever = np.full_like(now[:, len(BEGIN)], EVER)
-            whole = Saved(prefix, ever, now[:, EVICTED], pieces=0, increments=0, linked=0, written=0)
+            whole = PreviousTableSave(prefix, ever, now[:, EVICTED], pieces=0, increments=0, linked=0, written=0)
             saved = dataclasses.replace(self._write_all(whole, now, self._length), written=0)
         if saved.increments < self._incremental_saves:
             self._before = saved
 
-    def _joined(self, before: Saved, now: np.ndarray) -> Saved | None:
+    def _joined(self, before: PreviousTableSave, now: np.ndarray) -> PreviousTableSave | None:
         """Return what the next incremental save builds on: the save before, or the whole one; None if it is too large.
 
         So a checkpoint, which an evaluation reads as a whole, is never much larger than the rows that there are.
         """
         rows = now[:, ROWS].sum()
-        if before.whole is None or (before.written <= MOST_WRITTEN * rows and before.linked < MOST_LINKED):
+        if before.whole is None or (before.written <= MAX_WRITTEN_SHARE * rows and before.linked < MAX_LINKED):
             return before
-        if int(self._count(before.whole.clocks)) > MOST_JOINED * rows:
+        if int(self._count(before.whole.clocks)) > MAX_JOINED * rows:
             return None
         return dataclasses.replace(before.whole, prefix=before.prefix, increments=before.increments, whole=before.whole)
 
-    def _write_all(self, saved: Saved, now: np.ndarray, length: int) -> Saved:
+    def _write_all(self, saved: PreviousTableSave, now: np.ndarray, length: int) -> PreviousTableSave:
         """Write the rows that have changed since what is saved; returns what is saved then."""
         ends, began = now[:, NEXT], now[:, len(BEGIN)]
         last = max(1, -(-(int(ends.max()) - FIRST) // length)) - 1
@@ -146,7 +146,7 @@ class Pieces:
             for suffix in SUFFIXES:
                 Path(path + suffix).unlink()
 
-    def _has_room(self, now: np.ndarray, before: Saved) -> bool:
+    def _has_room(self, now: np.ndarray, before: PreviousTableSave) -> bool:
         """Return whether each shard has room for all that is written, and for what was taken away since the whole save.
 
         The checkpoint still has these rows. While it is written, all that are free may be given again.
@@ -154,7 +154,7 @@ class Pieces:
         most = now[:, NEXT] - FIRST + now[:, EVICTED] - before.evicted
         return all(most <= [shard.capacity for shard in self._table.shards])
 
-    def _links(self, before: Saved, prefix: str) -> bool:
+    def _links(self, before: PreviousTableSave, prefix: str) -> bool:
         """Link the pieces of the save before into this one; returns False where that can't be done, and leaves none."""
         linked, target = list[Path](), Path(prefix)
         try:
@@ -227,7 +227,7 @@ class Pieces:
         sizes = []
         for number, (shard, device) in enumerate(zip(self._table.shards, self._table.devices, strict=True)):
             with tf.device(device), tf.name_scope(APART):
-                own = shard.apart()
+                own = shard.with_own_handles()
                 first = tf.constant(FIRST, tf.int64)
                 sizes.append(tf.size(own.changed_rows(first, own.numbers.read()[NEXT], since[number])))
         return tf.reduce_sum(sizes)
@@ -269,7 +269,7 @@ class Pieces:
                 shapes = {CLOCK: [1], **{name: [None, *array.shape[1:]] for name, array in kept.items()}}
                 restored = {name: tf.ensure_shape(value, shapes[name]) for name, value in restored.items()}
                 own = owner_of(restored["keys"], len(table.shards)) == number
-                taken.append(shard.take(restored, own))
+                taken.append(shard.insert_restored(restored, own))
                 others.append(tf.size(own) - tf.math.count_nonzero(own, dtype=tf.int32))
         with tf.control_dependencies(taken):
             return tf.reduce_sum(others)

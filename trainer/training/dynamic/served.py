@@ -94,7 +94,7 @@ class ServedTables:
         self._tables: list[tuple[Layer, ServedTable]] = []
 
     @classmethod
-    def of(cls, directory: RunDirectory) -> ServedTables:
+    def from_directory(cls, directory: RunDirectory) -> ServedTables:
         """Return those of a run's settings."""
         return cls(directory.dynamic_tables)
 

@@ -19,7 +19,7 @@ from trainer.training.atomic_updates import give_back, locks_of
 from trainer.training.dynamic.arrays import Array, Index, parts_of
 from trainer.training.dynamic.hashing import FirstValues
 from trainer.training.dynamic.sketch import Sketch
-from trainer.training.lookups import GIVEN, GIVING
+from trainer.training.table_lookups import GIVEN, GIVING
 from trainer.training.tf_internals.graphs import APART, either
 
 # What a key without a row reads, and where what is dropped is written; nobody reads that.
@@ -83,13 +83,13 @@ class Shard:
         lengths = ((one.dtype.size, one.shape[1] if len(one.shape) > 1 else 1) for one in self.kept.values())
         return sum(size * length for size, length in lengths) + INDEX_BYTES
 
-    def apart(self) -> Shard:
+    def with_own_handles(self) -> Shard:
         """Return the same with handles of its own, for what holds its mutex: by explicit dependencies alone."""
         other = copy.copy(self)
         for name, value in vars(self).items():
             if isinstance(value, Array | Index | Sketch):
-                setattr(other, name, value.apart())
-        other.slots = {name: slot.apart() for name, slot in self.slots.items()}
+                setattr(other, name, value.with_own_handles())
+        other.slots = {name: slot.with_own_handles() for name, slot in self.slots.items()}
         return other
 
     def reserve(self) -> None:
@@ -117,19 +117,19 @@ class Shard:
     def known_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, DEFAULT for those without one."""
         with tf.name_scope(APART):
-            return tf.maximum(self.index.apart().find(keys), DEFAULT)
+            return tf.maximum(self.index.with_own_handles().find(keys), DEFAULT)
 
     def given_rows(self, keys: Tensor) -> Tensor:
         """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
         with tf.name_scope(APART), tf.name_scope(GIVING):
-            found = self.index.apart().find(keys)
+            found = self.index.with_own_handles().find(keys)
             rows = either(tf.reduce_any(found < 0), self._rows_with_given, lambda keys, found: found, [keys, found])
         return tf.identity(rows, name=GIVEN)
 
     def _rows_with_given(self, keys: Tensor, found: Tensor) -> Tensor:
         """Return the rows of keys, of which some were not found; it is traced by itself."""
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             lacking = tf.where(found < 0)
             asked = tf.gather_nd(keys, lacking)
             locks = locks_of([self.mutex], after=asked)
@@ -172,7 +172,7 @@ class Shard:
         with tf.control_dependencies(begun):
             return rows, [counted, *begun, self.index.insert(keys, rows)]
 
-    def take(self, restored: Mapping[str, Any], own: Tensor) -> Tensor:
+    def insert_restored(self, restored: Mapping[str, Any], own: Tensor) -> Tensor:
         """Give the `own` ones among restored rows a row each, with all that is `kept` of them; clocks go on.
 
         A key that is there already stays as it is. Those without room are counted. Returns how many got one.
@@ -203,7 +203,7 @@ class Shard:
         update's: rows are taken while nobody trains or gives any.
         """
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             locks = locks_of([own.mutex, *([mutex] if mutex else [])], after=before)
             with tf.control_dependencies([locks[-1]]):
                 rows = tf.range(start, end)
@@ -234,7 +234,7 @@ class Shard:
     def counts(self, start: Tensor, end: Tensor, before: Tensor) -> Tensor:
         """Return of the idle rows from one number to another how many were trained in each number of steps."""
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             rows = tf.range(start, end)
             rows = tf.boolean_mask(rows, own.are_idle(rows, before, tf.constant(tf.int64.max)))
             rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)
@@ -244,7 +244,7 @@ class Shard:
     def age_sketch(self) -> Tensor:
         """Halve what the sketch has counted, so that it has room for the keys to come; returns how much that was."""
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             locks = locks_of([own.mutex])
             with tf.control_dependencies([locks[-1]]):
                 assert own.sketch is not None
@@ -263,7 +263,7 @@ class Shard:
         `mutex` is the update's: a row and its slots are of one moment.
         """
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             rows = own.changed_rows(start, end, since)
             locks = locks_of([mutex] if mutex else [], after=rows)
             with tf.control_dependencies(locks):
@@ -277,7 +277,7 @@ class Shard:
         That is since the clock was `began`, when the first piece was read. So all pieces are of one moment.
         """
         with tf.name_scope(APART):
-            own = self.apart()
+            own = self.with_own_handles()
             locks = locks_of([mutex] if mutex else [], after=start)
             with tf.control_dependencies([start, *locks]):
                 end = own.numbers.read()[NEXT]
@@ -290,7 +290,7 @@ class Shard:
     def changed_rows(self, start: Tensor, end: Tensor, since: Tensor) -> Tensor:
         """Return the rows from one number to another that are a key's, and have changed as `piece` says it."""
 
-        def look(begin: Tensor, found: Any) -> tuple[Tensor, Any]:
+        def find_changed(begin: Tensor, found: Any) -> tuple[Tensor, Any]:
             rows = tf.range(begin, tf.minimum(begin + LOOKED_AT, end))
             changed = (since < 0) | is_since(self.usage.rows(rows)[:, 1], since)
             rows = tf.gather(rows, tf.where(changed)[:, 0])
@@ -298,7 +298,7 @@ class Shard:
             return begin + LOOKED_AT, found.write(found.size(), tf.gather(rows, tf.where(has_key)[:, 0]))
 
         found = tf.TensorArray(tf.int64, 0, dynamic_size=True, infer_shape=False, element_shape=[None])
-        _, found = tf.while_loop(lambda begin, _: begin < end, look, (start, found), parallel_iterations=1)
+        _, found = tf.while_loop(lambda begin, _: begin < end, find_changed, (start, found), parallel_iterations=1)
         return found.concat()
 
     def all_of(self, rows: Tensor) -> dict[str, Tensor]:

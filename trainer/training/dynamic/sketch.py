@@ -12,7 +12,7 @@ from trainer.core.contracts import Operation, Tensor
 from trainer.training.dynamic.arrays import Array
 from trainer.training.dynamic.hashing import mixed
 
-LEAST_CELLS, MOST_CELLS = 1 << 16, 1 << 22
+MIN_CELLS, MAX_CELLS = 1 << 16, 1 << 22
 SALTS = (0x14057B7EF767814F, 0x2545F4914F6CDD1D)
 
 
@@ -23,10 +23,10 @@ class Sketch:
         """It lets a key have a row when it was seen in so many steps; its size follows from the rows there may be."""
         self._made = name, capacity, sightings
         self.sightings = sightings
-        self.cells = min(MOST_CELLS, max(LEAST_CELLS, 1 << (4 * capacity - 1).bit_length()))
+        self.cells = min(MAX_CELLS, max(MIN_CELLS, 1 << (4 * capacity - 1).bit_length()))
         self.counts = Array(name, [len(SALTS) * self.cells], tf.int32)
 
-    def apart(self) -> Sketch:
+    def with_own_handles(self) -> Sketch:
         """Return the same with a handle of its own, in what is traced."""
         return Sketch(*self._made)
 

@@ -12,7 +12,7 @@ from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
 from trainer.training.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.dynamic.shard import Shard
-from trainer.training.lookups import GIVEN, lookups_of, note
+from trainer.training.table_lookups import GIVEN, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
 from trainer.training.tf_internals.variables import Reserved
 

@@ -24,8 +24,8 @@ from trainer.training.dynamic.optimizers import (
     Slots,
     clips,
     leave_out,
-    refused,
     row_slots,
+    table_error,
     takes_one_by_one,
     train_rows,
 )
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 # What the names of a shard's resources end with, but for the index, which is no variable.
 PARTS = ("values", "slot0", "slot1", "slot2", "keys", "told", "free", "numbers", "clock", "sketch")
 DEVIATIONS = 6  # of the number of keys that fall to one ps, above the mean
-MOST_PS = 100  # whose rows, when all of these are full, any other number of ps has room for
+MAX_PS = 100  # whose rows, when all of these are full, any other number of ps has room for
 LEFT: list[tuple[Mapping[str, Any], Sequence[str]]] = []
 """Records and devices of tables that this process let go of. Python may collect those while a graph is made, to which
 the operations that free them would belong: the next tables free them."""
@@ -102,7 +102,9 @@ class DynamicTables:
         self._end.atexit = False  # a process that ends leaves them to the next one
 
     @classmethod
-    def of(cls, config: Config, strategy: Strategy, handover: TablesLeft | None = None) -> DynamicTables | None:
+    def from_config(
+        cls, config: Config, strategy: Strategy, handover: TablesLeft | None = None
+    ) -> DynamicTables | None:
         """Return those of the settings, on the strategy's ps; None without any. `handover` hears of them."""
         if not config.dynamic_tables:
             return None
@@ -153,7 +155,7 @@ class DynamicTables:
             )
         check_layer(layer)
         wanted = self._settings[name].capacity
-        most = MOST_PS * share_of(wanted, MOST_PS)
+        most = MAX_PS * share_of(wanted, MAX_PS)
         shards = []
         with tf.init_scope():
             for number, device in enumerate(self._devices):
@@ -209,7 +211,7 @@ class DynamicTables:
                     f"{', '.join(sorted(known)) or 'none'}: name a layer of the program, or give one that name"
                 )
             if name not in self._trainers:
-                raise refused(f"{name} is trained by no optimizer of the model", "train it")
+                raise table_error(f"{name} is trained by no optimizer of the model", "train it")
 
     def update(self, optimizer: Optimizer, variable: Reserved, gradient: Any, change: Change) -> None:
         """Have a gradient change rows of a table, as an optimizer does; raises UserError where it can't."""
@@ -221,7 +223,7 @@ class DynamicTables:
             self._has_found_more = True
         elif trainer is not optimizer:
             kinds = " and ".join(type(one).__name__ for one in (trainer, optimizer))
-            raise refused(f"{table.name} is trained by two optimizers ({kinds})", "give it to one of them")
+            raise table_error(f"{table.name} is trained by two optimizers ({kinds})", "give it to one of them")
         table.update(variable, gradient, change)
 
     def _begin(self, table: Table) -> None:
@@ -276,7 +278,7 @@ class DynamicTables:
         for table in self.tables.values():
             for shard, device in zip(table.shards, table.devices, strict=True):
                 with tf.device(device), tf.name_scope(APART):
-                    found.append(shard.numbers.apart().read())
+                    found.append(shard.numbers.with_own_handles().read())
         return found
 
     def update_counts(self, numbers: Sequence[Any]) -> None:

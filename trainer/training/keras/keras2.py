@@ -20,7 +20,7 @@ from trainer.core.contracts import (
     Trackable,
     Variable,
 )
-from trainer.training.constraints import refuse_split_constraints
+from trainer.training.constraints import reject_split_constraints
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
 from trainer.training.keras.base import SPARSE, has_call, shapes_of_metrics
@@ -31,7 +31,7 @@ from trainer.training.optimizers import (
     forget_children,
     is_wrapper,
     optimizers_of,
-    refuse_state_of_shards,
+    reject_state_of_shards,
     share_among_workers,
     treat_as_whole,
 )
@@ -68,7 +68,7 @@ class Keras2Model:
         treat_as_whole(self.model)
         if remote:
             share_among_workers(self.model)
-            refuse_split_constraints(self.model)
+            reject_split_constraints(self.model)
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -121,8 +121,8 @@ class Keras2Model:
 
     def check_step(self, step: Traced) -> None:
         forget_children(self.model)
-        refuse_state_of_shards(self.model, type(self.model.optimizer).__name__)
-        refuse_split_constraints(self.model)
+        reject_state_of_shards(self.model, type(self.model.optimizer).__name__)
+        reject_split_constraints(self.model)
 
     def trained(self, *, with_optimizers: bool = True) -> Trackable:
         return self.model

@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Optimizer, Program
 from trainer.core.failures import UserError
-from trainer.run.memory import NotKept, encode
+from trainer.run.callback_store import NotStorable, encode
 from trainer.training.keras.adapters import keras_of
 
 log = logging.getLogger(__name__)
@@ -146,6 +146,6 @@ def attributes(callback: Callback) -> dict[str, tuple[Any, dict[str, Any]]]:
     for name, value in vars(callback).items():
         arrays: dict[str, Any] = {}
         if name not in NOT_ITS_OWN:
-            with contextlib.suppress(NotKept, RecursionError):
+            with contextlib.suppress(NotStorable, RecursionError):
                 found[name] = (encode(value, arrays), arrays)
     return found

@@ -36,7 +36,7 @@ class Calls:
         self._runner = runner
         self.schedule = schedule
         self._progress = progress
-        progress.tally.file_sizes, progress.tally.lookups = lambda: runner.file_sizes, lambda: runner.lookups
+        progress.counters.file_sizes, progress.counters.lookups = lambda: runner.file_sizes, lambda: runner.lookups
         self._meter = meter
         self._tasks = dict(enumerate(tasks))
         self.workers: set[int] = set()
@@ -54,7 +54,7 @@ class Calls:
 
     def last(self) -> dict[str, float]:
         """Return the numbers of the call that ended last by name, with metrics over all calls since they were reset."""
-        return {} if self.outputs is None else fetch_numbers(self._runner.over_all_calls(self.outputs))
+        return {} if self.outputs is None else fetch_numbers(self._runner.aggregate_outputs(self.outputs))
 
     def join(self, task: str) -> None:
         """One more worker takes calls; its number is the next one."""
@@ -62,7 +62,7 @@ class Calls:
         self._count += 1
         self.schedule.join()
         self._meter.join(task)
-        self._progress.tally.workers = [*self._progress.tally.workers, task]
+        self._progress.counters.workers = [*self._progress.counters.workers, task]
 
     def give(self, steps: int) -> Call:
         """Give out a call of so many steps."""
@@ -70,7 +70,7 @@ class Calls:
         self.schedule.given(steps)
         return call
 
-    def take(self, ended: list[Call], now: float) -> None:
+    def count_ended(self, ended: list[Call], now: float) -> None:
         """Count calls that have ended."""
         for call in ended:
             self.workers.add(call.worker)
@@ -84,7 +84,7 @@ class Calls:
             seconds = self.schedule.returned(done if is_whole else 0, call.began, call.worker, now)
             if not is_whole:
                 self.schedule.undone(call.steps - done)
-            self._progress.tally.returned(call.worker, done, seconds, call.stale, call.input_wait)
+            self._progress.counters.returned(call.worker, done, seconds, call.stale, call.input_wait)
             if done:
                 self.outputs = call.outputs
         if (news := self._runner.news) != self._news:
@@ -92,7 +92,7 @@ class Calls:
             if news:
                 log.info("%s", news)
             self._progress.enter(RunState.TRAINING, news)
-        self._progress.tally.update_wait_seconds = self._runner.seconds_waited
+        self._progress.counters.update_wait_seconds = self._runner.seconds_waited
         if self._runner.tables is not None:
-            self._progress.tally.tables = dict(self._runner.tables.counts)
-        self._progress.tally.files = self._runner.files
+            self._progress.counters.tables = dict(self._runner.tables.counts)
+        self._progress.counters.files = self._runner.files

@@ -51,7 +51,7 @@ class Due(NamedTuple):
 class Controller:
     """Gives out calls, and has each part of the loop do its work when that is due."""
 
-    looked = False
+    polled = False
     """Whether the last `next_call` looked at what is due: members in step do so at the same place."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Controller:
         self._runner = runner
         self._account = Account(progress, phases, directory, meter, began)
         self._calls = calls = Calls(runner, schedule, progress, meter, tasks, workers)
-        self._ends = EpochEnds.of(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
+        self._ends = EpochEnds.from_config(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
         self._evaluations = Evaluations(config, evaluate, directory, progress, phases)
         self._saves = Saves(
             config, runner, directory, progress, phases, stopping, lease, numbers=calls.last, written=self._written
@@ -130,7 +130,7 @@ class Controller:
     @property
     def outputs(self) -> Structure:
         """What train_step returned in the call that ended last, with metrics over all calls since they were reset."""
-        return self._runner.over_all_calls(self._calls.outputs)
+        return self._runner.aggregate_outputs(self._calls.outputs)
 
     def last_output(self, name: str, default: object) -> Any:
         """Return one output of the call that ended last, by itself."""
@@ -163,12 +163,12 @@ class Controller:
         What is due is done meanwhile. At such an end all calls have ended. Raises Stopped, after a checkpoint, when
         asked to stop; MembershipChanged when members have ended or come back.
         """
-        self.looked = False
+        self.polled = False
         if self._calls.schedule.is_over:
             self._begin_calls()
         while True:
             if self._calls.schedule.is_look_due(time.monotonic()):
-                self._look()
+                self._poll()
                 if self._calls.schedule.is_over:
                     if self.epoch_ended:
                         return 0
@@ -187,7 +187,7 @@ class Controller:
         try:
             if self._saves.schedule.callbacks_heard():
                 self.save(wait=False, patience=SLOW_SECONDS)
-            self._look()
+            self._poll()
         finally:
             self._ends.heard = False
 
@@ -206,19 +206,19 @@ class Controller:
         """Take note of the calls that have ended, or look around while none has; raises as MemberWatch does."""
         if ended := self._runner.returned():
             self._members.note(alive=True)  # by the next call at the latest it is seen whether one is there
-            self._calls.take(ended, time.monotonic())
+            self._calls.count_ended(ended, time.monotonic())
         else:
             self._members.wait(lambda: self._runner.is_failing and not self.has_trained)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Do what is due, with calls in flight or without; raises Stopped when asked to stop, once none is."""
-        self.looked = True
+        self.polled = True
         is_quiet, changes = not self._calls.schedule.in_flight, self._changes
-        changes.look(self._runner.is_recovering)
+        changes.poll(self._runner.is_recovering)
         if changes.lost and is_quiet:  # which no step needed: TensorFlow has not reported it
             raise MembershipChanged(f"{', '.join(changes.lost)} has ended")
         due = self._agree_on_due(self._read_step(is_quiet))
-        self._ends.look(self.step, is_quiet=is_quiet)
+        self._ends.update(self.step, is_quiet=is_quiet)
         if self._ends.waits_for_callbacks(self.step):
             self._leave_to_callbacks(due)
             return
@@ -254,7 +254,7 @@ class Controller:
         numbers = (int(leads and number) for number in (save, show, *self._calls.schedule.sizes))
         agreed = self._runner.agree([self._members.is_asked_to_stop, *numbers])
         self._calls.schedule.sizes = tuple(agreed[3:])
-        self._calls.schedule.looked(self.step, time.monotonic())
+        self._calls.schedule.polled(self.step, time.monotonic())
         return Due(*map(bool, agreed[:3]))
 
     def _leave_to_callbacks(self, due: Due) -> None:

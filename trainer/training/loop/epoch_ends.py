@@ -27,7 +27,7 @@ class EpochEnds:
     ended: bool = False
 
     @classmethod
-    def of(cls, config: Config, *, evaluated: bool, for_callbacks: bool) -> EpochEnds:
+    def from_config(cls, config: Config, *, evaluated: bool, for_callbacks: bool) -> EpochEnds:
         """Return the ends of the settings' run, and whether each epoch's end is evaluated, and callbacks hear of it."""
         in_blocks = not config.traits.remote
         saves = config.checkpoint_steps if in_blocks else 0
@@ -45,7 +45,7 @@ class EpochEnds:
         periods += [self.checkpoint_steps] if self.checkpoint_steps else []
         return min([self.steps, *((step // period + 1) * period for period in periods)])
 
-    def look(self, step: int, *, is_quiet: bool) -> None:
+    def update(self, step: int, *, is_quiet: bool) -> None:
         """Note whether an epoch has ended with no call in flight.
 
         A call that ran twice, because its worker died, takes the step beyond where the calls were to end.

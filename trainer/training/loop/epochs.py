@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Structure
-from trainer.run.memory import Memory
+from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import attributes, keys_of, library_of
@@ -21,7 +21,7 @@ from trainer.training.steps.runner import StepRunner
 log = logging.getLogger(__name__)
 
 
-class Outputs(tf.distribute.coordinator.RemoteValue):
+class LastOutputs(tf.distribute.coordinator.RemoteValue):
     """What train_step returned in the call that ended last, fetched when Keras asks: at the end of an epoch."""
 
     def __init__(self, controller: Controller) -> None:
@@ -39,7 +39,7 @@ class Epochs:
     """The epochs that are left of a run, and the callbacks that hear of them."""
 
     def __init__(
-        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, memory: Memory
+        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, store: CallbackStore
     ) -> None:
         """Take the program's callbacks, and where the run goes on."""
         self._controller = controller
@@ -47,11 +47,11 @@ class Epochs:
         self.count = -(-config.steps // length)
         self._next = (self.count, 0) if controller.done else divmod(step, length)
         self.follow = FollowController(runner, controller)
-        self.recall = Recall(config, own, runner, controller, memory)
-        (known,) = runner.agree([memory.newest(step) if own else -1])
-        record = memory.read(known) if known >= 0 else None
+        self.state_keeper = CallbackStateKeeper(config, own, runner, controller, store)
+        (known,) = runner.agree([store.newest(step) if own else -1])
+        record = store.read(known) if known >= 0 else None
         if record is not None:
-            self.recall.take(record, self._next[0], is_end=controller.done or not self._next[1])
+            self.state_keeper.resume_from(record, self._next[0], is_end=controller.done or not self._next[1])
         if known > 0:
             for callback in own:  # it would begin its file again
                 if isinstance(callback, library_of(runner.model).CSVLogger):
@@ -59,7 +59,7 @@ class Epochs:
         # In the scope, so that Keras refuses what it can't call under parameter servers.
         with runner.model.distribute_strategy.scope():
             self.callbacks = keras_of(runner.model).callback_list(
-                [self.follow, *own, self.recall],
+                [self.follow, *own, self.state_keeper],
                 add_history=True,
                 model=runner.model,
                 epochs=self.count,
@@ -71,7 +71,7 @@ class Epochs:
     @property
     def are_over(self) -> bool:
         """Whether nothing is left to train: all steps are done, or a callback has ended the training before."""
-        return self._next[0] >= self.count or self.recall.ended
+        return self._next[0] >= self.count or self.state_keeper.ended
 
     @property
     def next(self) -> tuple[int, int]:
@@ -101,9 +101,9 @@ class FollowController(tf.keras.callbacks.Callback):
     def call(self) -> Any:
         """Make the next call, as Keras's train function; returns its outputs, perhaps to be fetched later."""
         if not self.steps:
-            return Outputs(self._controller)
+            return LastOutputs(self._controller)
         outputs = self._controller.call(self.steps).outputs
-        return Outputs(self._controller) if outputs is None else outputs
+        return LastOutputs(self._controller) if outputs is None else outputs
 
     def on_train_begin(self, logs: object = None) -> None:
         self._controller.begin()
@@ -154,9 +154,9 @@ class EndWithTheData(tf.keras.callbacks.Callback):
 class CallbackStates:
     """What callbacks remember: the attributes that are not as they were when the training began."""
 
-    def __init__(self, callbacks: list[Callback], memory: Memory) -> None:
+    def __init__(self, callbacks: list[Callback], store: CallbackStore) -> None:
         self.callbacks = dict(zip(keys_of(callbacks), callbacks, strict=True))
-        self._memory = memory
+        self._store = store
         self._fresh: dict[str, dict[str, Any]] = {}
 
     def begin(self) -> None:
@@ -172,7 +172,7 @@ class CallbackStates:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
     def keep(self, step: int, ended: int) -> None:
-        """Keep what each callback remembers at this step for a later process; `ended` is as Memory has it."""
+        """Keep what each callback remembers at this step for a later process; `ended` is as the store has it."""
         if not self.callbacks:
             return
         arrays: dict[str, Any] = {}
@@ -183,10 +183,10 @@ class CallbackStates:
                 if name not in fresh or fresh[name][0] != value:
                     kept[key][name] = value
                     arrays.update(named)
-        self._memory.write(step, ended, kept, arrays)
+        self._store.write(step, ended, kept, arrays)
 
 
-class Recall(tf.keras.callbacks.Callback):
+class CallbackStateKeeper(tf.keras.callbacks.Callback):
     """The last callback: ends the training together, and keeps what the program's callbacks remember.
 
     A callback that ends the training ends it on all members, where all look. What callbacks remember is kept at each
@@ -194,7 +194,7 @@ class Recall(tf.keras.callbacks.Callback):
     """
 
     def __init__(
-        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, memory: Memory
+        self, config: Config, own: list[Callback], runner: StepRunner, controller: Controller, store: CallbackStore
     ) -> None:
         super().__init__()
         self._supports_tf_logs = True
@@ -202,13 +202,13 @@ class Recall(tf.keras.callbacks.Callback):
         self._controller = controller
         self._asked = False
         self._steps = config.steps
-        self._own = CallbackStates(own, memory)
+        self._own = CallbackStates(own, store)
         self._record: dict[str, Any] | None = None
         self._unheard: int | None = None
         self.ended = False
         """Whether a callback has ended the training, and no more steps were asked for since."""
 
-    def take(self, record: dict[str, Any], epoch: int, *, is_end: bool) -> None:
+    def resume_from(self, record: dict[str, Any], epoch: int, *, is_end: bool) -> None:
         """Take the record to go on with, before `epoch`; `is_end` says that the epoch before has all of its steps."""
         step, length = self._controller.step, self._controller.epoch_steps
         self._record = record
@@ -232,7 +232,7 @@ class Recall(tf.keras.callbacks.Callback):
         if self._controller.done:
             return
         self._asked |= self.model.stop_training
-        self.model.stop_training = self._controller.looked and self._agreed()
+        self.model.stop_training = self._controller.polled and self._agreed()
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
         self._traced.check()

@@ -9,7 +9,7 @@ from typing import Protocol
 log = logging.getLogger(__name__)
 
 
-class Members(Protocol):
+class JoinableMembers(Protocol):
     """The part of a membership that says who may join."""
 
     def newcomers(self) -> dict[str, str]:
@@ -45,7 +45,7 @@ class Runner(Protocol):
         """Have the other workers read the data of these; returns False where that takes another generation."""
 
 
-class Calls(Protocol):
+class CallCounter(Protocol):
     """What counts the calls of workers."""
 
     def join(self, task: str) -> None:
@@ -55,7 +55,7 @@ class Calls(Protocol):
 class Joining:
     """Has workers join a generation, where its settings allow that."""
 
-    def __init__(self, members: Members | None, runner: Runner, calls: Calls) -> None:
+    def __init__(self, members: JoinableMembers | None, runner: Runner, calls: CallCounter) -> None:
         self._members = members
         self._runner = runner
         self._calls = calls
@@ -76,13 +76,13 @@ class Joining:
         serving = self._members.workers_serving()
         return [task for task in self._drained if task not in serving]
 
-    def _drained_now(self, members: Members) -> list[str]:
+    def _drained_now(self, members: JoinableMembers) -> list[str]:
         """Return whose parts others are to have: also of one that is not named any more, until it answers."""
         named = members.drained_workers()
         serving = members.workers_serving() if self._drained else set()
         return [*named, *(task for task in self._drained if task not in {*named, *serving})]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Have those join that can, and give calls to those that have; have others read for the drained."""
         if self._members is None:
             return

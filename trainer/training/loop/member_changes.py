@@ -8,7 +8,7 @@ from trainer.core.task_id import is_worker
 from trainer.training.loop.joining import Joining
 
 
-class Members(Protocol):
+class ChangingMembers(Protocol):
     """The part of a membership that says how members come and go."""
 
     def lost_ps(self) -> list[str]:
@@ -21,7 +21,7 @@ class Members(Protocol):
         """Return the members that are back and take no part yet."""
 
 
-class Storage(Protocol):
+class SaveHealth(Protocol):
     """The part of the checkpoints that says how saves go."""
 
     def trouble(self) -> str | None:
@@ -36,8 +36,8 @@ class MemberChanges:
 
     def __init__(
         self,
-        members: Members | None,
-        storage: Storage,
+        members: ChangingMembers | None,
+        storage: SaveHealth,
         joining: Joining | None = None,
         *,
         elastic: bool,
@@ -51,7 +51,7 @@ class MemberChanges:
         self.leaving: list[str] = []
         self.returned: list[str] = []
 
-    def look(self, is_recovering: bool) -> None:
+    def poll(self, is_recovering: bool) -> None:
         """Find the ps that are lost, and those that leave and that can be let go: after a save, which must not fail.
 
         So are drained workers, where others can't read their data before. Workers join meanwhile, where they can.
@@ -63,7 +63,7 @@ class MemberChanges:
         must_stay = is_recovering or self._storage.trouble() is not None
         self.leaving = [] if must_stay else self._members.leaving_ps()
         if self._joining is not None:
-            self._joining.look()
+            self._joining.poll()
             if self._elastic and not must_stay:
                 self.leaving += self._joining.leaving
 

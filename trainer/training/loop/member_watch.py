@@ -17,7 +17,7 @@ from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.scheduler import Schedule
 from trainer.training.loop.stop_patience import StopPatience
 from trainer.training.loop.worker_absence import WorkerAbsence
-from trainer.training.steps.runner import POLL_SECONDS
+from trainer.training.steps.runner import CALL_POLL_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class MemberWatch:
                 log.warning("%s: saving without it", why)
                 self._save()
                 raise Stopped
-        time.sleep(POLL_SECONDS)
+        time.sleep(CALL_POLL_SECONDS)
 
     def note(self, alive: bool) -> None:
         """Tell the time in which no worker is present from that of the training, which it neither is nor slows down."""

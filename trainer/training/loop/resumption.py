@@ -76,7 +76,7 @@ class Resumption:
         if self.handover is None or (newest or 0) >= self.config.steps:
             return False
         runner = self.runner
-        if not self.handover.take(runner.trained, runner.step, newest or 0, runner.copy, runner.tables):
+        if not self.handover.take_over(runner.trained, runner.step, newest or 0, runner.copy, runner.tables):
             return False
         log.info("attached to the variables on the ps, at step %d", int(self.runner.step.numpy()))
         self.checkpoints.skip_restore(newest)
@@ -90,7 +90,7 @@ class Resumption:
         if not 0 <= self._newest() < self.config.steps or (runner.tables is not None and not runner.tables.are_left):
             return False
         taken = self._read_checkpoint()
-        if not self.handover.take(runner.trained, runner.step, max(taken, 0), runner.copy, runner.tables):
+        if not self.handover.take_over(runner.trained, runner.step, max(taken, 0), runner.copy, runner.tables):
             return False
         log.info("only what lost ps had is of the checkpoint")
         return True

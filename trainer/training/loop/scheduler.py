@@ -1,8 +1,9 @@
 """How steps become calls: how many steps a worker is given at once, and when.
 
-A call is what a worker is given at once. Two classes answer, with the same methods. `Scheduler` is for workers that go
-at their own pace: it keeps calls queued for them, and nobody waits for anybody. `Blocks` is for replicas in step, which
-do the same calls at the same time and agree after each block of them. Neither knows TensorFlow; time is an argument.
+A call is what a worker is given at once. Two classes answer, with the same methods. `AsyncSchedule` is for workers that
+go at their own pace: it keeps calls queued for them, and nobody waits for anybody. `LockstepSchedule` is for replicas
+in step, which do the same calls at the same time and agree after each block of them. Neither knows TensorFlow; time is
+an argument.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ GROWTH = 10  # a size that was measured badly must not lead to a call of minutes
 # What is queued must last until the coordinator looks again, however short the calls are.
 QUEUED_CALLS = 2
 QUEUED_SECONDS = 0.1
-MOST_QUEUED_CALLS = 50
-LOOK_SECONDS = 0.2
+MAX_QUEUED_CALLS = 50
+POLL_SECONDS = 0.2
 RESIZE_SECONDS = 0.1
 # Towards an end calls shrink to this: shorter ones would cost more than the wait for the last of them.
 SHORTEST_SECONDS = 0.02
@@ -55,7 +56,7 @@ class Schedule(Protocol):
     def is_look_due(self, now: float) -> bool:
         """Return whether it is time to look at what is due beside the calls."""
 
-    def looked(self, step: int, now: float) -> None:
+    def polled(self, step: int, now: float) -> None:
         """The coordinator has looked, and read this step."""
 
     def join(self) -> None:
@@ -136,7 +137,7 @@ class WorkerSpeeds:
         return longest
 
 
-class Scheduler:
+class AsyncSchedule:
     """Keeps about two calls for each worker in flight or queued; whichever worker is free takes the next one.
 
     So a slow worker gets fewer calls by itself. A call lasts about half a second on the median worker. Near the end
@@ -189,9 +190,9 @@ class Scheduler:
         self._speeds.paused(until)
 
     def is_look_due(self, now: float) -> bool:
-        return self.is_over or (self._has_news and now - self._looked_at >= LOOK_SECONDS)
+        return self.is_over or (self._has_news and now - self._looked_at >= POLL_SECONDS)
 
-    def looked(self, step: int, now: float) -> None:
+    def polled(self, step: int, now: float) -> None:
         self._has_news, self._looked_at = False, now
         # A call that ran twice, because its worker died, was counted twice.
         self._given = max(self._given, step)
@@ -213,10 +214,10 @@ class Scheduler:
         seconds = size * self._speeds.median
         if not seconds:
             return QUEUED_CALLS
-        return max(QUEUED_CALLS, min(MOST_QUEUED_CALLS, 1 + math.ceil(QUEUED_SECONDS / seconds)))
+        return max(QUEUED_CALLS, min(MAX_QUEUED_CALLS, 1 + math.ceil(QUEUED_SECONDS / seconds)))
 
 
-class Blocks:
+class LockstepSchedule:
     """Gives calls in blocks of at most five seconds to replicas in step; after each of them it is time to look.
 
     A call that a block is made of has ended when it was given: nothing else is in flight beside it.
@@ -265,7 +266,7 @@ class Blocks:
     def is_look_due(self, now: float) -> bool:
         return not self._left and not self.in_flight
 
-    def looked(self, step: int, now: float) -> None:
+    def polled(self, step: int, now: float) -> None:
         self._step = step
         self._plan()
 
@@ -316,5 +317,5 @@ class Blocks:
 def make_schedule(config: Config, workers: int) -> Schedule:
     """Return the schedule of the settings' strategy."""
     if config.traits.remote:
-        return Scheduler(config.steps_per_execution, workers)
-    return Blocks(config.steps_per_execution, config.log_seconds)
+        return AsyncSchedule(config.steps_per_execution, workers)
+    return LockstepSchedule(config.steps_per_execution, config.log_seconds)

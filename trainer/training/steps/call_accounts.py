@@ -63,7 +63,7 @@ class CallAccounts:
             self.tables.mutex_of = self.updates.mutex_of
         self.metrics = CallMetrics(self.model, train_step, self.counts)
 
-    def take(self, call: Call, report: Report) -> None:
+    def add_report(self, call: Call, report: Report) -> None:
         """Add what a call's report tells, also to the call."""
         (call.outputs, states, waited, numbers), call.worker = report.result, report.worker
         call.counted = report.step
@@ -75,7 +75,7 @@ class CallAccounts:
         counts = states[len(states) - len(self.counts) :]
         stale, counts = counts[: len(self.stale.states)], counts[len(self.stale.states) :]
         wait = counts[: len(counts) - len(self.asked.states)]
-        self.asked.take(counts[len(wait) :], time.monotonic())
+        self.asked.add_report(counts[len(wait) :], time.monotonic())
         call.stale = self.stale.found(stale, call.steps)
         call.input_wait = self.wait.found(wait, call.steps) if self.wait else None
         self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))

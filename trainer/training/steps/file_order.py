@@ -14,9 +14,9 @@ from typing import Generic
 
 from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.run.data_position import Position
 from trainer.run.file_list import File, FileList
-from trainer.run.position import Position
-from trainer.training.steps.readings import Box, EndOfFiles, Reading, Readings
+from trainer.training.steps.readings import Box, EndOfFiles, Readings, WorkerReading
 
 log = logging.getLogger(__name__)
 EMPTY_FILES = 1000  # in a row, which a worker has looked for an example in
@@ -123,7 +123,7 @@ class FileOrder(Generic[Box]):
             for reading in self._readings:
                 self._fill(reading)
 
-    def take(self, worker: int, place: tuple[int, int]) -> None:
+    def advance(self, worker: int, place: tuple[int, int]) -> None:
         """A worker has trained so much: a ticket, and the examples of its file that are taken by now; -1 for all."""
         with self._lock:
             (ticket, taken), now = place, time.monotonic()
@@ -155,7 +155,7 @@ class FileOrder(Generic[Box]):
             self._readings.clear()
         return ""
 
-    def _fill(self, reading: Reading[Box]) -> None:
+    def _fill(self, reading: WorkerReading[Box]) -> None:
         for _ in range(reading.lacks(time.monotonic())):
             if len(reading.tickets) >= EMPTY_FILES:
                 raise UserError(

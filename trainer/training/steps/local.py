@@ -12,7 +12,7 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure
 from trainer.core.failures import UserError
-from trainer.run.position import Position
+from trainer.run.data_position import Position
 from trainer.run.snapshot import copy_each
 from trainer.training.data_service import DataService
 from trainer.training.keras.adapters import keras_of
@@ -23,11 +23,11 @@ from trainer.training.steps.own_data import OwnData
 from trainer.training.steps.runner import Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
-from trainer.training.steps.trained import OfTrained, Trained
-from trainer.training.worker_files import UNWRITABLE, refuse_unwritable
+from trainer.training.steps.trained import TrainedModel, TrainsModel
+from trainer.training.worker_files import UNWRITABLE, reject_unwritable
 
 
-class LocalStepRunner(OfTrained):
+class LocalStepRunner(TrainsModel):
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
 
     is_recovering = is_failing = is_over = takes_in = False
@@ -60,7 +60,7 @@ class LocalStepRunner(OfTrained):
         with seeded_by(config.seed, step, member):
             train_step = trace_step(strategy, model, self._data.iterator)
             self._call = trace_call(strategy, train_step, counter, self._data.iterator)
-        self._what = Trained(model, trained, counter, output_names(outputs_of(train_step)), copy_each)
+        self._what = TrainedModel(model, trained, counter, output_names(outputs_of(train_step)), copy_each)
         self.step_examples = self._data.step_examples
         self._ended: list[Call] = []
 
@@ -78,7 +78,7 @@ class LocalStepRunner(OfTrained):
         except tf.errors.OutOfRangeError as error:
             raise UserError("the training data is empty, or this process's part of it") from error
         except UNWRITABLE as error:
-            refuse_unwritable(self._program, error)
+            reject_unwritable(self._program, error)
             raise
         call = Call(steps, began, outputs)
         self._ended.append(call)
@@ -92,7 +92,7 @@ class LocalStepRunner(OfTrained):
         ended, self._ended = self._ended, []
         return ended
 
-    def over_all_calls(self, outputs: Structure) -> Structure:
+    def aggregate_outputs(self, outputs: Structure) -> Structure:
         return outputs
 
     def write_metrics(self) -> None:

@@ -7,13 +7,13 @@ import contextlib
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Strategy, Variable
-from trainer.core.program import build_model, refuse_own_function
+from trainer.core.program import build_model, reject_own_function
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.keras3.checkpoint import read_whole_slots
 from trainer.training.keras.keras3.seeds import forget_seeds
 from trainer.training.keras.keras3.shards import train_shards
-from trainer.training.outside import refuse_outside_model
+from trainer.training.outside import reject_outside_model
 from trainer.training.precision import cast_split_variables, no_loss_scaling
 from trainer.training.tf_internals.saving import keeping_default_graph
 from trainer.training.whole_weights import building_whole
@@ -32,8 +32,8 @@ def make_model(program: Program, strategy: Strategy, tables: DynamicTables | Non
             model = build_model(program)
         remote = isinstance(strategy, tf.distribute.ParameterServerStrategy)
         if remote:
-            refuse_outside_model(program, model)
-            refuse_own_function(program, model, "reset_metrics", RESETS)
+            reject_outside_model(program, model)
+            reject_own_function(program, model, "reset_metrics", RESETS)
         keras_of(model).prepare(remote=remote)
         once = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return model, tf.Variable(0, dtype=tf.int64, trainable=False, name="step", aggregation=once)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from trainer.core.config import Config
-from trainer.run.position import FIRST, Beginning, Position
+from trainer.run.data_position import FIRST, Beginning, Position
 
 
 class ReadOrder:
@@ -43,7 +43,7 @@ class ReadOrder:
         """A call has reported this step."""
         self._counted = max(self._counted, step)
 
-    def take(self, worker: int, place: tuple[int, int]) -> None:
+    def advance(self, worker: int, place: tuple[int, int]) -> None:
         """A worker has read its part up to here: the pass, and the examples that were taken of it."""
         self._places[worker] = place
 

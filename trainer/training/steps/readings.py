@@ -10,7 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from trainer.run.file_list import File
 
-MOST_AHEAD = 32
+MAX_AHEAD = 32
 RECENT_SECONDS = 1.0
 
 
@@ -26,7 +26,7 @@ Box = TypeVar("Box", bound=Mailbox)
 
 
 @dataclasses.dataclass
-class Reading(Generic[Box]):
+class WorkerReading(Generic[Box]):
     """What a worker reads with one iterator: its tickets, each for a file, in their order."""
 
     mailbox: Box
@@ -39,7 +39,7 @@ class Reading(Generic[Box]):
         """Return how many files its mailbox should have and has not: more where its files are small."""
         while self.ended and now - self.ended[0] > RECENT_SECONDS:
             self.ended.popleft()
-        return max(0, min(MOST_AHEAD, 1 + len(self.ended)) - self.mailbox.size())
+        return max(0, min(MAX_AHEAD, 1 + len(self.ended)) - self.mailbox.size())
 
 
 class Readings(Generic[Box]):
@@ -48,24 +48,24 @@ class Readings(Generic[Box]):
     def __init__(self, make: Callable[[], Box]) -> None:
         """`make` makes a mailbox."""
         self._make = make
-        self._of: dict[int, Reading[Box]] = {}  # by the worker
+        self._of: dict[int, WorkerReading[Box]] = {}  # by the worker
         self._old: list[Box] = []  # a worker that was frozen may still look into its own
-        self._given: dict[int, tuple[File, Reading[Box]]] = {}  # by the ticket
+        self._given: dict[int, tuple[File, WorkerReading[Box]]] = {}  # by the ticket
         self._tickets = 0
 
-    def __iter__(self) -> Iterator[Reading[Box]]:
+    def __iter__(self) -> Iterator[WorkerReading[Box]]:
         return iter(self._of.values())
 
-    def begin(self, worker: int, now: float) -> Reading[Box]:
+    def begin(self, worker: int, now: float) -> WorkerReading[Box]:
         """Begin a worker's reading; that before must have ended."""
-        reading = self._of[worker] = Reading(self._make(), now)
+        reading = self._of[worker] = WorkerReading(self._make(), now)
         return reading
 
     def begun_before(self, lost: Mapping[int, float]) -> list[int]:
         """Return the workers that have not begun again since they were lost; `lost` has since when each is."""
         return [worker for worker, since in lost.items() if worker in self._of and self._of[worker].began < since]
 
-    def give(self, reading: Reading[Box], file: File, seed: int) -> None:
+    def give(self, reading: WorkerReading[Box], file: File, seed: int) -> None:
         """Give a reading one more file."""
         self._tickets += 1
         self._given[self._tickets] = file, reading

@@ -14,22 +14,21 @@ import tensorflow as tf
 from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure, Traced, Variable
 from trainer.core.joining import why_at_a_save
-from trainer.run.position import Position
+from trainer.run.data_position import Position
 from trainer.training.data_service import DataService
-from trainer.training.declared_tables import refuse_undeclared
+from trainer.training.declared_tables import reject_undeclared
 from trainer.training.dynamic.table import giving_rows
 from trainer.training.dynamic.tables import DynamicTables, TablesLeft
 from trainer.training.file_names import matching
 from trainer.training.forgotten import all_of, warn_of_forgotten
-from trainer.training.given_files import Mailbox
+from trainer.training.given_files import TicketQueue
 from trainer.training.keras.adapters import keras_of
-from trainer.training.large_arrays import refuse_large_arrays
-from trainer.training.lookups import asking_once
-from trainer.training.metric_uses import refuse_uses
-from trainer.training.outside import refuse_changing_shapes, refuse_outside
+from trainer.training.large_arrays import reject_large_arrays
+from trainer.training.metric_uses import reject_uses
+from trainer.training.outside import reject_changing_shapes, reject_outside
 from trainer.training.python_calls import look_for_python
 from trainer.training.release_resources import Iterators
-from trainer.training.row_updates import may_ask_once
+from trainer.training.row_updates import may_deduplicate_lookups
 from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.calls_in_flight import CallsInFlight
 from trainer.training.steps.draws import draw_seed
@@ -37,14 +36,15 @@ from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.model import make_model
 from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.read_order import ReadOrder
-from trainer.training.steps.runner import POLL_SECONDS, Call
+from trainer.training.steps.runner import CALL_POLL_SECONDS, Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import metric_pieces, trace_step
-from trainer.training.steps.trained import OfTrained, Trained
+from trainer.training.steps.trained import TrainedModel, TrainsModel
 from trainer.training.steps.workers_data import WorkersData
+from trainer.training.table_lookups import deduplicated_lookups
 from trainer.training.tf_internals.joining import add_worker, announce, known_workers, taken_in
 from trainer.training.tf_internals.workers import (
-    Members,
+    WorkerStates,
     all_failed_alike,
     calls_fail,
     is_recovering,
@@ -59,10 +59,10 @@ from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 # optimises the graph of a round before its first step: so many operations take it some seconds.
 UNROLLED_STEPS = 8
 ROUND_OPERATIONS = 4_000
-LEAST_AHEAD = 2  # steps of a round, of which all but the first one read ahead
+MIN_AHEAD = 2  # steps of a round, of which all but the first one read ahead
 
 
-class RemoteStepRunner(OfTrained):
+class RemoteStepRunner(TrainsModel):
     """The workers of a parameter-server cluster; a call is queued for whichever is free."""
 
     def __init__(
@@ -71,7 +71,7 @@ class RemoteStepRunner(OfTrained):
         program: Program,
         strategy: Strategy,
         workers: int,
-        members: Members | None = None,
+        members: WorkerStates | None = None,
         service: DataService | None = None,
         handover: TablesLeft | None = None,
     ) -> None:
@@ -85,7 +85,7 @@ class RemoteStepRunner(OfTrained):
 
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
-        tables = DynamicTables.of(config, strategy, handover)
+        tables = DynamicTables.from_config(config, strategy, handover)
         model, step = make_model(program, strategy, tables)
         keras = keras_of(model)
         keras.check_settings(config)
@@ -97,7 +97,7 @@ class RemoteStepRunner(OfTrained):
         wait, ask = not config.weights_ahead and not self._data.waits, not config.weights_ahead
         self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
-        self._what = Trained(
+        self._what = TrainedModel(
             model,
             keras.trained(),
             step,
@@ -195,38 +195,38 @@ class RemoteStepRunner(OfTrained):
             self._data.begin(int(self.step.numpy()))
         number = self._in_flight.next_number()
         args = (self._data.iterator, tf.constant([steps, number], tf.int64), self._accounts.rate.value)
-        with self._data.refused():  # `schedule` raises what went wrong in an earlier call, as `done` does
+        with self._data.naming_bad_data():  # `schedule` raises what went wrong in an earlier call, as `done` does
             self._coordinator.schedule(self._call, args=args)
         call = Call(steps, time.monotonic())
         self._in_flight.add(number, call)
         return call
 
     def returned(self) -> list[Call]:
-        with self._data.refused():
+        with self._data.naming_bad_data():
             is_quiet = self._coordinator.done()
         self._take_reports()
         ended = self._in_flight.ended(is_quiet=is_quiet)
         for call, report in ended:
-            self._accounts.take(call, report)
+            self._accounts.add_report(call, report)
         return [call for call, _ in ended]
 
     def _take_reports(self) -> None:
         order = self._data.order
         if isinstance(order, FileOrder):  # before the reports: what a lost worker has reported counts
             lost = workers_out(self._coordinator)
-        while report := self._accounts.reports.take():
+        while report := self._accounts.reports.pop_oldest():
             order.count(report.step)
             if order.exact:
                 (outputs, place), *rest = report.result
-                order.take(report.worker, (int(place[0]), int(place[1])))
+                order.advance(report.worker, (int(place[0]), int(place[1])))
                 report = dataclasses.replace(report, result=(outputs, *rest))
             self._in_flight.report(report)
         if isinstance(order, FileOrder):
             order.lose(lost)
             order.fill()
 
-    def over_all_calls(self, outputs: Structure) -> Structure:
-        return self._accounts.metrics.over_all_calls(outputs)
+    def aggregate_outputs(self, outputs: Structure) -> Structure:
+        return self._accounts.metrics.aggregate_outputs(outputs)
 
     def write_metrics(self) -> None:
         self._accounts.metrics.write()
@@ -238,7 +238,7 @@ class RemoteStepRunner(OfTrained):
         """Wait for all calls; for scripts, which have nothing else to do meanwhile."""
         while self._in_flight:
             self.returned()
-            time.sleep(POLL_SECONDS)
+            time.sleep(CALL_POLL_SECONDS)
 
     def close(self) -> Iterators:
         stop_cluster(self._coordinator)
@@ -251,15 +251,15 @@ class RemoteStepRunner(OfTrained):
         return numbers
 
 
-def order_of(config: Config, workers: int, service: DataService | None) -> ReadOrder | FileOrder[Mailbox]:
+def order_of(config: Config, workers: int, service: DataService | None) -> ReadOrder | FileOrder[TicketQueue]:
     """Return who says what each worker reads: it gives out files, or knows where each part's reading begins."""
     seed = draw_seed(config)
     if config.input_sharding == "dynamic" and service is None:
-        return FileOrder(config, workers, seed, Mailbox, matching)
+        return FileOrder(config, workers, seed, TicketQueue, matching)
     return ReadOrder(config, workers, seed, of_all=service is not None)
 
 
-def takes_in(config: Config, strategy: Strategy, members: Members | None) -> bool:
+def takes_in(config: Config, strategy: Strategy, members: WorkerStates | None) -> bool:
     """Return whether workers can join those that train; else the cluster is formed again with them, after a save.
 
     With several GPUs a worker has an iterator for each.
@@ -281,7 +281,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
     """
     model, tables = accounts.model, accounts.tables
     keras, name = keras_of(model), f"{type(model).__name__}.train_step"
-    with asking_once(may_ask_once(model)), giving_rows(), building(tables):
+    with deduplicated_lookups(may_deduplicate_lookups(model)), giving_rows(), building(tables):
         trace = functools.partial(
             trace_step,
             strategy,
@@ -299,18 +299,18 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
         train_step = trace()
         if tables is not None and tables.found_more():
             train_step = trace()
-    refuse_large_arrays(train_step.graph, name)
+    reject_large_arrays(train_step.graph, name)
     look_for_python(train_step.graph, name)
-    refuse_outside(program, train_step, name, model)
-    refuse_changing_shapes(train_step, name)
+    reject_outside(program, train_step, name, model)
+    reject_changing_shapes(train_step, name)
     with strategy.scope():
         keras.check_step(train_step)
     warn_of_forgotten(program, model, train_step, all_of(keras.trained(), keras.optimizers, accounts.beside))
-    refuse_undeclared(keras.layers, *((tables.tables, tables.names) if tables is not None else ((), ())))
+    reject_undeclared(keras.layers, *((tables.tables, tables.names) if tables is not None else ((), ())))
     if tables is not None:
         tables.check({layer.name for layer in keras.layers})
     accounts.trace(train_step)
-    refuse_uses(train_step, accounts.metrics.states.pieces, metric_pieces(model), name)
+    reject_uses(train_step, accounts.metrics.states.pieces, metric_pieces(model), name)
     return train_step
 
 
@@ -329,7 +329,7 @@ def pack(
         accounts.metrics.states,
         accounts.updates,
         accounts.tables,
-        unrolled=max(LEAST_AHEAD if ahead else 1, min(UNROLLED_STEPS, fitting)),
+        unrolled=max(MIN_AHEAD if ahead else 1, min(UNROLLED_STEPS, fitting)),
         waits=data.waits,
         ahead=ahead,
     )

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from trainer.run.checkpoint_state import COORDINATOR
 
-MOST_REPORTS = 1 << 20
+MAX_REPORTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Reports:
         flat = tf.nest.flatten(result, expand_composites=True)
         self._structure = result
         with tf.init_scope(), tf.device(COORDINATOR):
-            self._queue = tf.queue.FIFOQueue(MOST_REPORTS, [tf.int64, *(value.dtype for value in flat)])
+            self._queue = tf.queue.FIFOQueue(MAX_REPORTS, [tf.int64, *(value.dtype for value in flat)])
         with tf.device(COORDINATOR):
             worker = tf.cast(tf.distribute.coordinator.experimental_get_current_worker_index(), tf.int64)
             self._queue.enqueue([tf.stack([number, worker, step, tf.cast(done, tf.int64)]), *flat])
 
-    def take(self) -> Report | None:
+    def pop_oldest(self) -> Report | None:
         """Return the oldest report, or None when there is none."""
         with tf.device(COORDINATOR):
             if not int(self._queue.size()):

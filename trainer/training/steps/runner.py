@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
-from trainer.run.position import Position
+from trainer.run.data_position import Position
 from trainer.run.snapshot import Copies, Take, take_value
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.release_resources import Iterators
 
-POLL_SECONDS = 0.005
+CALL_POLL_SECONDS = 0.005
 
 
 @dataclasses.dataclass
@@ -134,7 +134,7 @@ class StepRunner(Protocol):
     def returned(self) -> list[Call]:
         """Return the calls that have ended since the last time; raises what went wrong in one."""
 
-    def over_all_calls(self, outputs: Structure) -> Structure:
+    def aggregate_outputs(self, outputs: Structure) -> Structure:
         """Return the outputs of the call that ended last, with metrics over all calls since they were reset."""
 
     def write_metrics(self) -> None:

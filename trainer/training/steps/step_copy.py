@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Traced
 from trainer.training.atomic_updates import in_turn
-from trainer.training.lookups import GIVING
 from trainer.training.staleness import SCOPE
+from trainer.training.table_lookups import GIVING
 
 COPIED_BYTES = 1 << 24
 

@@ -11,7 +11,7 @@ from trainer.training.dynamic.tables import DynamicTables
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """The model that a runner's calls train, and what belongs to it."""
 
     model: Model
@@ -27,10 +27,10 @@ class Trained:
     """The dynamic tables, which are no part of `kept`."""
 
 
-class OfTrained:
+class TrainsModel:
     """A runner's face for those that ask what it trains."""
 
-    _what: Trained
+    _what: TrainedModel
 
     @property
     def model(self) -> Model:

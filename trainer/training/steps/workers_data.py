@@ -15,7 +15,7 @@ from trainer.core.failures import EmptyPart, UserError
 from trainer.training.arrivals import Arrivals
 from trainer.training.data_service import DataService
 from trainer.training.file_sizes import FileSizes
-from trainer.training.given_files import GivenFiles, Mailbox
+from trainer.training.given_files import GivenFiles, TicketQueue
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
 from trainer.training.steps.division import Division, part_of
@@ -25,7 +25,7 @@ from trainer.training.steps.read_order import ReadOrder
 from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec, type_in
 from trainer.training.tf_internals.joining import Newcomer, divide_again
 from trainer.training.tf_internals.per_worker import extend
-from trainer.training.worker_files import UNWRITABLE, WorkerFiles, refuse_unwritable
+from trainer.training.worker_files import UNWRITABLE, WorkerFiles, reject_unwritable
 
 
 class WorkersData:
@@ -40,7 +40,7 @@ class WorkersData:
         program: Program,
         strategy: Strategy,
         coordinator: Any,
-        order: ReadOrder | FileOrder[Mailbox],
+        order: ReadOrder | FileOrder[TicketQueue],
         service: DataService | None,
         files: Callable[[Sequence[int]], WorkerFiles],
     ) -> None:
@@ -48,7 +48,7 @@ class WorkersData:
         self._config, self._program, self._service = config, program, service
         self.order = order
         if self.waits:
-            refuse_several_gpus(strategy.num_replicas_in_sync)
+            reject_several_gpus(strategy.num_replicas_in_sync)
         given = GivenFiles(order.mailbox, order.named, order.waits) if isinstance(order, FileOrder) else None
         self._arrivals: Arrivals | None = None
         self._sizes = FileSizes()
@@ -111,7 +111,7 @@ class WorkersData:
             self._division.trace_again()
         if isinstance(self.order, FileOrder) and self.waits and self._arrivals is None:
             self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
-            self.order.come(*self._arrivals.look(self.order.known()))
+            self.order.come(*self._arrivals.poll(self.order.known()))
             self._arrivals.follow(self.order.known, self.order.come)
         elif isinstance(self.order, FileOrder) and not self.waits:
             self._sizes.begin()
@@ -165,7 +165,7 @@ class WorkersData:
         return handles, *elements
 
     @contextlib.contextmanager
-    def refused(self) -> Iterator[None]:
+    def naming_bad_data(self) -> Iterator[None]:
         """Say what is wrong with the program's data where that makes a call fail; raises UserError, and EmptyPart."""
         try:
             yield
@@ -178,11 +178,11 @@ class WorkersData:
                 raise UserError(f"{type(self._program).__name__}: {ENDLESS}") from error
             raise
         except UNWRITABLE as error:
-            refuse_unwritable(self._program, error)
+            reject_unwritable(self._program, error)
             raise
 
 
-def refuse_several_gpus(gpus: int) -> None:
+def reject_several_gpus(gpus: int) -> None:
     """Raise UserError where a worker has several GPUs, and files come while a run trains."""
     if gpus > 1:
         raise UserError(

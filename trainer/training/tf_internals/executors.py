@@ -45,5 +45,5 @@ def keep_function(self: Any, name: str) -> None:
 
     TensorFlow asks one member after the other to forget it, with Python's lock: one that is frozen would stop all
     threads of this process, also the heartbeat that finds it frozen. Python's garbage collector does it at any moment.
-    This process keeps it to its end, and so trains no more than MOST_GENERATIONS (trainer/tasks/training.py).
+    This process keeps it to its end, and so trains no more than MAX_GENERATIONS (trainer/tasks/training.py).
     """

@@ -39,7 +39,7 @@ WORKER_THREAD = "WorkerClosureProcessingLoop-"
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
 
 
-class Members(Protocol):
+class WorkerStates(Protocol):
     """Who knows of the workers: the tasks in TensorFlow's order, and who is told what becomes of them."""
 
     handler: Any
@@ -68,7 +68,7 @@ class WayLost(tf.errors.UnavailableError):
         super().__init__(None, None, f"/job:worker/replica:0/task:{worker}: {why}")
 
 
-class TakenIn(threading.Condition):
+class ReadmissionCondition(threading.Condition):
     """What a worker's thread waits on after a failure: until this worker is taken in, not just any."""
 
     def __init__(self, lock: Any, lost: Container[str], runs: Callable[[], bool]) -> None:
@@ -93,7 +93,7 @@ class TakenIn(threading.Condition):
 class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
     """Takes in the workers that are back, without waiting for those that are not."""
 
-    def __init__(self, server_def: Any, cluster: Any, members: Members) -> None:
+    def __init__(self, server_def: Any, cluster: Any, members: WorkerStates) -> None:
         self._members = members
         self.tasks = list(members.workers)
         """The workers, in TensorFlow's order."""
@@ -107,7 +107,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
         self.resources: PerWorkerResources
         self.alike = AlikeFailures(members)
         super().__init__(server_def, cluster)
-        self._worker_up_cond = TakenIn(
+        self._worker_up_cond = ReadmissionCondition(
             self._cluster_update_lock, self.lost.since, lambda: self._should_preemption_thread_run
         )
 
@@ -178,7 +178,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 
     def _take_in(self) -> bool:
         """Take in those that are back; returns whether any was."""
-        found = self.lost.look(self.tasks, self._members.workers_serving, time.monotonic())
+        found = self.lost.poll(self.tasks, self._members.workers_serving, time.monotonic())
         if found is None:
             self.updating_since = None
             self._clear_if_done()
@@ -215,7 +215,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 class CallBudget:
     """Ends the run when one call has killed several workers in a row: TensorFlow would give it to the next."""
 
-    def __init__(self, cluster: Any, members: Members) -> None:
+    def __init__(self, cluster: Any, members: WorkerStates) -> None:
         """Watch the workers of TensorFlow's cluster."""
         self._queue = cluster.closure_queue
         self._members = members
@@ -252,7 +252,7 @@ class CallBudget:
 class AlikeFailures:
     """Finds the program's error where every worker fails in the same way: TensorFlow would repeat that for ever."""
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: WorkerStates) -> None:
         self._members = members
         self.failures = RepeatedFailures()
 
@@ -299,7 +299,7 @@ def call_steps(closure: Any) -> int:
     return int(closure._args[1][0]) if len(closure._args) == 3 else 0
 
 
-def make_coordinator(strategy: Strategy, members: Members | None) -> Coordinator:
+def make_coordinator(strategy: Strategy, members: WorkerStates | None) -> Coordinator:
     """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
     if members is None:
         return tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import ElementSpec, Model, Tensor
 from trainer.training.keras.base import is_of, shapes_of_metrics
-from trainer.training.keras.keras3.checks import refuse_model, refuse_splits
+from trainer.training.keras.keras3.checks import reject_model, reject_splits
 from trainer.training.keras.keras3.optimizers import exclude_shards, optimizers_of
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, train_shards
 from trainer.training.one_update import gather_keras3
@@ -21,7 +21,7 @@ def prepare(model: Model) -> None:
     """
     import keras
 
-    refuse_model(model)
+    reject_model(model)
     train_shards()
     if "get_metrics_result" not in vars(model):
         plain = model.get_metrics_result
@@ -65,7 +65,7 @@ def build(model: Model, element_spec: ElementSpec) -> None:
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     build_metrics(model, element_spec)
-    refuse_splits(model)
+    reject_splits(model)
     for _, one in optimizers_of(model):
         exclude_shards(model, one)
         gather_keras3(one)

@@ -20,7 +20,7 @@ ShardedVariable = tf.__internal__.distribute.ShardedVariable
 PART = re.compile(r"_part_\d+")
 
 
-class Trained(tf.__internal__.tracking.AutoTrackable):
+class CheckpointedModel(tf.__internal__.tracking.AutoTrackable):
     """What a checkpoint holds of a model: its variables by their names in it, its optimizers' by those of its slots."""
 
     metrics = ()

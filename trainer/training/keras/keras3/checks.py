@@ -24,7 +24,7 @@ PASSED_ON = ("Identity", "Cast", "ConcatV2")
 NOT_SPLIT = "Set partitioner to none, so that tables stay whole, or"
 
 
-def refuse_settings(config: Config, model: Model) -> None:
+def reject_settings(config: Config, model: Model) -> None:
     """Raise UserError for a setting that a model of Keras 3 can't be trained with."""
     refused = (
         (f"strategy: {config.strategy}", not config.traits.remote, "they train under parameter_server alone"),
@@ -45,7 +45,7 @@ def refuse_settings(config: Config, model: Model) -> None:
             )
 
 
-def refuse_model(model: Model) -> None:
+def reject_model(model: Model) -> None:
     """Raise UserError where workers that train beside each other would be wrong about the model."""
     import keras
 
@@ -87,7 +87,7 @@ def refuse_model(model: Model) -> None:
             raise UserError(f"{kind}, which replaces the weights at each step: workers would overwrite each other's")
 
 
-def refuse_splits(model: Model) -> None:
+def reject_splits(model: Model) -> None:
     """Raise UserError where a split variable would be trained otherwise than a whole one."""
     split = [one for one in model.variables if len(shards_of(one)) > 1]
     if not split:
@@ -108,7 +108,7 @@ def refuse_splits(model: Model) -> None:
             )
 
 
-def refuse_hidden_optimizers(model: Model, step: Traced) -> None:
+def reject_hidden_optimizers(model: Model, step: Traced) -> None:
     """Raise UserError where a traced step trains with an optimizer that no checkpoint would have."""
     known = {id(one) for _, one in optimizers_of(model)}
     used = {id(capture) for capture in step.graph.external_captures}

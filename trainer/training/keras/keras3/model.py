@@ -23,8 +23,8 @@ from trainer.core.failures import UserError
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.base import SPARSE, has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
-from trainer.training.keras.keras3.checkpoint import Trained, raw
-from trainer.training.keras.keras3.checks import refuse_hidden_optimizers, refuse_settings, warn_of_whole_tables
+from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw
+from trainer.training.keras.keras3.checks import reject_hidden_optimizers, reject_settings, warn_of_whole_tables
 from trainer.training.keras.keras3.optimizers import averaged, begin_averages, optimizers_of
 from trainer.training.keras.keras3.row_updates import update_by_rows
 from trainer.training.keras.keras3.seeds import drawing
@@ -68,7 +68,7 @@ class Keras3Model:
         return is_built(self.model)
 
     def check_settings(self, config: Config) -> None:
-        refuse_settings(config, self.model)
+        reject_settings(config, self.model)
 
     def prepare(self, *, remote: bool) -> None:
         prepare(self.model)
@@ -102,11 +102,11 @@ class Keras3Model:
 
     def check_step(self, step: Traced) -> None:
         begin_averages(self.model)
-        refuse_hidden_optimizers(self.model, step)
+        reject_hidden_optimizers(self.model, step)
         warn_of_whole_tables(self.model, step)
 
     def trained(self, *, with_optimizers: bool = True) -> Trackable:
-        return Trained(self.model, with_optimizers=with_optimizers)
+        return CheckpointedModel(self.model, with_optimizers=with_optimizers)
 
     def averaged(self) -> list[tuple[Optimizer, list[Variable]]]:
         return averaged(self.model)

@@ -29,11 +29,11 @@ def named(model: Model) -> dict[str, Variable]:
         variables = [one for one in own if id(one) not in known and not hasattr(one._value, "is_reserved")]
         layers = [one for one in layer._layers if id(one) not in known]
         known.update(map(id, [*variables, *layers]))
-        for name, one in apart((COUNT.sub("", one.name), one) for one in variables):
+        for name, one in disambiguate((COUNT.sub("", one.name), one) for one in variables):
             found[f"{path}{name}"] = one
         attributes = attributes_of(layer)
         around = [*around, uncounted(layer.name)] if is_named_by_keras(layer) else around
-        for name, one in apart((label(one, attributes, around), one) for one in layers):
+        for name, one in disambiguate((label(one, attributes, around), one) for one in layers):
             walk(one, f"{path}{name}/", around)
 
     walk(model, "")
@@ -88,7 +88,7 @@ def leaves_by_name(name: str, value: object) -> Iterator[tuple[str, Any]]:
         yield from leaves_by_name(f"{name}_{key}", part)
 
 
-def apart(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def disambiguate(parts: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Yield parts with names that differ: those of one name in the order of the numbers in their own."""
     seen: Counter[str] = Counter()
     for name, one in sorted(parts, key=lambda part: [int(number) for number in re.findall(r"\d+", part[1].name)]):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
-from trainer.training.lookups import rows_of
+from trainer.training.table_lookups import rows_of
 from trainer.training.tf_internals.saving import list_h5_weights
 from trainer.training.whole_weights import whole_variables
 

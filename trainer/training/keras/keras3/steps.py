@@ -47,7 +47,7 @@ class Step:
     def __call__(self, data: Structure) -> Any:
         self.found_more = False
         for variable in self._replaced.values():
-            self._refuse_trained(variable)  # its optimizer may have been built since then
+            self._reject_trained(variable)  # its optimizer may have been built since then
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras3_seeds_drawn())
             adding = {id(one): one for one in [*shared_state(self._model), *self._replaced.values()]}
@@ -70,7 +70,7 @@ class Step:
             if (more := added(given, own)) is not None:
                 own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
                 return
-            self._refuse_trained(variable)
+            self._reject_trained(variable)
             self._replaced[id(variable)] = variable
             self.found_more = True
             own.assign(tf.cast(given, own.dtype))
@@ -85,7 +85,7 @@ class Step:
             variable._constraint = constraint
             del variable._direct_assign
 
-    def _refuse_trained(self, variable: Variable) -> None:
+    def _reject_trained(self, variable: Variable) -> None:
         parts = {id(variable), *map(id, shards_of(variable))}
         for attribute, optimizer in optimizers_of(self._model):
             if optimizer.built and any(id(one) in parts for one in optimizer._trainable_variables):

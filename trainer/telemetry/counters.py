@@ -34,7 +34,7 @@ class Histogram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class NewestCheckpoint:
     """The newest checkpoint."""
 
     step: int
@@ -43,7 +43,7 @@ class Saved:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class MemberHealth:
     """A member as the heartbeat has it."""
 
     state: str
@@ -52,7 +52,7 @@ class Seen:
 
 
 @dataclasses.dataclass
-class Tally:
+class Counters:
     """The numbers of one run in one process; a reader may see one a moment before another."""
 
     steps: int = 0
@@ -84,14 +84,14 @@ class Tally:
     step_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(STEP_BOUNDS))
     save_seconds: Histogram = dataclasses.field(default_factory=lambda: Histogram(SAVE_BOUNDS))
     restore_seconds: float | None = None
-    checkpoint: Saved | None = None
+    checkpoint: NewestCheckpoint | None = None
     evaluation: tuple[int, Mapping[str, float]] | None = None
     """The last evaluation's step and metrics."""
     room: tuple[int, int] | None = None
     """Bytes of the shared path in all, and free."""
     ways: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
     """How each member reaches each other one."""
-    members: Callable[[], Mapping[str, Seen]] | None = None
+    members: Callable[[], Mapping[str, MemberHealth]] | None = None
     """What asks for the members, where there are some to be watched."""
     drained: Callable[[], Sequence[str]] = list
     """What asks which tasks' hosts an operator has drained."""

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from trainer.run.catalogue import Catalogue, Manifest
-from trainer.run.position import Position
+from trainer.run.data_position import Position
 
 DATA = {"program": "a:B", "program_args": {"batch": 64}}
 READ = Position(7, ((2, 10), (1, 30)), DATA)
 
 
 def test_a_position_is_kept_as_json() -> None:
-    assert Position.of(json.loads(json.dumps(READ.as_record()))) == READ
+    assert Position.from_record(json.loads(json.dumps(READ.as_record()))) == READ
 
 
 def test_as_many_parts_go_on_where_they_were() -> None:
@@ -49,7 +49,7 @@ def test_a_position_of_other_data_begins_the_earliest_pass_anew() -> None:
 
 def test_a_position_that_counted_batches_is_of_other_data() -> None:
     before = {"seed": 7, "parts": [[2, 10], [1, 30]]}
-    assert Position.of(before).differs(None, DATA)
+    assert Position.from_record(before).differs(None, DATA)
 
 
 def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_position(tmp_path: Path) -> None:
@@ -61,4 +61,4 @@ def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_position(tmp_path: P
     manifest = Manifest.read(Catalogue(tmp_path / "b").manifest(5))
     assert manifest is not None
     assert manifest.input is not None
-    assert Position.of(manifest.input) == READ
+    assert Position.from_record(manifest.input) == READ

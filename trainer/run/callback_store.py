@@ -28,11 +28,11 @@ ARRAY = re.compile(r"\.?[0-9a-f]{64}\.npy")  # also what a process leaves that i
 WRITTEN_SECONDS = 30.0
 
 
-class NotKept(TypeError):
+class NotStorable(TypeError):
     """A value is none that a record can hold."""
 
 
-class Memory:
+class CallbackStore:
     """The records of one run. Only the member that leads writes them."""
 
     def __init__(self, directory: RunDirectory, post: Callable[[Callable[[], None]], object], leads: bool) -> None:
@@ -130,7 +130,7 @@ class Memory:
 
 
 def encode(value: Any, arrays: dict[str, Any]) -> Any:
-    """Return a value as JSON can say it, and put the arrays that it names into `arrays`; raises NotKept."""
+    """Return a value as JSON can say it, and put the arrays that it names into `arrays`; raises NotStorable."""
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": str(float(value))}  # for which JSON has no word
     if value is None or isinstance(value, bool | int | float | str):
@@ -149,7 +149,7 @@ def encode(value: Any, arrays: dict[str, Any]) -> Any:
         return {type(value).__name__: [encode(one, arrays) for one in value]}
     if type(value) is dict:
         return {"dict": [[encode(key, arrays), encode(one, arrays)] for key, one in value.items()]}
-    raise NotKept(f"{type(value).__name__} is no number, text, list or array")
+    raise NotStorable(f"{type(value).__name__} is no number, text, list or array")
 
 
 def write_array(path: Path, array: Any) -> None:

@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 LEAVE_SECONDS = 3.0
 
 
-def say_last(words: Callable[[], None]) -> None:
+def make_final_write(words: Callable[[], None]) -> None:
     """Leave the last words of a process on the shared path, in a few seconds even if that hangs."""
     thread = threading.Thread(target=words, name="last words", daemon=True)
     thread.start()

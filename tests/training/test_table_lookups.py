@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.lookups import ONCE, asking_once
 from trainer.training.one_update import gather
-from trainer.training.row_updates import may_ask_once, update_by_rows
+from trainer.training.row_updates import may_deduplicate_lookups, update_by_rows
+from trainer.training.table_lookups import ONCE, deduplicated_lookups
 
 # isort: split
 import tensorflow as tf
@@ -46,7 +46,7 @@ def test_rows_and_their_gradients_are_those_of_tensorflow(ids: Any, max_norm: fl
         found = []
         for params in (table, table.variables):  # of a list of variables it is TensorFlow's own
             with tf.GradientTape() as tape:
-                with asking_once(True):
+                with deduplicated_lookups(True):
                     rows = tf.nn.embedding_lookup(params, ids, max_norm=max_norm)
                 flat = rows.flat_values if isinstance(rows, tf.RaggedTensor) else rows
                 loss = tf.reduce_sum(tf.reshape(flat, [-1]) * tf.range(1.0, 1 + tf.cast(tf.size(flat), tf.float32)))
@@ -71,7 +71,7 @@ def test_sparse_ids_get_the_rows_and_gradients_of_tensorflow(
     def both() -> Any:
         found = []
         for params in (table, table.variables):
-            with tf.GradientTape() as tape, asking_once(True):
+            with tf.GradientTape() as tape, deduplicated_lookups(True):
                 rows = tf.nn.safe_embedding_lookup_sparse(
                     params, ids, combiner=combiner, default_id=default_id, max_norm=max_norm
                 )
@@ -86,7 +86,7 @@ def test_the_shape_is_known_as_far_as_that_of_the_ids() -> None:
     table = split()
     looked_up = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
     for shape, expected in (([None, 3], [None, 3, WIDTH]), (None, None)):
-        with asking_once(True):
+        with deduplicated_lookups(True):
             traced = looked_up.get_concrete_function(tf.TensorSpec(shape, tf.int64))
         assert traced.structured_outputs.shape.rank == (len(expected) if expected else None)
         if expected:
@@ -128,7 +128,7 @@ def test_a_row_gets_the_sum_of_its_gradients(make: Any, batches: list[Any]) -> N
     for model in (plain, ours):
         update_by_rows(model, lazy=lazy)
         for _ in range(3):
-            with asking_once(True):
+            with deduplicated_lookups(True):
                 model.train(*map(tf.constant, batches))
     np.testing.assert_allclose(ours.value(), plain.value(), rtol=1e-5, atol=1e-6)
     assert not np.allclose(ours.value(), START)
@@ -148,7 +148,7 @@ def test_the_numbers_of_rows_are_sent_once_where_no_row_has_two_gradients(batche
     """The update takes what the lookup has sent; tf_keras's own would send what it found by `Unique`, for each part."""
     model = Model(keras.Adagrad(0.1), split())
     update_by_rows(model)
-    with asking_once(True):
+    with deduplicated_lookups(True):
         given = [tf.constant(ids) if isinstance(ids, list) else ids for ids in batches]
         graph = model.train.get_concrete_function(*given).graph
     updates = [one for one in graph.get_operations() if one.type == "ResourceScatterUpdate"]
@@ -192,7 +192,7 @@ def test_the_numbers_of_two_tables_in_one_scope_are_sent_once() -> None:
         model.optimizer.minimize(loss, parts, tape)
         return loss
 
-    with asking_once(True):
+    with deduplicated_lookups(True):
         operations = train.get_concrete_function(tf.constant([1, 1, 2])).graph.get_operations()
     updates = [one for one in operations if one.type == "ResourceScatterUpdate"]
     assert len(updates) == 6
@@ -239,7 +239,7 @@ def test_who_may_look_at_single_gradients_gets_them(model: Any, make: Any, expec
     made = model()
     made.compile(make())
     update_by_rows(made)
-    assert may_ask_once(made) == expected
+    assert may_deduplicate_lookups(made) == expected
 
 
 def test_a_step_that_an_object_was_given_is_its_own() -> None:
@@ -247,4 +247,4 @@ def test_a_step_that_an_object_was_given_is_its_own() -> None:
     model.compile(keras.SGD(0.1))
     update_by_rows(model)
     model.train_step = lambda data: {"loss": 0.0}
-    assert not may_ask_once(model)
+    assert not may_deduplicate_lookups(model)

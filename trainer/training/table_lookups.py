@@ -22,18 +22,18 @@ SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' num
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
 GIVING = "gives_rows"  # in the names of all that finds these, and has keys get rows
 Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
-_asking_once = [False]
+_deduplicates = [False]
 _noted: list[tuple[Any, dict[str, list[Asked]]]] = []  # of each graph what was asked of each table
 
 
 @contextlib.contextmanager
-def asking_once(wanted: bool) -> Iterator[None]:
+def deduplicated_lookups(wanted: bool) -> Iterator[None]:
     """Have what is traced within it ask for each row of a split table once a batch, where that is `wanted`."""
-    _asking_once.append(wanted)
+    _deduplicates.append(wanted)
     try:
         yield
     finally:
-        _asking_once.pop()
+        _deduplicates.pop()
 
 
 @contextlib.contextmanager
@@ -56,9 +56,9 @@ def note(table: str, ids: Tensor, rows: Tensor) -> None:
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
 def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
-    if _asking_once[-1] and isinstance(ids, tf.RaggedTensor):
+    if _deduplicates[-1] and isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(look_up(params, ids.flat_values, max_norm, name))
-    if not _asking_once[-1]:
+    if not _deduplicates[-1]:
         rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
         flat = tf.convert_to_tensor(ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids)
         note(name_of(params.variables[0]), flat, flat)
@@ -86,7 +86,7 @@ def look_up_sparse(
     allow_fast_lookup: bool = False,
 ) -> Tensor:
     """Look up rows of sparse ids, as tf_keras's layer does: TensorFlow's way names them again for the update."""
-    if not _asking_once[-1] or sparse_weights is not None or combiner != "mean" or default_id != 0:
+    if not _deduplicates[-1] or sparse_weights is not None or combiner != "mean" or default_id != 0:
         parts = embedding_weights.variables
         return tf.nn.safe_embedding_lookup_sparse(
             parts, sparse_ids, sparse_weights, combiner, default_id, max_norm, name, allow_fast_lookup

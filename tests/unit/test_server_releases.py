@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from trainer.cluster import releases as module
-from trainer.cluster.releases import TRIES, Releases
+from trainer.cluster import server_releases as module
+from trainer.cluster.server_releases import TRIES, ServerReleases
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -25,7 +25,7 @@ def test_each_process_is_asked_once_beside_who_wants_to_know() -> None:
         asked.append(task)
         return "new" if task == "worker-0" else "old"
 
-    releases = Releases("new", read)
+    releases = ServerReleases("new", read)
     assert releases.other("worker-0", "a:1", "w0") is None
     assert releases.other("worker-1", "b:1", "w1") is None
     until(lambda: releases.other("worker-0", "a:1", "w0") == "")
@@ -46,7 +46,7 @@ def test_one_that_does_not_say_holds_up_nobody_and_is_asked_again(monkeypatch: p
             raise OSError("no answer")
         return "new"
 
-    releases = Releases("new", read)
+    releases = ServerReleases("new", read)
     assert releases.other("worker-1", "b:1", "w1") is None
     until(lambda: "w1" in releases._found)
     reason = "does not say which release it runs, and the coordinator runs new"

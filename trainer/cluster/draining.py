@@ -18,15 +18,15 @@ DRAINED = Path("/opt/trainer/drains")  # until an operator has them back
 
 def is_leaving(task: str) -> bool:
     """Return whether a task is named as one that leaves."""
-    return task in names()
+    return task in leaving_tasks()
 
 
 def leaving_ps() -> set[str]:
     """Return the parameter servers that are named as leaving."""
-    return {name for name in names() if is_ps(name)}
+    return {name for name in leaving_tasks() if is_ps(name)}
 
 
-def names() -> list[str]:
+def leaving_tasks() -> list[str]:
     """Return who is named; nobody where the directory can't be read, since that must end no training."""
     return sorted({*_named_in(LEAVING), *_named_in(DRAINED)})
 

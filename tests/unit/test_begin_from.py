@@ -11,7 +11,7 @@ import pytest
 
 from trainer.__main__ import main
 from trainer.core.config import Config, ConfigError
-from trainer.run.branch import begin_from
+from trainer.run.begin_from import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 from trainer.run.selection import apply_selection

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from trainer.cluster.commands import session_on
+from trainer.cluster.remote_commands import session_on
 from trainer.core.failures import first_line
 from trainer.run.release import RECORD
 
@@ -37,7 +37,7 @@ def read_release(task: str, address: str) -> str:
     return str(record.get("id") or NONE) if isinstance(record, dict) else NONE
 
 
-class Releases:
+class ServerReleases:
     """Asks each process once, beside those that want to know."""
 
     def __init__(self, own: str, read: Callable[[str, str], str] = read_release) -> None:

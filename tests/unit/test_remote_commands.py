@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cluster import commands as commands
-from trainer.cluster.commands import Messenger, command_path, received, shut_down_servers
+from trainer.cluster import remote_commands as remote_commands
+from trainer.cluster.remote_commands import Messenger, command_path, received, shut_down_servers
 from trainer.cluster.restart_requests import RestartRequests
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
@@ -40,9 +40,9 @@ class Wire:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     wire = Wire(ps_0="a", ps_1="b", worker_0="c")
-    monkeypatch.setattr(commands, "incarnation", wire.incarnation)
-    monkeypatch.setattr(commands, "send", wire.send)
-    monkeypatch.setattr(commands, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(remote_commands, "incarnation", wire.incarnation)
+    monkeypatch.setattr(remote_commands, "send", wire.send)
+    monkeypatch.setattr(remote_commands, "POLL_SECONDS", 0.01)
     return wire
 
 
@@ -55,7 +55,7 @@ def wait_for(wire: Wire, *expected: tuple[str, str, int]) -> None:
 
 
 def test_a_command_is_for_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "COMMANDS", tmp_path)
+    monkeypatch.setattr(remote_commands, "COMMANDS", tmp_path)
     assert received(None) == (None, "")
     assert received("mine") == (None, "")
     write_record(command_path("mine"), {"code": 75, "why": "because"})

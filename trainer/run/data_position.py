@@ -32,7 +32,7 @@ class Position:
     """Of files that are given out one by one what FileList has; then there are no parts."""
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Position:
+    def from_record(cls, record: Mapping[str, Any]) -> Position:
         """Return what `as_record` made."""
         parts = tuple((number, taken) for number, taken in record["parts"])
         return cls(record["seed"], parts, record.get("data", {}), record.get("files"))
