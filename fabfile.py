@@ -18,14 +18,14 @@ from fleet.command_line import (
     PLAN,
     REASON,
     RUN,
-    Call,
+    VerbCall,
     above_zero,
     ending,
     leaving,
     number,
     read_parameters,
     verb,
-    whole,
+    whole_number,
 )
 
 _MAX_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
@@ -45,7 +45,7 @@ _START = {
 
 
 def _start(
-    call: Call,
+    call: VerbCall,
     run: str | None = None,
     program: str | None = None,
     from_: str | None = None,
@@ -67,11 +67,11 @@ def _start(
         request = StartRequest(
             run, program, detach, seconds, restart, plan, allow_missing, from_, given, queue=queue, reason=reason
         )
-        start_cluster(cluster, call.desk, request)
+        start_cluster(cluster, call.console, request)
 
 
 @verb(_START, MEANWHILE, flags_of=_start, iterable=["set"])
-def start_cluster(call: Call, **flags: Any) -> None:
+def start_cluster(call: VerbCall, **flags: Any) -> None:
     """Ship and prove changed code and settings, start every task, and follow the training to its end."""
     _start(call, **flags, restart=False)
 
@@ -87,7 +87,7 @@ def start_cluster(call: Call, **flags: Any) -> None:
     positional=[] if "--status" in sys.argv else ["file"],
 )
 def sweep(
-    call: Call,
+    call: VerbCall,
     file: str | None = None,
     status: bool = False,
     name: str | None = None,
@@ -101,7 +101,7 @@ def sweep(
         from fleet.verbs.sweep import show_sweep
 
         with call.cluster() as cluster:
-            show_sweep(cluster, call.desk, name)
+            show_sweep(cluster, call.console, name)
         return
     from fleet.site.sweep_file import read_sweep_file
     from fleet.verbs.start import StartRequest, start_cluster
@@ -111,16 +111,16 @@ def sweep(
     with leaving("left"), call.cluster(check=True) as cluster:
         points = read_sweep_file(Path(file))
         request = StartRequest(detach=detach, plan_only=plan, allow_missing=allow_missing, sweep=points, reason=reason)
-        start_cluster(cluster, call.desk, request)
+        start_cluster(cluster, call.console, request)
 
 
 @verb()
-def queue(call: Call) -> None:
+def queue(call: VerbCall) -> None:
     """Show what the cluster trains, what waits, whose it is, and what has ended."""
     from fleet.verbs.queue import show_queue
 
     with call.cluster() as cluster, leaving():
-        show_queue(cluster, call.desk)
+        show_queue(cluster, call.console)
 
 
 @verb(
@@ -142,7 +142,7 @@ def queue(call: Call) -> None:
     iterable=["set", "setting"],
 )
 def queue_add(
-    call: Call,
+    call: VerbCall,
     run: str | None = None,
     sweep: str | None = None,
     program: str | None = None,
@@ -156,9 +156,9 @@ def queue_add(
     plan: bool = False,
 ) -> None:
     """Have the cluster train a run or a sweep in its turn; where it has nothing else to train, now."""
-    from fleet.verbs.queue import Asked, queue_add
+    from fleet.verbs.queue import QueueRequest, queue_add
 
-    settings = read_parameters(setting, "--setting") | ({"steps": whole("steps", steps)} if steps else {})
+    settings = read_parameters(setting, "--setting") | ({"steps": whole_number("steps", steps)} if steps else {})
     limit = above_zero("minutes", minutes) if minutes else 0.0
     if bool(run) == bool(sweep):
         raise Exit("name a run or a sweep's file, as in fab queue-add digits-2, or fab queue-add --sweep rates.yml", 2)
@@ -172,8 +172,8 @@ def queue_add(
             selection = read_sweep_to_wait(Path(sweep))
             name, points = selection["sweep"]["name"], selection["sweep"]["points"]
             program, given = selection.get("program"), selection.get("program_args", {})
-        asked = Asked(name, program, given, points, settings, number("priority", priority), limit, reason, sweep)
-        queue_add(cluster, call.desk, asked, plan, as_shipped)
+        asked = QueueRequest(name, program, given, points, settings, number("priority", priority), limit, reason, sweep)
+        queue_add(cluster, call.console, asked, plan, as_shipped)
 
 
 _ENTRY = {"run": "which run or sweep; `--run` before it is optional"}
@@ -193,7 +193,7 @@ _ENTRY = {"run": "which run or sweep; `--run` before it is optional"}
     positional=["run"],
 )
 def queue_move(
-    call: Call,
+    call: VerbCall,
     run: str,
     first: bool = False,
     last: bool = False,
@@ -211,7 +211,7 @@ def queue_move(
     if len(chosen) != 1:
         raise Exit("say where to, with one of --first, --last, --before RUN and --priority NUMBER", 2)
     with call.cluster() as cluster, leaving():
-        queue_move(cluster, call.desk, run, chosen[0], reason, plan)
+        queue_move(cluster, call.console, run, chosen[0], reason, plan)
 
 
 @verb(
@@ -224,36 +224,36 @@ def queue_move(
     MEANWHILE,
     positional=["run"],
 )
-def queue_remove(call: Call, run: str, stop: bool = False, reason: str | None = None, plan: bool = False) -> None:
+def queue_remove(call: VerbCall, run: str, stop: bool = False, reason: str | None = None, plan: bool = False) -> None:
     """Take a run or a sweep out of the queue; what it has trained stays."""
     from fleet.verbs.queue import queue_remove
 
     with call.cluster() as cluster, leaving():
-        queue_remove(cluster, call.desk, run, stop, reason, plan)
+        queue_remove(cluster, call.console, run, stop, reason, plan)
 
 
 @verb({**PLAN, **REASON}, MEANWHILE)
-def stop_cluster(call: Call, plan: bool = False, reason: str | None = None) -> None:
+def stop_cluster(call: VerbCall, plan: bool = False, reason: str | None = None) -> None:
     """Save a checkpoint, stop every task and keep it down at the next boot."""
     from fleet.verbs.stop import stop_cluster
 
     with call.cluster() as cluster, leaving("left; fab status shows what still runs"):
-        stop_cluster(cluster, call.desk, reason, plan)
+        stop_cluster(cluster, call.console, reason, plan)
 
 
 @verb(_START, MEANWHILE, flags_of=_start, iterable=["set"])
-def restart_cluster(call: Call, **flags: Any) -> None:
+def restart_cluster(call: VerbCall, **flags: Any) -> None:
     """Do as start-cluster does, with every task stopped once what is shipped has proven itself."""
     _start(call, **flags, restart=True)
 
 
 @verb(json="print all problems as JSON")
-def validate(call: Call) -> None:
+def validate(call: VerbCall) -> None:
     """Say what is wrong with the inventory, without asking a host."""
     from fleet.verbs.validate import validate
 
     with ending():
-        validate(call.desk, call.inventory, call.ask_vault_pass)
+        validate(call.console, call.inventory, call.ask_vault_pass)
 
 
 @verb(
@@ -262,7 +262,7 @@ def validate(call: Call) -> None:
         "watch": "go on looking until Ctrl-C; with --json, an object on a line at each look",
     }
 )
-def status(call: Call, deep: bool = False, watch: bool = False) -> None:
+def status(call: VerbCall, deep: bool = False, watch: bool = False) -> None:
     """Show each task, the hosts' code and the run."""
     if watch and deep:
         raise Exit("--deep reads every byte on the hosts, which --watch would do again and again: choose one", 2)
@@ -270,11 +270,11 @@ def status(call: Call, deep: bool = False, watch: bool = False) -> None:
         if watch:
             from fleet.verbs.watch_status import watch_status
 
-            watch_status(cluster, call.desk)
+            watch_status(cluster, call.console)
         else:
             from fleet.verbs.status import show_status
 
-            show_status(cluster, call.desk, deep)
+            show_status(cluster, call.console, deep)
 
 
 @verb(
@@ -289,7 +289,7 @@ def status(call: Call, deep: bool = False, watch: bool = False) -> None:
     "print each entry as an object on a line",
 )
 def logs(
-    call: Call,
+    call: VerbCall,
     task: str | None = None,
     lines: str | None = None,
     run: str | None = None,
@@ -298,46 +298,46 @@ def logs(
     follow: bool = False,
 ) -> None:
     """Show the tasks' journals, each line with its task."""
-    from fleet.journal import Chosen, read_time
+    from fleet.journal import JournalQuery, read_time
     from fleet.verbs.logs import show_logs
 
-    number = None if lines is None else whole("lines", lines)
+    number = None if lines is None else whole_number("lines", lines)
     if number is not None and number > _MAX_LINES:
         raise Exit(f"--lines is {lines}: expected {_MAX_LINES:,} at most, as in --lines 20", 2)
     with call.cluster() as cluster, leaving():
         decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
-        chosen = Chosen(run, None if since is None else read_time(since), grep)
-        show_logs(cluster, call.desk, task, number, follow, chosen)
+        chosen = JournalQuery(run, None if since is None else read_time(since), grep)
+        show_logs(cluster, call.console, task, number, follow, chosen)
 
 
 @verb({"port": "of this machine (default: 6006)"}, "print the address as JSON")
-def tensorboard(call: Call, port: str = "6006") -> None:
+def tensorboard(call: VerbCall, port: str = "6006") -> None:
     """Open TensorBoard through an SSH tunnel, until Ctrl-C."""
     from fleet.verbs.tensorboard import open_tensorboard
 
-    number = whole("port", port)
+    number = whole_number("port", port)
     if number > 65535:
         raise Exit(f"--port is {port}: expected a port from 1 to 65535, as in --port 6006", 2)
     with call.cluster() as cluster, leaving():
-        open_tensorboard(cluster, call.desk, number)
+        open_tensorboard(cluster, call.console, number)
 
 
 @verb()
-def runs(call: Call) -> None:
+def runs(call: VerbCall) -> None:
     """Show every run on the shared path."""
     from fleet.verbs.runs import show_runs
 
     with call.cluster() as cluster:
-        show_runs(cluster, call.desk)
+        show_runs(cluster, call.console)
 
 
 @verb({"run": RUN})
-def checkpoints(call: Call, run: str | None = None) -> None:
+def checkpoints(call: VerbCall, run: str | None = None) -> None:
     """Show a run's checkpoints: what is known of each, and why it is kept."""
     from fleet.verbs.runs import show_checkpoints
 
     with call.cluster() as cluster:
-        show_checkpoints(cluster, call.desk, run)
+        show_checkpoints(cluster, call.console, run)
 
 
 @verb(
@@ -349,7 +349,7 @@ def checkpoints(call: Call, run: str | None = None) -> None:
     _A_LINE,
     iterable=["run"],
 )
-def report(call: Call, run: list[str] | None = None, out: str | None = None, open: bool = False) -> None:
+def report(call: VerbCall, run: list[str] | None = None, out: str | None = None, open: bool = False) -> None:
     """Write a run's page, one HTML file: curves, faults, members, checkpoints, and what to do next."""
     import webbrowser
 
@@ -357,44 +357,44 @@ def report(call: Call, run: list[str] | None = None, out: str | None = None, ope
 
     with call.cluster() as cluster, leaving():
         show = webbrowser.open if open else None
-        make_report(cluster, call.desk, run or [], Path(out) if out else None, show)
+        make_report(cluster, call.console, run or [], Path(out) if out else None, show)
 
 
 @verb({"run": RUN, "changes": "write what has changed since the newest whole one in exports/"}, _A_LINE)
-def export(call: Call, run: str | None = None, changes: bool = False) -> None:
+def export(call: VerbCall, run: str | None = None, changes: bool = False) -> None:
     """Export a run's newest checkpoint as a SavedModel: where its end did not, or while it trains."""
     from fleet.verbs.export import export_run
 
     with call.cluster() as cluster, leaving():
-        export_run(cluster, call.desk, run, changes)
+        export_run(cluster, call.console, run, changes)
 
 
 @verb()
-def ways(call: Call) -> None:
+def ways(call: VerbCall) -> None:
     """Have each host try its ways to the other members, with a large packet."""
     from fleet.verbs.ways import show_ways
 
     with call.cluster() as cluster, leaving():
-        show_ways(cluster, call.desk)
+        show_ways(cluster, call.console)
 
 
 @verb({"minutes": "for how long it looks (default: 2)"}, "print the findings as JSON")
-def advise(call: Call, minutes: str = "2") -> None:
+def advise(call: VerbCall, minutes: str = "2") -> None:
     """Measure a live training, and say in figures what holds it up: workers, ps, input, network or coordinator."""
     from fleet.verbs.advise import advise
 
     seconds = 60 * above_zero("minutes", minutes)
     with call.cluster() as cluster, leaving():
-        advise(cluster, call.desk, seconds)
+        advise(cluster, call.console, seconds)
 
 
 @verb()
-def gpu_check(call: Call) -> None:
+def gpu_check(call: VerbCall) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""
     from fleet.verbs.gpu_check import check_gpus
 
     with call.cluster() as cluster, leaving():
-        check_gpus(cluster, call.desk)
+        check_gpus(cluster, call.console)
 
 
 @verb(
@@ -412,7 +412,7 @@ def gpu_check(call: Call) -> None:
     positional=[] if {"--all", "--list", "--random"} & set(sys.argv) else ["names"],
 )
 def drill(
-    call: Call,
+    call: VerbCall,
     names: str | None = None,
     all: bool = False,
     list: bool = False,
@@ -422,24 +422,24 @@ def drill(
     bounds_factor: str = "1",
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
-    from fleet.drills import rehearsal
+    from fleet.drills import runner
 
     if list:
-        rehearsal.list_drills(call.desk)
+        runner.list_drills(call.console)
         return
     if random and (names or all):
         raise Exit("--random chooses the drills itself: leave out --all and the names", 2)
     for flag, given in (("seed", seed), ("minutes", minutes)):
         if given is not None and not random:
             raise Exit(f"--{flag} is for faults by chance, and no drill takes it: leave it out, or add --random", 2)
-    chosen = None if seed is None else whole("seed", seed)
+    chosen = None if seed is None else whole_number("seed", seed)
     length = 10.0 if minutes is None else above_zero("minutes", minutes)
     factor = above_zero("bounds-factor", bounds_factor)
     with call.cluster(check=True) as cluster, leaving("left; the cluster was given back"):
         if random:
-            rehearsal.soak(cluster, call.desk, chosen, length, factor)
+            runner.soak(cluster, call.console, chosen, length, factor)
             return
-        rehearsal.drill(cluster, call.desk, [name for name in (names or "").split(",") if name], all, factor)
+        runner.drill(cluster, call.console, [name for name in (names or "").split(",") if name], all, factor)
 
 
 # The verbs beside training have modules of their own. They come last, as `docs/verbs.md` has them.

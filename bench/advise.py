@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.interleaved import ALONE
 from bench.options import add_names, parser_of, scratch_directory
 from bench.parts import part_of_a_processor
 from bench.tables import print_row
 from bench.tasks import LocalCluster, processor_seconds, write_settings
-from bench.turns import ALONE
 from fleet import advice
-from fleet.advice import Gains, Host, Look, Rates
+from fleet.advice import Gains, HostUsage, Measurement, Rates
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 
@@ -48,7 +48,7 @@ WARM_SECONDS = 5.0
 HERE = "here"
 
 
-def look(status: Path, pids: Mapping[str, int], part: float | None = None) -> Look:
+def look(status: Path, pids: Mapping[str, int], part: float | None = None) -> Measurement:
     """Look at local processes as `fab advise` looks at hosts; what else this machine does is left out.
 
     With `part`, each ps is on a host of its own that has so much of a processor.
@@ -57,7 +57,7 @@ def look(status: Path, pids: Mapping[str, int], part: float | None = None) -> Lo
     used = {task: spent(pid) for task, pid in pids.items()}
     places = {task: task if part and task.startswith("ps-") else HERE for task in pids}
     hosts = {
-        host: Host(
+        host: HostUsage(
             part if part and host != HERE else os.cpu_count() or 1,
             sum(used[task] for task, place in places.items() if place == host),
             0.0,
@@ -68,7 +68,7 @@ def look(status: Path, pids: Mapping[str, int], part: float | None = None) -> Lo
     }
     steps = {task: int(each["steps"]) for task, each in record["workers"].items()}
     waits = {task: each["input_wait_seconds"] for task, each in record["workers"].items()}
-    return Look(record["updated"], steps, used, hosts, places, waits)
+    return Measurement(record["updated"], steps, used, hosts, places, waits)
 
 
 def spent(pid: int) -> float:
@@ -79,7 +79,7 @@ def spent(pid: int) -> float:
 
 def train(
     cause: Cause, workers: int, servers: int, part: float, seconds: float, directory: Path
-) -> tuple[list[advice.Finding], Gains | None, float]:
+) -> tuple[list[advice.Advice], Gains | None, float]:
     """Train with so many, look twice, and return the advice, the gains that it says, and the steps a second."""
     directory.mkdir()
     settings = write_settings(
@@ -103,7 +103,7 @@ def all_train(status: Path, workers: int) -> bool:
     return len(known) == workers and all(each["steps"] > WARM_STEPS for each in known.values())
 
 
-def two_looks(take: Callable[[], Look], seconds: float) -> tuple[Look, Look]:
+def two_looks(take: Callable[[], Measurement], seconds: float) -> tuple[Measurement, Measurement]:
     time.sleep(WARM_SECONDS)
     first = take()
     time.sleep(seconds)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.delays import delaying
+from bench.interleaved import ALONE, Start, add_turns, in_turns, psfleet_on, speeds, times
 from bench.options import add_names, parser_of, scratch_directory
 from bench.recommender import settings_of_tables
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task
+from bench.tasks import LocalCluster, TaskProcess
 from bench.throughput import Bench, Effort
-from bench.turns import ALONE, Start, add_turns, in_turns, psfleet_on, speeds, times
 from trainer.cluster.spec import free_addresses
 
 PROGRAMS = ("TableAdagrad", "WideAndDeepKept", "DLRMKept")
@@ -43,7 +43,7 @@ class DelayedCluster(LocalCluster):
         with between if self._delay else contextlib.nullcontext(), self.serving():
             yield self
 
-    def start(self, job: str, index: int, *arguments: object, **more: object) -> Task:
+    def start(self, job: str, index: int, *arguments: object, **more: object) -> TaskProcess:
         shown = self._jobs
         if job in self._own:  # it listens at its own address
             at = list(shown[job])

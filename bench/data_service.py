@@ -15,15 +15,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import Point, speed, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task, write_settings
+from bench.tasks import LocalCluster, TaskProcess, write_settings
+from bench.timeline import TimedStep, speed, take_point
 
 PROGRAM = "bench.programs:Reading"
 SHARDINGS = ("off", "dynamic")
 
 
-class Bench:
+class DataServiceBench:
     """Trains on clusters of one worker, one ps and some data workers, each with a run of its own."""
 
     def __init__(self, directory: Path, warm_up: float, seconds: float) -> None:
@@ -32,7 +32,7 @@ class Bench:
         self._numbers = itertools.count()
         self.warm_up, self.seconds = warm_up, seconds
 
-    def watch(self, data: int, sharding: str, disturb: Callable[[LocalCluster], None] | None = None) -> list[Point]:
+    def watch(self, data: int, sharding: str, disturb: Callable[[LocalCluster], None] | None = None) -> list[TimedStep]:
         """Return the steps as the status tells them; `disturb` is called in the middle of the time."""
         directory = self._directory / f"cluster-{next(self._numbers)}"
         directory.mkdir()
@@ -43,9 +43,9 @@ class Bench:
             chief = cluster.start("chief", 0, settings=settings)
             return self._follow(chief, directory, lambda: disturb(cluster) if disturb else None)
 
-    def _follow(self, chief: Task, directory: Path, disturb: Callable[[], None]) -> list[Point]:
+    def _follow(self, chief: TaskProcess, directory: Path, disturb: Callable[[], None]) -> list[TimedStep]:
         status = directory / "runs" / directory.name / "status.json"
-        points: list[Point] = []
+        points: list[TimedStep] = []
         middle = False
 
         def measured() -> bool:
@@ -61,7 +61,7 @@ class Bench:
         return points
 
 
-def print_speeds(bench: Bench, most: int) -> None:
+def print_speeds(bench: DataServiceBench, most: int) -> None:
     print("\nSteps per second, one worker, a map that waits 50 ms for a batch\n")
     print_row("who reads", "sharding", "steps/s", "ratio", head=True)
     alone = speed(bench.watch(0, ""), bench.warm_up) or 0.0
@@ -73,28 +73,28 @@ def print_speeds(bench: Bench, most: int) -> None:
             print_row(who, sharding, f"{reached:.1f}", f"{reached / alone:.2f}")
 
 
-def print_faults(bench: Bench) -> None:
+def print_faults(bench: DataServiceBench) -> None:
     print("\nThe longest time without a step, one worker, two data workers, sharding dynamic\n")
     print_row("kill -9 of", "longest, s", "longest before the fault, s", "steps/s as before, afterwards", head=True)
     for names in (["data-0"], ["dispatcher-0"], ["data-0", "dispatcher-0"], ["data-0", "data-1"]):
-        struck: list[float] = []
+        injected: list[float] = []
 
-        def strike(cluster: LocalCluster, names: list[str] = names, struck: list[float] = struck) -> None:
+        def inject(cluster: LocalCluster, names: list[str] = names, injected: list[float] = injected) -> None:
             for task in cluster.tasks:
                 if task.name in names:
                     os.kill(task.pid, signal.SIGKILL)
-            struck.append(time.time())
+            injected.append(time.time())
 
-        points = bench.watch(2, "dynamic", strike)
+        points = bench.watch(2, "dynamic", inject)
         steady = [point for point in points if point.time - points[0].time >= bench.warm_up]
-        before = [point for point in steady if point.time < struck[0]]
-        after = [before[-1], *(point for point in steady if point.time >= struck[0])]
+        before = [point for point in steady if point.time < injected[0]]
+        after = [before[-1], *(point for point in steady if point.time >= injected[0])]
         last = [point for point in after if point.time > after[-1].time - bench.seconds / 4]
         kept = (speed(last, 0) or 0.0) / (speed(before, 0) or 1.0)
         print_row(" and ".join(names), f"{longest(after):.1f}", f"{longest(before):.1f}", f"{kept:.2f}")
 
 
-def longest(points: list[Point]) -> float:
+def longest(points: list[TimedStep]) -> float:
     return max(second.time - first.time for first, second in itertools.pairwise(points))
 
 
@@ -107,9 +107,9 @@ def main(arguments: list[str]) -> None:
     parts = options.part or ["speed", "faults"]
     with scratch_directory() as directory:
         if "speed" in parts:
-            print_speeds(Bench(directory / "speed", 5.0, options.seconds), options.most)
+            print_speeds(DataServiceBench(directory / "speed", 5.0, options.seconds), options.most)
         if "faults" in parts:
-            print_faults(Bench(directory / "faults", 5.0, 3 * options.seconds))
+            print_faults(DataServiceBench(directory / "faults", 5.0, 3 * options.seconds))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench.tasks import Task
+from bench.tasks import TaskProcess
 
 CHUNK = 1 << 18
 
@@ -24,7 +24,7 @@ CHUNK = 1 << 18
 def delaying(milliseconds: float, targets: Mapping[str, str], log: Path) -> Iterator[None]:
     """Have a process pass on, so much later, what comes at each address; `targets` says where to."""
     ports = [address.rpartition(":")[2] for pair in targets.items() for address in pair]
-    task = Task("delays", ["-m", "bench.delays", str(milliseconds), *ports], log, {})
+    task = TaskProcess("delays", ["-m", "bench.delays", str(milliseconds), *ports], log, {})
     try:
         task.until(lambda: task.says("delays"), "it listened")
         yield

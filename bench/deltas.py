@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.interleaved import ALONE, Side, Start, in_turns, speeds, times
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task
+from bench.tasks import LocalCluster, TaskProcess
 from bench.throughput import Bench, Observed
-from bench.turns import ALONE, Side, Start, in_turns, speeds, times
 from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:TableFilled"
@@ -57,7 +57,7 @@ def milliseconds_of(side: Side) -> float:
 
 def start_full(
     bench: Bench, name: str, every: int, settings: dict[str, Any], cluster: LocalCluster
-) -> tuple[Task, Observed]:
+) -> tuple[TaskProcess, Observed]:
     """Start a side, and wait until its table is full and it has saved that, where it saves."""
     task, observed = bench.start_psfleet(cluster, PROGRAM, "custom_loop", **settings)
     task.until(lambda: (points := observed()) and points[-1].step > every, "it was full", FILL_SECONDS)

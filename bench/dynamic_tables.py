@@ -22,18 +22,18 @@ from bench.commands import run_command
 from bench.deltas import compare_deltas, print_head
 from bench.filling import SLOTS, fill
 from bench.full_table import train_full
+from bench.interleaved import ALONE, add_turns, in_turns, psfleet_on, speeds, times
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import clean_environment
 from bench.throughput import Bench, Effort
-from bench.turns import ALONE, add_turns, in_turns, psfleet_on, speeds, times
 
 ROWS = 1_000_000
 MANY = 26
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class TableKind:
     """What both sides train, and the run settings of the dynamic side alone."""
 
     fixed: str
@@ -45,15 +45,15 @@ class Kind:
 
 
 KINDS = {
-    "known": Kind("TableAdagrad", "TableAdagrad", 0.85),
-    "new": Kind("TableHashed", "TableNew", 0.8),
-    "sightings": Kind("TableHashed", "TableNew", 0.7, {"sightings": 3}),
+    "known": TableKind("TableAdagrad", "TableAdagrad", 0.85),
+    "new": TableKind("TableHashed", "TableNew", 0.8),
+    "sightings": TableKind("TableHashed", "TableNew", 0.7, {"sightings": 3}),
     # 1.5 times the steps of a request for each table, where fixed ones have 1.8 times (docs/evidence/benchmarks.md).
-    "many": Kind("ManyTablesAdagrad", "ManyTablesAdagrad", 0.83, tables=MANY),
+    "many": TableKind("ManyTablesAdagrad", "ManyTablesAdagrad", 0.83, tables=MANY),
 }
 
 
-def sides_of(kind: Kind, rows: int) -> list[tuple[str, dict[str, Any]]]:
+def sides_of(kind: TableKind, rows: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the program and the run settings of the fixed side, and of the dynamic one."""
     # By the names that Keras gives to a process's Embeddings. New keys come all the time.
     layers = ["embedding", *(f"embedding_{number}" for number in range(1, kind.tables))]

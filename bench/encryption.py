@@ -51,7 +51,7 @@ print(spent.ru_utime + spent.ru_stime - before.ru_utime - before.ru_stime)
 
 
 @dataclass(frozen=True)
-class Cost:
+class TransferCost:
     """Of one transfer."""
 
     seconds: float
@@ -111,7 +111,7 @@ def kernel_threads() -> list[int]:
     return found
 
 
-def transfer(rooms: Networks, address: str, mebibytes: int, tunnel: Tunnel | None) -> Cost:
+def transfer(rooms: Networks, address: str, mebibytes: int, tunnel: Tunnel | None) -> TransferCost:
     """Send so much from the first namespace to an address of the second."""
     receive = [*rooms.under("two"), sys.executable, "-c", RECEIVE]
     with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiving:
@@ -121,7 +121,7 @@ def transfer(rooms: Networks, address: str, mebibytes: int, tunnel: Tunnel | Non
         sent = output(*rooms.under("one"), sys.executable, "-c", SEND, address, str(mebibytes)).split()
         received = float(receiving.stdout.readline())
     spent = tunnel.processor() - before if tunnel else 0.0
-    return Cost(float(sent[0]), float(sent[1]) + received + spent)
+    return TransferCost(float(sent[0]), float(sent[1]) + received + spent)
 
 
 def main(arguments: list[str]) -> None:
@@ -133,7 +133,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"bench/encryption: no network namespaces here: {why}")
     rooms = Networks(["switch", *ENDS])
     tunnel = Tunnel(rooms)
-    costs: dict[bool, list[Cost]] = {False: [], True: []}
+    costs: dict[bool, list[TransferCost]] = {False: [], True: []}
     try:
         for _ in range(options.rounds + 1):
             costs[False].append(transfer(rooms, rooms.address("two"), options.mebibytes, None))
@@ -144,7 +144,7 @@ def main(arguments: list[str]) -> None:
     report({kind: found[1:] for kind, found in costs.items()}, options.mebibytes, tunnel.kernel)
 
 
-def report(costs: dict[bool, list[Cost]], mebibytes: int, kernel: bool) -> None:
+def report(costs: dict[bool, list[TransferCost]], mebibytes: int, kernel: bool) -> None:
     """Print medians, the ranges, and the ratios of on to off."""
     gigabytes = mebibytes * 2**20 / 1e9
     print_row("encryption", "processor s/GB", "from - to", "MB/s", "from - to", head=True)

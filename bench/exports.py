@@ -54,8 +54,8 @@ def peak_bytes() -> int:
 
 def measured(part: str, *arguments: str) -> list[float]:
     """Run a part of this bench in a process of its own; returns the numbers that it prints."""
-    said = run_command([sys.executable, "-m", "bench.exports", "--part", part, *arguments])
-    line = next((line for line in said.splitlines() if line.startswith("measured")), "")
+    output = run_command([sys.executable, "-m", "bench.exports", "--part", part, *arguments])
+    line = next((line for line in output.splitlines() if line.startswith("measured")), "")
     return [float(number) for number in line.split()[1:]]
 
 

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from bench.points import Point
+from bench.timeline import TimedStep
 
 WORKERS = ("worker-0", "worker-1")
 SERVERS = ("ps-0", "ps-1")
@@ -20,8 +20,8 @@ LATE = 0.5  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
-class Fault:
-    """What befalls a task at a time (seconds since the training is measured), for how long if it heals by itself."""
+class PlannedFault:
+    """What befalls a task at a time (seconds since the training is measured), for how long if it ends by itself."""
 
     at: float
     kind: str
@@ -29,20 +29,20 @@ class Fault:
     seconds: float = 0.0
 
 
-def schedule(seconds: float, partition: bool) -> list[Fault]:
+def schedule(seconds: float, partition: bool) -> list[PlannedFault]:
     """Return the faults of so many seconds, in order: none so late that there is no time left to get over it."""
     lasting = min(LONGEST, seconds / 6)
     # Between two kills, so that it is known whose the pause is.
-    held = [Fault(seconds * 25 / 60, "freeze", "worker-1", lasting)]
+    held = [PlannedFault(seconds * 25 / 60, "freeze", "worker-1", lasting)]
     if partition:
-        held.append(Fault(seconds * 43 / 60, "partition", "worker-1", lasting))
+        held.append(PlannedFault(seconds * 43 / 60, "partition", "worker-1", lasting))
     faults = list(held)
     for number, at in enumerate(range(KILL_WORKER_SECONDS, int(seconds), KILL_WORKER_SECONDS)):
         # A worker that is frozen or cut off stays so: the other one is killed.
         is_held = any(fault.at - 1 <= at <= fault.at + fault.seconds for fault in held)
-        faults.append(Fault(at, "worker kill", WORKERS[0] if is_held else WORKERS[number % 2]))
+        faults.append(PlannedFault(at, "worker kill", WORKERS[0] if is_held else WORKERS[number % 2]))
     for number, at in enumerate(range(KILL_PS_SECONDS // 2, int(seconds), KILL_PS_SECONDS)):
-        faults.append(Fault(at, "ps kill", SERVERS[number % 2]))
+        faults.append(PlannedFault(at, "ps kill", SERVERS[number % 2]))
     return sorted((fault for fault in faults if fault.at <= seconds - lasting / 4), key=lambda fault: fault.at)
 
 
@@ -51,18 +51,18 @@ class Steps:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.points: list[Point] = []
+        self.points: list[TimedStep] = []
         self._numbers: dict[str, int] = {}
         self._grown: dict[str, float] = {}
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         for path in self.directory.iterdir():
             # A number that is being written is read as nothing.
             with contextlib.suppress(ValueError):
                 number = int(path.read_text(encoding="ascii"))
                 if number != self._numbers.get(path.name):
                     self._numbers[path.name], self._grown[path.name] = number, now
-        self.points.append(Point(now, sum(self._numbers.values())))
+        self.points.append(TimedStep(now, sum(self._numbers.values())))
 
     @property
     def datasets(self) -> int:
@@ -84,7 +84,7 @@ class Steps:
         return sum(grown >= since for grown in self._grown.values())
 
 
-def value_at(points: list[Point], time: float) -> float:
+def value_at(points: list[TimedStep], time: float) -> float:
     """Return the step at a time, which grows evenly between two points."""
     place = bisect.bisect_right(points, time, key=lambda point: point.time)
     if place == 0:
@@ -96,18 +96,18 @@ def value_at(points: list[Point], time: float) -> float:
     return before.step + (after.step - before.step) * (time - before.time) / (after.time - before.time)
 
 
-def last_before(points: Iterable[Point], time: float) -> Point:
+def last_before(points: Iterable[TimedStep], time: float) -> TimedStep:
     """Return the last point up to a time; there must be one."""
     return max((point for point in points if point.time <= time), key=lambda point: point.time)
 
 
-def pauses(points: list[Point]) -> list[tuple[float, float]]:
+def pauses(points: list[TimedStep]) -> list[tuple[float, float]]:
     """Return (begin, seconds) of each time without a step, between points at which the step has grown."""
     grown = [now for before, now in itertools.pairwise(points) if now.step > before.step]
     return [(first.time, second.time - first.time) for first, second in itertools.pairwise(grown)]
 
 
-def pause_after(points: list[Point], at: float, until: float) -> float:
+def pause_after(points: list[TimedStep], at: float, until: float) -> float:
     """Return the longest time without a step that began in [at - LATE, until).
 
     A fault takes effect at once or some time later, and the last step before it began a little earlier. What began
@@ -122,15 +122,15 @@ def pause_after(points: list[Point], at: float, until: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class GoodputOutcome:
     """What was seen of a training between two times (seconds since 1970)."""
 
     begin: float
     end: float
     reference: float  # seconds a step takes when nothing befalls it
-    steps: list[Point]  # begun
-    saves: list[Point]
-    faults: list[Fault]
+    steps: list[TimedStep]  # begun
+    saves: list[TimedStep]
+    faults: list[PlannedFault]
 
     @property
     def trained(self) -> int:

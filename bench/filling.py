@@ -23,7 +23,7 @@ from bench.incremental_saves import WIDTH, make_table
 from bench.memory import read_memory
 from bench.options import plain_seconds
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task, processor_seconds
+from bench.tasks import LocalCluster, TaskProcess, processor_seconds
 from trainer.training.dynamic.pieces import Pieces
 from trainer.training.dynamic.shard import ROWS
 from trainer.training.dynamic.table import Table, giving_rows
@@ -61,7 +61,7 @@ def fill(directory: Path, rows: int, batch: int, optimizer: str, capacity: int) 
         print_save(directory, table, servers)
 
 
-def inserted(table: Table, rows: int, batch: int, servers: list[Task]) -> list[Insertion]:
+def inserted(table: Table, rows: int, batch: int, servers: list[TaskProcess]) -> list[Insertion]:
     """Have the callers ask for so many rows of new keys; returns their insertions."""
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
@@ -93,7 +93,7 @@ def inserted(table: Table, rows: int, batch: int, servers: list[Task]) -> list[I
         return list(itertools.chain.from_iterable(pool.map(call, range(CALLERS))))
 
 
-def print_save(directory: Path, table: Table, servers: list[Task]) -> None:
+def print_save(directory: Path, table: Table, servers: list[TaskProcess]) -> None:
     """Print what a save takes, and how much more memory the ps have meanwhile."""
     save, prefix, before = Pieces(table, [""] * SERVERS).save, directory / "ckpt-1", memory_of(servers)
     began = time.perf_counter()
@@ -118,6 +118,6 @@ def most_meanwhile(act: Callable[[], object], read: Callable[[], int]) -> int:
     return most
 
 
-def memory_of(servers: list[Task]) -> int:
+def memory_of(servers: list[TaskProcess]) -> int:
     """Return the resident memory of all ps together, in bytes."""
     return int(sum(read_memory(*server.pids).rss for server in servers) * 2**20)

@@ -8,10 +8,10 @@ from typing import Any
 
 from bench.deltas import FILL_SECONDS
 from bench.filling import memory_of
-from bench.points import speed
+from bench.interleaved import ALONE
 from bench.tables import print_row
 from bench.throughput import Bench
-from bench.turns import ALONE
+from bench.timeline import speed
 
 PROGRAMS = {"SGD": "bench.programs:TableFilledSGD", "Adagrad": "bench.programs:TableFilled"}
 

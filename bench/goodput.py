@@ -22,14 +22,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.faults import Fault, Outcome, Steps, schedule, value_at
-from bench.kept import NAMES, KeptCluster
+from bench.faults import GoodputOutcome, PlannedFault, Steps, schedule, value_at
+from bench.kept_cluster import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import Point, read_point
 from bench.recommender import settings_of_tables
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, TRAINER, write_settings
+from bench.timeline import TimedStep, read_point
 from trainer.run.directory import RunDirectory
 
 PROGRAM = "bench.programs:Counted"
@@ -47,7 +47,7 @@ SIDES = {
 KINDS = ("worker kill", "ps kill", "freeze", "partition")
 
 
-class Training:
+class MeasuredTraining:
     """One side's cluster, and what can be seen of it."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Training:
         self.directory = directory
         self.steps = Steps(directory / "steps")
         self.steps.directory.mkdir()
-        self.saves: list[Point] = []
+        self.saves: list[TimedStep] = []
         environment = {"BENCH_STEPS": str(self.steps.directory)}
         if who == "psfleet":
             self._run: RunDirectory | None = RunDirectory(directory, "goodput")
@@ -81,15 +81,15 @@ class Training:
             commands = {"chief": chief, "worker": PLAIN_SERVER, "ps": PLAIN_SERVER}
         self.cluster = KeptCluster(directory, commands, networks, **environment)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Keep the tasks alive and write down where the training is."""
         time.sleep(POLL_SECONDS)
         self.cluster.keep()
-        self.steps.look(time.time())
+        self.steps.poll(time.time())
         if self._run is not None:
             newest = self._run.catalogue.newest()
             if newest and (not self.saves or newest != self.saves[-1].step):
-                self.saves.append(Point(time.time(), newest))
+                self.saves.append(TimedStep(time.time(), newest))
         else:
             lines = self.cluster.tasks["chief-0"].output().splitlines()
             self.saves = [point for line in lines if (point := read_point(line))]
@@ -97,7 +97,7 @@ class Training:
     def until(self, holds: Callable[[], bool], what: str) -> None:
         end = time.monotonic() + START_SECONDS
         while not holds():
-            self.look()
+            self.poll()
             if time.monotonic() > end:
                 chief = self.cluster.tasks["chief-0"].output()
                 sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
@@ -105,9 +105,9 @@ class Training:
 
 def measure(
     side: str, program: str, seconds: float, directory: Path, networks: Networks | None, settings: Mapping[str, Any]
-) -> Outcome:
+) -> GoodputOutcome:
     """Train one side under the faults of so many seconds; `settings` are run settings of psfleet's."""
-    training = Training(side, program, directory, networks, settings)
+    training = MeasuredTraining(side, program, directory, networks, settings)
     with training.cluster.running():
         training.until(lambda: len(training.saves) >= 2, "two checkpoints")
         quiet = min(QUIET_SECONDS, seconds / 3)
@@ -117,35 +117,35 @@ def measure(
         show(side, f"{begun / quiet:.1f} steps/s undisturbed")
         faults = schedule(seconds, networks is not None)
         befall(training, faults, begin, begin + seconds, side)
-        return Outcome(begin, begin + seconds, quiet / begun, training.steps.points, training.saves, faults)
+        return GoodputOutcome(begin, begin + seconds, quiet / begun, training.steps.points, training.saves, faults)
 
 
-def befall(training: Training, faults: list[Fault], begin: float, end: float, side: str) -> None:
+def befall(training: MeasuredTraining, faults: list[PlannedFault], begin: float, end: float, side: str) -> None:
     """Let the faults befall the training, each at its time, and watch it to the end."""
     cluster, due = training.cluster, list(faults)
-    healing: list[tuple[float, Callable[[], None]]] = []
+    reverts: list[tuple[float, Callable[[], None]]] = []
     with contextlib.ExitStack() as stack:
         while time.time() < end:
-            training.look()
+            training.poll()
             while due and time.time() >= begin + due[0].at:
                 fault = due.pop(0)
                 show(side, f"{fault.at:.0f} s: {fault.kind} of {fault.task}")
                 if fault.seconds:
-                    heal = cluster.freeze(fault.task) if fault.kind == "freeze" else cluster.cut(fault.task)
-                    healing.append((begin + fault.at + fault.seconds, heal))
+                    revert = cluster.freeze(fault.task) if fault.kind == "freeze" else cluster.cut(fault.task)
+                    reverts.append((begin + fault.at + fault.seconds, revert))
                 else:
                     cluster.kill(fault.task)
-            while healing and time.time() >= healing[0][0]:
-                healing.pop(0)[1]()
-        for _, heal in healing:
-            stack.callback(heal)
+            while reverts and time.time() >= reverts[0][0]:
+                reverts.pop(0)[1]()
+        for _, revert in reverts:
+            stack.callback(revert)
 
 
 def show(side: str, what: str) -> None:
     print(f"{side}: {what}", file=sys.stderr, flush=True)
 
 
-def rows(outcomes: dict[str, Outcome]) -> list[list[str]]:
+def rows(outcomes: dict[str, GoodputOutcome]) -> list[list[str]]:
     """Return the table's rows below its head, one for each thing that is measured."""
     every = list(outcomes.values())
     table = [

@@ -11,16 +11,16 @@ import dataclasses
 import os
 import sys
 
+from bench.interleaved import add_turns, against_guide, speeds, times
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
 from bench.throughput import Bench, Effort
-from bench.turns import add_turns, against_guide, speeds, times
 
 ROWS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class OptimizerKind:
     """An optimizer on both sides: its program, the guide's steps an epoch (some seconds), psfleet's own settings.
 
     `floor` is the ratio that psfleet must have with 10 million rows. `optimizer` is that of the program TableOf.
@@ -35,11 +35,11 @@ class Kind:
 
 LAZY = {"lazy_optimizers": True}
 KINDS = {
-    "SGD": Kind("Table", 10, 24.0),
-    "Adam": Kind("TableAdam", 4, 24.0, LAZY),
-    "Adagrad": Kind("TableAdagrad", 200, 2.0),
-    "momentum": Kind("TableOf", 4, 24.0, LAZY, "SGD"),
-    **{name: Kind("TableOf", 4, 24.0, LAZY, name) for name in ("RMSprop", "AdamW", "Nadam", "Adamax", "Ftrl")},
+    "SGD": OptimizerKind("Table", 10, 24.0),
+    "Adam": OptimizerKind("TableAdam", 4, 24.0, LAZY),
+    "Adagrad": OptimizerKind("TableAdagrad", 200, 2.0),
+    "momentum": OptimizerKind("TableOf", 4, 24.0, LAZY, "SGD"),
+    **{name: OptimizerKind("TableOf", 4, 24.0, LAZY, name) for name in ("RMSprop", "AdamW", "Nadam", "Adamax", "Ftrl")},
 }
 
 

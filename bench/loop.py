@@ -30,10 +30,10 @@ from bench.commands import processor_seconds, run_command
 from bench.control import groups_of, inventory_of
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
-from fleet.asked import feed
+from fleet.agent_request import feed
 from fleet.cluster import Cluster
 from fleet.release import STAGE, SWITCH, Shipment
-from fleet.short import CURRENT, SUMS, ShortWay
+from fleet.short_way import CURRENT, SUMS, ShortWay
 from fleet.site.inventory import load_inventory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -217,7 +217,7 @@ def answer_of(short: ShortWay, host: str, asked: dict[str, Any]) -> dict[str, An
     wall = short._walls[host]
     wanted = dict(short._wanted[host].files)
     if wall is not None:
-        wanted |= wall.look("close", {"__firewall_facts": FACTS}).files
+        wanted |= wall.desired_state("close", {"__firewall_facts": FACTS}).files
     python = next(iter(short._release["environments"]))
     environment = short._release["environments"][python]
     wanted[f"{CURRENT}/{environment['lock']}"] = ["0644", environment["name"].rpartition("-")[2]]

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.options import parser_of, scratch_directory
-from bench.points import Point, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task, write_settings
+from bench.tasks import LocalCluster, TaskProcess, write_settings
+from bench.timeline import TimedStep, take_point
 
 PROGRAM = "bench.programs:Tiny"
 SETTLED_SECONDS = 3.0
@@ -27,7 +27,7 @@ WARM = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
-class Memory:
+class ProcessMemory:
     """Resident memory, MiB: `alone` is what it would be on a host with no other process of TensorFlow's."""
 
     rss: float
@@ -35,7 +35,7 @@ class Memory:
     alone: float
 
 
-def read_memory(*pids: int) -> Memory:
+def read_memory(*pids: int) -> ProcessMemory:
     """Return the memory of a task's processes together: of a supervisor and its child."""
     each = []
     for pid in pids:
@@ -44,10 +44,10 @@ def read_memory(*pids: int) -> Memory:
     own = sum(one["Pss_Anon"] for one in each)
     # The files of one are those of the other, which was forked from it.
     files = max(one["Rss"] - one["Anonymous"] for one in each)
-    return Memory(sum(one["Rss"] for one in each), sum(one["Pss"] for one in each), own + files)
+    return ProcessMemory(sum(one["Rss"] for one in each), sum(one["Pss"] for one in each), own + files)
 
 
-def settle(task: Task) -> Memory:
+def settle(task: TaskProcess) -> ProcessMemory:
     """Wait until the task's memory changes no more, by less than 1 %, and return it."""
     memory, since = read_memory(*task.pids), time.monotonic()
     while time.monotonic() - since < SETTLED_SECONDS:
@@ -86,7 +86,7 @@ def print_training(directory: Path, steps: int, checkpoint_steps: int) -> None:
     (directory / run).mkdir()
     settings = write_settings(directory, run, PROGRAM, steps=steps, checkpoint_steps=checkpoint_steps)
     status = directory / "runs" / run / "status.json"
-    points: list[Point] = []
+    points: list[TimedStep] = []
     times: list[float] = []
     samples: list[list[float]] = []
     with LocalCluster(workers=2, servers=1, directory=directory / run).serving() as cluster:

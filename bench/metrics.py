@@ -19,7 +19,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
-from bench.tasks import Task
+from bench.tasks import TaskProcess
 from trainer.telemetry.counters import Counters, MemberHealth, NewestCheckpoint
 from trainer.telemetry.metrics import MetricsCollector
 
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> None:
             *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
             *("--steps", "1000000000", "--shared-dir", str(directory), "--metrics-port", str(port)),
         ]
-        task = Task("local", command, directory / "log", {})
+        task = TaskProcess("local", command, directory / "log", {})
         try:
             task.until(lambda: steps(port), "it trained")
             time.sleep(WARM_SECONDS)

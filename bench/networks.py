@@ -73,7 +73,7 @@ class Networks:
     def cut(self, name: str) -> None:
         run(*self.under(name), "nft", "-f", "-", text=CUT)
 
-    def heal(self, name: str) -> None:
+    def restore(self, name: str) -> None:
         run(*self.under(name), "nft", "delete", "table", "inet", "cut")
 
     def end(self) -> None:

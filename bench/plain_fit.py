@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from bench.points import print_point
+from bench.timeline import print_point
 from trainer.core.program import load_program
 
 

@@ -22,12 +22,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.interleaved import against_guide
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import read_point
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER, Task, write_settings
+from bench.tasks import PLAIN_SERVER, TaskProcess, write_settings
 from bench.throughput import Bench, Effort
-from bench.turns import against_guide
+from bench.timeline import read_point
 
 MODELS = ("WideAndDeep", "DLRM")
 BATCH = 1024  # of the programs
@@ -88,18 +88,18 @@ def compare_auc(bench: Bench, model: str, size: Size) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint, and how many seconds after the coordinator's start it was there."""
 
     prefix: str
     seconds: float
 
     @classmethod
-    def at(cls, prefix: Path, began: float) -> Saved:
+    def at(cls, prefix: Path, began: float) -> SavedCheckpoint:
         return cls(str(prefix), prefix.with_name(f"{prefix.name}.index").stat().st_mtime - began)
 
 
-Found = Callable[[int], Saved]
+Found = Callable[[int], SavedCheckpoint]
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def train_plainly(bench: Bench, program: str, part: int) -> Iterator[Found]:
         task = cluster.start("chief", 0, ("-m", "bench.plain_loop", program, str(part), str(directory)))
         until_step(task, 3 * part)
         task.end()  # it would go on, and delete what it saved
-    yield lambda step: Saved.at(directory / f"ckpt-{step // part}", began)
+    yield lambda step: SavedCheckpoint.at(directory / f"ckpt-{step // part}", began)
 
 
 @contextlib.contextmanager
@@ -129,10 +129,10 @@ def train_with_psfleet(
         task = cluster.start("chief", 0, settings=written)
         task.until(lambda: task.process.poll() == 0, "it had trained", deadline=DEADLINE)
     checkpoints = bench.directory / "runs" / run / "checkpoints"
-    yield lambda step: Saved.at(checkpoints / f"ckpt-{step}", began)
+    yield lambda step: SavedCheckpoint.at(checkpoints / f"ckpt-{step}", began)
 
 
-def until_step(task: Task, step: int) -> None:
+def until_step(task: TaskProcess, step: int) -> None:
     def has_come() -> bool:
         points = filter(None, map(read_point, task.output().splitlines()))
         return any(point.step >= step for point in points)

@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults import pause_after
-from bench.goodput import PROGRAM, Training
-from bench.kept import NAMES, KeptCluster
+from bench.goodput import PROGRAM, MeasuredTraining
+from bench.kept_cluster import NAMES, KeptCluster
 from bench.networks import Networks, missing
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import read_point
 from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER
+from bench.timeline import read_point
 from trainer.telemetry.events import parse
 
 PARTS = ("detection", "process start", "TensorFlow", "restore", "first step")
@@ -50,7 +50,7 @@ HELD_SECONDS = 10.0  # after a silent worker was dropped
 SERVES = " serves at "
 # The guide's coordinator, which says when Python is there and when TensorFlow is.
 BARE = """
-from bench.points import print_point
+from bench.timeline import print_point
 print_point(0)
 import tensorflow
 print_point(0)
@@ -101,7 +101,7 @@ class Silence:
 class Recovery:
     """A training that one fault after another befalls."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: MeasuredTraining) -> None:
         self._training = training
         self._cluster = training.cluster
         self._events_path = training.directory / "runs" / "goodput" / "events.jsonl"
@@ -124,15 +124,15 @@ class Recovery:
         """Freeze or cut off a worker, and wait until it has been dropped and taken back."""
         task, steps = FAULTS[kind], self._training.steps
         fault = time.time()
-        heal = self._strike(kind)
+        revert = self._inject(kind)
         self._training.until(lambda: self._event(fault, *NOTICED) is not None, f"an event after: {kind}")
         dropped = self._event(fault, *NOTICED) or 0.0
         self._training.until(lambda: time.time() > dropped + HELD_SECONDS, "the time that it stays so")
         trained = steps.trained
-        heal()
-        healed = time.time()
+        revert()
+        reverted = time.time()
         self._training.until(lambda: steps.trained > trained, f"a step of {task}")
-        return Silence(dropped - fault, pause_after(steps.points, fault, steps.newest), steps.newest - healed)
+        return Silence(dropped - fault, pause_after(steps.points, fault, steps.newest), steps.newest - reverted)
 
     def measure(self, kind: str) -> Marks:
         """Let a fault befall the training, and wait until it trains again."""
@@ -145,7 +145,7 @@ class Recovery:
         ended: float | None = None
         ready: float | None = None
         fault = time.time()
-        heal = self._strike(kind)
+        revert = self._inject(kind)
 
         def goes_on() -> bool:
             nonlocal ended, ready
@@ -160,7 +160,7 @@ class Recovery:
 
         self._training.until(goes_on, f"a step after: {kind}")
         stepped = steps.newest
-        heal()
+        revert()
         is_new = len(awaited.starts) > starts[awaited.name]
         return Marks(
             fault=fault,
@@ -171,7 +171,7 @@ class Recovery:
             stepped=stepped,
         )
 
-    def _strike(self, kind: str) -> Callable[[], None]:
+    def _inject(self, kind: str) -> Callable[[], None]:
         """Let a fault befall its task; returns what ends one that lasts."""
         if kind.startswith("kill"):
             self._cluster.kill(FAULTS[kind])
@@ -274,7 +274,7 @@ def main(arguments: list[str]) -> None:
         networks = None if why else Networks(NAMES)
         if networks:
             stack.callback(networks.end)
-        training = Training("psfleet-loop", PROGRAM, directory / "training", networks)
+        training = MeasuredTraining("psfleet-loop", PROGRAM, directory / "training", networks)
         stack.enter_context(training.cluster.running())
         recovery = Recovery(training)
         for kind in [kind for kind in faults if kind not in SILENT_WORKER]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import read_point
 from bench.tables import print_row
-from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, clean_environment, write_settings
+from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, TaskProcess, clean_environment, write_settings
+from bench.timeline import read_point
 
 PROGRAM = "bench.programs:TableAny"
 ROWS, WIDTH, SERVERS = 20_000, 16, 2
@@ -57,7 +57,7 @@ class Sides:
         saved = self._directory / "runs" / run / "checkpoints" / f"ckpt-{steps}"
         return self._largest(task, lambda: task.process.poll() == 0, str(saved))
 
-    def _largest(self, task: Task, is_done: Callable[[], bool], saved: str) -> float:
+    def _largest(self, task: TaskProcess, is_done: Callable[[], bool], saved: str) -> float:
         try:
             task.until(is_done, "it had trained", deadline=DEADLINE)
         finally:

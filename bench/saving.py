@@ -29,7 +29,7 @@ BLOCK_SECONDS = 0.3
 DEADLINE = 1800.0
 
 
-class Table:
+class TableProgram:
     """A program whose variables are nearly all one table, of which a step changes a few rows."""
 
     def build_model(self) -> Any:
@@ -99,7 +99,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     from trainer.training.strategies import make_strategy
 
     cluster = ClusterConfig.from_tf_config(os.environ["TF_CONFIG"])
-    config = Config(program="bench.saving:Table", run="saving", shared_dir=shared, checkpoints_kept=3)
+    config = Config(program="bench.saving:TableProgram", run="saving", shared_dir=shared, checkpoints_kept=3)
     program = load_program(config.program, config.program_args)
     runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)
     written: list[float] = []

@@ -18,6 +18,9 @@ RETIRED = (
     *("anew", "shall", "whoever", "whomever", "somebody", "past using", "who scrapes", "for who", "of before"),
     *("mends", "mended", "mending", "to mend", "the mend"),
     *("nobody has told", "told nothing", "told of", "must be there"),
+    "rehearsal",
+    "scene",
+    "scenes",
 )
 # A word between quotes is named, and not used.
 RETIRED_WORD = re.compile(rf"([\"`'])(?:{'|'.join(RETIRED)})\1|\b({'|'.join(RETIRED)})\b", re.IGNORECASE)

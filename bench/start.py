@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
-from bench.tasks import ROOT, Task, clean_environment
+from bench.tasks import ROOT, TaskProcess, clean_environment
 from trainer.cluster.probe import incarnation
 from trainer.cluster.spec import ClusterConfig
 from trainer.tasks.local import local_cluster
@@ -46,8 +46,8 @@ def server_seconds(directory: Path, supervised: bool, rounds: int) -> list[float
     more = () if supervised else ("--parent", str(os.getpid()))
     environment = {"TF_CONFIG": ClusterConfig(jobs, "ps", 0).as_tf_config()}
 
-    def start() -> Task:
-        return Task("ps-0", ["-m", "trainer", *more], directory / "ps.log", environment)
+    def start() -> TaskProcess:
+        return TaskProcess("ps-0", ["-m", "trainer", *more], directory / "ps.log", environment)
 
     task, seen, found = start(), set[str](), []
     until_anew(address, seen)

@@ -24,7 +24,7 @@ DEADLINE = 180.0  # for any one thing that is waited for
 POLL_SECONDS = 0.1
 
 
-class Task:
+class TaskProcess:
     """A process whose output goes to a file, ended with the bench."""
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalCluster:
         self._path = {"PYTHONPATH": search, "PYTHONSAFEPATH": "1"} if path else {}
         self._jobs = local_cluster(workers, servers, data)
         self.workers = workers
-        self.tasks: list[Task] = []
+        self.tasks: list[TaskProcess] = []
 
     @contextlib.contextmanager
     def serving(self, settings: str = "", command: tuple[str, ...] = TRAINER) -> Iterator[LocalCluster]:
@@ -126,7 +126,7 @@ class LocalCluster:
         settings: str = "",
         workers: int | None = None,
         **more: str,
-    ) -> Task:
+    ) -> TaskProcess:
         """Start a task, by default psfleet's; `settings` is the path of its run settings.
 
         With `workers` it knows of so many workers alone. `more` is added to its environment.
@@ -137,7 +137,7 @@ class LocalCluster:
         if job == "ps" and command == TRAINER:
             more = {**PS_ENVIRONMENT, **more}
         more = {**self._path, **more, **({"TRAINER_SETTINGS": settings} if settings else {})}
-        task = Task(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
+        task = TaskProcess(f"{job}-{index}", list(command), log, {"TF_CONFIG": config, **more})
         self.tasks.append(task)
         return task
 

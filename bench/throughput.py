@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.options import add_names, parser_of, scratch_directory
-from bench.points import Point, read_point, spans, speed, take_point
 from bench.tables import print_row
-from bench.tasks import LocalCluster, Task, write_settings
-from bench.uneven import SLOWER, STEPS, WORKERS, print_uneven
+from bench.tasks import LocalCluster, TaskProcess, write_settings
+from bench.timeline import TimedStep, read_point, spans, speed, take_point
+from bench.uneven_workers import SLOWER, STEPS, WORKERS, print_uneven
 
-Observed = Callable[[], list[Point]]
+Observed = Callable[[], list[TimedStep]]
 APIS = {"fit": "fit", "custom_loop": "custom loop"}
 
 
@@ -57,14 +57,14 @@ class Bench:
         """
         return self._measure(*self.start_psfleet(cluster, program, api, **more))
 
-    def start_psfleet(self, cluster: LocalCluster, program: str, api: str, **more: Any) -> tuple[Task, Observed]:
+    def start_psfleet(self, cluster: LocalCluster, program: str, api: str, **more: Any) -> tuple[TaskProcess, Observed]:
         """Start psfleet's coordinator; the points that it has reached are returned by what is returned beside it."""
         run = f"run-{next(self._runs)}"
         settings = write_settings(self.directory, run, program, api=api, steps=10**9, **more)
         status = self.directory / "runs" / run / "status.json"
-        points: list[Point] = []
+        points: list[TimedStep] = []
 
-        def observed() -> list[Point]:
+        def observed() -> list[TimedStep]:
             take_point(points, status)
             return points
 
@@ -74,13 +74,15 @@ class Bench:
         """Return the speed of the guide's code (steps/s), which says when an epoch of so many steps has ended."""
         return self._measure(*self.start_plain(cluster, program, api, epoch_steps))
 
-    def start_plain(self, cluster: LocalCluster, program: str, api: str, epoch_steps: int) -> tuple[Task, Observed]:
+    def start_plain(
+        self, cluster: LocalCluster, program: str, api: str, epoch_steps: int
+    ) -> tuple[TaskProcess, Observed]:
         """Start the guide's coordinator, and return what `start_psfleet` returns."""
         module = {"fit": "bench.plain_fit", "custom_loop": "bench.plain_loop"}[api]
         task = cluster.start("chief", 0, ("-m", module, program, str(epoch_steps)))
         return task, lambda: [point for line in task.output().splitlines() if (point := read_point(line))]
 
-    def _measure(self, task: Task, observed: Observed) -> float:
+    def _measure(self, task: TaskProcess, observed: Observed) -> float:
         warm_up, seconds = self.effort.warm_up, self.effort.seconds
 
         def measured() -> float | None:

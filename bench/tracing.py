@@ -102,8 +102,8 @@ def main(arguments: list[str]) -> None:
     columns = [*PARTS, "coordinator", *(f"worker {number}" for number in range(WORKERS))]
     print_row("processor time, s", *columns, head=True)
     for program in PROGRAMS:
-        said = run_command([sys.executable, "-m", "bench.tracing", "--program", program], clean_environment())
-        seconds = json.loads(said.splitlines()[-1])
+        output = run_command([sys.executable, "-m", "bench.tracing", "--program", program], clean_environment())
+        seconds = json.loads(output.splitlines()[-1])
         print_row(program, *(f"{seconds[column]:.2f}" for column in columns))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.uneven import uneven_data, why_hot
+from fleet.uneven_load import uneven_data, why_hot
 
 # From this share on a processor, or a link, counts as busy: above, more work mostly waits.
 BUSY = 0.85
@@ -29,7 +29,7 @@ MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), 
 
 
 @dataclass(frozen=True)
-class Look:
+class Measurement:
     """What hosts and run said at one moment; seconds and bytes are since a beginning that nobody needs."""
 
     time: float
@@ -37,7 +37,7 @@ class Look:
     """Steps that each worker gave."""
     seconds: Mapping[str, float]
     """Processor time by task, of those that say it."""
-    hosts: Mapping[str, Host]
+    hosts: Mapping[str, HostUsage]
     places: Mapping[str, str]
     """Each task's host."""
     waits: Mapping[str, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Host:
+class HostUsage:
     cores: float
     busy: float
     """Seconds of all processors."""
@@ -66,7 +66,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Advice:
     part: str
     """worker, ps, coordinator, network, input, batch, other, nothing; memory; data; scale: of what one more gives."""
     text: str
@@ -83,11 +83,11 @@ class Rates:
     """Processors in use by task."""
     waits: Mapping[str, float]
     """The share of the time that each worker's steps wait for their batches."""
-    first: Look
-    last: Look
+    first: Measurement
+    last: Measurement
 
     @classmethod
-    def between(cls, first: Look, last: Look) -> Rates:
+    def between(cls, first: Measurement, last: Measurement) -> Rates:
         """Compare two looks; a task that began again between them is left out."""
         seconds = last.time - first.time
         pace = {task: (steps - first.workers.get(task, 0)) / seconds for task, steps in last.workers.items()}
@@ -103,7 +103,7 @@ class Rates:
         }
         return cls(seconds, {task: each for task, each in pace.items() if each >= 0}, use, waits, first, last)
 
-    def of(self, job: str) -> dict[str, float]:
+    def by_job(self, job: str) -> dict[str, float]:
         """Return the processors that the tasks of a job use."""
         return {task: use for task, use in self.use.items() if task.rpartition("-")[0] == job}
 
@@ -118,12 +118,12 @@ class Rates:
         return max(last.sent - first.sent, last.received - first.received) / self.seconds
 
 
-def advise(first: Look, last: Look) -> list[Finding]:
+def advise(first: Measurement, last: Measurement) -> list[Advice]:
     """Say what holds the training up, the most likely first, or `nothing`; and what one more worker or ps gives."""
     rates = Rates.between(first, last)
     if not sum(rates.pace.values()):
         text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
-        return [Finding("nothing", text)]
+        return [Advice("nothing", text)]
     found = [
         each for adviser in (slow_workers, coordinator, processors, network, memory, data) for each in adviser(rates)
     ]
@@ -132,7 +132,7 @@ def advise(first: Look, last: Look) -> list[Finding]:
     return [*found, *one_more(rates)]
 
 
-def slow_workers(rates: Rates) -> Iterator[Finding]:
+def slow_workers(rates: Rates) -> Iterator[Advice]:
     for task, pace in sorted(rates.pace.items()):
         others = [each for other, each in rates.pace.items() if other != task]
         if others and pace < SLOW * (usual := statistics.median(others)):
@@ -142,7 +142,7 @@ def slow_workers(rates: Rates) -> Iterator[Finding]:
                 if _known(rates, host)
                 else ""
             )
-            yield Finding(
+            yield Advice(
                 "worker",
                 f"{task} is slow: {pace:.3g} steps/s, where the median of the others is {usual:.3g}{why}. It holds up "
                 "no other worker, but gives less than it could",
@@ -150,10 +150,10 @@ def slow_workers(rates: Rates) -> Iterator[Finding]:
             )
 
 
-def coordinator(rates: Rates) -> Iterator[Finding]:
-    for task, use in rates.of("chief").items():
-        if use >= BUSY and rates.of("worker"):
-            yield Finding(
+def coordinator(rates: Rates) -> Iterator[Advice]:
+    for task, use in rates.by_job("chief").items():
+        if use >= BUSY and rates.by_job("worker"):
+            yield Advice(
                 "coordinator",
                 f"{task} uses {use:.2f} processors, and Python has little more than one. It hands out "
                 f"{sum(rates.pace.values()):.3g} steps/s: make batches larger, so that there are fewer steps",
@@ -161,7 +161,7 @@ def coordinator(rates: Rates) -> Iterator[Finding]:
             )
 
 
-def processors(rates: Rates) -> Iterator[Finding]:
+def processors(rates: Rates) -> Iterator[Advice]:
     """Name who uses most of each host whose processors are busy."""
     named: list[str] = []
     for host in rates.last.hosts:
@@ -173,9 +173,9 @@ def processors(rates: Rates) -> Iterator[Finding]:
         most = max(here, key=here.__getitem__, default="")
         text = f"the processors of {host} are busy for {busy:.0%}"
         if not here and host in rates.last.places.values():
-            yield Finding("other", f"{text}, and systemd does not count there what each task uses", [host])
+            yield Advice("other", f"{text}, and systemd does not count there what each task uses", [host])
         elif not here or others > here[most]:
-            yield Finding("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
+            yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
         else:
             job = most.rpartition("-")[0]
             mend = {
@@ -185,42 +185,42 @@ def processors(rates: Rates) -> Iterator[Finding]:
             mend = why_it_is_hot(rates, most) if is_hot(rates, most) else mend
             named.append(most)
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
-            yield Finding(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {mend}", [most])
+            yield Advice(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {mend}", [most])
     yield from (each for each in hot_ps(rates) if each.names[0] not in named)
 
 
-def hot_ps(rates: Rates) -> Iterator[Finding]:
-    for task, use in rates.of("ps").items():
+def hot_ps(rates: Rates) -> Iterator[Advice]:
+    for task, use in rates.by_job("ps").items():
         host = rates.last.places.get(task, "")
         if not is_hot(rates, task) or not _known(rates, host) or use < 0.5 * BUSY * rates.last.hosts[host].cores:
             continue
-        yield Finding("ps", f"{task} is hot: it uses {use:.2f} processors. {why_it_is_hot(rates, task)}", [task])
+        yield Advice("ps", f"{task} is hot: it uses {use:.2f} processors. {why_it_is_hot(rates, task)}", [task])
 
 
 def is_hot(rates: Rates, task: str) -> bool:
     """Whether a task is a ps that uses far more than the others."""
-    used = rates.of("ps")
+    used = rates.by_job("ps")
     return task in used and len(used) > 1 and used[task] > HOT * others_use(rates, task)
 
 
 def others_use(rates: Rates, task: str) -> float:
-    return statistics.median(use for other, use in rates.of("ps").items() if other != task)
+    return statistics.median(use for other, use in rates.by_job("ps").items() if other != task)
 
 
 def why_it_is_hot(rates: Rates, task: str) -> str:
     """Compare a ps with the others, and say which rows make it hot, or what else to do."""
-    rows = why_hot(task, len(rates.of("ps")), rates.last.lookups, rates.last.dynamic)
+    rows = why_hot(task, len(rates.by_job("ps")), rates.last.lookups, rates.last.dynamic)
     mend = rows or "`partitioner` splits large variables (docs/large-tables.md)"
     return f"The median of the other ps is {others_use(rates, task):.2f}. {mend}"
 
 
-def network(rates: Rates) -> Iterator[Finding]:
+def network(rates: Rates) -> Iterator[Advice]:
     for host, last in rates.last.hosts.items():
         if host not in rates.first.hosts or not last.link:
             continue
         most = rates.link_use(host)
         if most >= LINK_BUSY * last.link:
-            yield Finding(
+            yield Advice(
                 "network",
                 f"the link of {host} carries {most / 2**20:.3g} MiB/s of {last.link / 2**20:.3g}: larger batches ask "
                 "less often for the weights, and more ps share the load",
@@ -228,7 +228,7 @@ def network(rates: Rates) -> Iterator[Finding]:
             )
 
 
-def memory(rates: Rates) -> Iterator[Finding]:
+def memory(rates: Rates) -> Iterator[Advice]:
     """Name the hosts whose memory will not last three hours."""
     for host, last in rates.last.hosts.items():
         before = rates.first.hosts[host].available if host in rates.first.hosts else None
@@ -236,7 +236,7 @@ def memory(rates: Rates) -> Iterator[Finding]:
             continue
         left = last.available * rates.seconds / taken
         if left < FULL_SECONDS:
-            yield Finding(
+            yield Advice(
                 "memory",
                 f"memory of {host} falls by {60 * taken / rates.seconds / 2**20:.3g} MiB a minute: the "
                 f"{last.available / 2**30:.3g} GiB that are left last about {left / 3600:.2g} hours. See whose it is: "
@@ -245,18 +245,18 @@ def memory(rates: Rates) -> Iterator[Finding]:
             )
 
 
-def data(rates: Rates) -> Iterator[Finding]:
+def data(rates: Rates) -> Iterator[Advice]:
     for text, names in uneven_data(rates.last.data, sum(pace > 0 for pace in rates.pace.values())):
-        yield Finding("data", text, names)
+        yield Advice("data", text, names)
 
 
-def waits(rates: Rates) -> Iterator[Finding]:
+def waits(rates: Rates) -> Iterator[Advice]:
     """Say for what is waited where nothing is busy."""
     active = {task: pace for task, pace in rates.pace.items() if pace}
     step = 1 / statistics.median(active.values())
-    used = rates.of("worker")
+    used = rates.by_job("worker")
     if not used:
-        yield Finding("nothing", "no worker says what it uses of its processors: what it waits for is not known")
+        yield Advice("nothing", "no worker says what it uses of its processors: what it waits for is not known")
         return
     share = statistics.median(
         use / rates.last.hosts[rates.last.places[task]].cores
@@ -270,24 +270,22 @@ def waits(rates: Rates) -> Iterator[Finding]:
     input_wait = statistics.median(waited) if waited else None
     if stored and max(stored.values()) >= STORAGE:
         host = max(stored, key=stored.__getitem__)
-        yield Finding(
-            "input", f"{text}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host]
-        )
+        yield Advice("input", f"{text}. {host} waits for storage for {stored[host]:.0%} of the time: its input", [host])
     elif input_wait is not None and input_wait >= WAITS:
-        yield Finding("input", f"{text}. It waits for its batch for {input_wait:.0%} of the time. {MORE_INPUT}")
+        yield Advice("input", f"{text}. It waits for its batch for {input_wait:.0%} of the time. {MORE_INPUT}")
     elif step <= SHORT_SECONDS:
-        yield Finding("batch", f"{text}: mostly messages. Larger batches have fewer of them")
+        yield Advice("batch", f"{text}: mostly messages. Larger batches have fewer of them")
     elif input_wait is None:
-        yield Finding("nothing", f"{text}. Whether it waits for input or for messages is not measured")
+        yield Advice("nothing", f"{text}. Whether it waits for input or for messages is not measured")
     elif step >= LONG_SECONDS:
-        yield Finding(
+        yield Advice(
             "network",
             f"{text}. It waits for its batch for {input_wait:.0%} of the time alone, so the rest is messages to the "
             "ps, whose way is slow, or a wait in the program. Try the ways: fab doctor. Larger batches, and "
             "`weights_ahead` for large tables, wait less often",
         )
     else:
-        yield Finding("nothing", f"{text}. It waits for its batch for {input_wait:.0%} of the time")
+        yield Advice("nothing", f"{text}. It waits for its batch for {input_wait:.0%} of the time")
 
 
 @dataclass(frozen=True)
@@ -319,7 +317,7 @@ def gains(rates: Rates) -> Gains | None:
     chief = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
     ps = at_most = 0.0
     if loads[most] >= 1 > chief and not is_hot(rates, most):
-        servers = len(rates.of("ps"))
+        servers = len(rates.by_job("ps"))
         at_most = min(1 / servers, 1 / chief - 1 if chief else math.inf)
         ps = min(at_most, shared_by(workers, servers + 1) / shared_by(workers, servers) - 1)
     return Gains(min(1 / workers, room), ps, at_most, most, max(workers + 1, round(workers / loads[most])))
@@ -333,7 +331,7 @@ def shared_by(workers: int, servers: int) -> float:
     return servers * workers / (workers + servers - 1)
 
 
-def one_more(rates: Rates) -> Iterator[Finding]:
+def one_more(rates: Rates) -> Iterator[Advice]:
     found = gains(rates)
     if found is None:
         return
@@ -350,14 +348,14 @@ def one_more(rates: Rates) -> Iterator[Finding]:
     else:
         beside = ", and the other ps are not" if is_hot(rates, found.most) else ""
         text = f"more workers or ps give nothing: {found.most} is busy{beside}"
-    yield Finding("scale", text)
+    yield Advice("scale", text)
 
 
 def shared_loads(rates: Rates) -> Iterator[tuple[str, float]]:
     """Give what all workers share, each with its use as a share of what counts as busy."""
-    for task, use in rates.of("chief").items():
+    for task, use in rates.by_job("chief").items():
         yield task, use / BUSY
-    used = rates.of("ps")
+    used = rates.by_job("ps")
     for host in sorted({rates.last.places.get(task, "") for task in used}):
         if not _known(rates, host):
             continue

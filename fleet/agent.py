@@ -108,7 +108,7 @@ def run_module(name: str, source: str, arguments: dict[str, Any], check: bool) -
     return {"failed": True, "msg": f"{name} ended without a result"}
 
 
-def look(path: str) -> list[str] | None:
+def describe_file(path: str) -> list[str] | None:
     """Return a file's mode, the hash of its content, and its owner and group, each by name and number; None for none.
 
     Instead of the hash a directory has `directory`, and whatever is no file `link`.
@@ -227,7 +227,7 @@ def do(step: dict[str, Any], sources: dict[str, str], places: dict[str, str]) ->
 
 def warm(asked: dict[str, Any]) -> bool:
     """Have an idle task import TensorFlow, where the host has unit and kit for that; returns whether it does."""
-    same = all((look(path) or [])[:2] == state[:2] for path, state in asked["files"].items())
+    same = all((describe_file(path) or [])[:2] == state[:2] for path, state in asked["files"].items())
     lines = sorted(line for line in (read(asked["sums"]) or "").splitlines() if line[66:].startswith("trainer/"))
     if not same or hashlib.sha256("\n".join(lines).encode()).hexdigest() != asked["kit"]:
         return False
@@ -238,7 +238,7 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """Do what is asked, step by step, until a module fails; only looking goes on then."""
     found: dict[str, Any] = {"python": platform.python_version(), "steps": {}}
     found["warm"] = "warm" in asked and warm(asked["warm"])
-    found["files"] = {path: look(path) for path in asked.get("look", ())}
+    found["files"] = {path: describe_file(path) for path in asked.get("look", ())}
     found["texts"] = {path: read(path) for path in asked.get("read", ())}
     found["names"] = {path: sorted(each.name for each in Path(path).glob("*")) for path in asked.get("list", ())}
     environment = Path(ENVIRONMENT).resolve()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fleet import facts, journal
-from fleet.asked import RECEIVE, feed
+from fleet.agent_request import RECEIVE, feed
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, Trouble
 from fleet.host_scripts import (
     BEFORE,
@@ -19,13 +19,13 @@ from fleet.host_scripts import (
     FORGET_DRAINED,
     GO_ON,
     PARK,
-    PUT_BACK,
-    REMEMBER,
     REMOUNT,
+    RESTORE_STATE,
+    SAVE_STATE,
     STATUS,
     TRAINER,
 )
-from fleet.journal import EVERY_LINE, Chosen, Entry
+from fleet.journal import EVERY_LINE, JournalEntry, JournalQuery
 from fleet.lock import take_lock
 from fleet.observation import Observation, describe_failure, last_line, load_json, question, read_answer, read_status
 from fleet.run import on_path
@@ -134,23 +134,23 @@ class Cluster:
         python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
         return f"root {shlex.quote(str(python))} -c {shlex.quote(RECEIVE)}"
 
-    def keep_starts_away(self, what: str = "start") -> None:
-        """Have no other start or drill begin until `let_starts_in`, or until this process or its connection ends.
+    def acquire_start_lock(self, what: str = "start") -> None:
+        """Have no other start or drill begin until `release_start_lock`, or until this process or its connection ends.
 
         Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps nobody away.
         """
         take_lock(self.hosts, self.inventory.chief.host, what)
 
     def reject_when_others_may_start(self) -> None:
-        """Raise ClusterTrouble where `keep_starts_away` keeps nobody away any more."""
+        """Raise ClusterTrouble where `acquire_start_lock` keeps nobody away any more."""
         if not self.hosts.is_holding():
             raise ClusterTrouble(
                 f"the connection to {self.inventory.chief.host} that kept other starts away is lost, and one may have "
                 "begun meanwhile. Look: fab status. Then start again"
             )
 
-    def let_starts_in(self) -> None:
-        """Let others start, which `keep_starts_away` kept from it."""
+    def release_start_lock(self) -> None:
+        """Let others start, which `acquire_start_lock` kept from it."""
         self.hosts.let_go()
 
     def start(self, tasks: Sequence[Task]) -> None:
@@ -195,12 +195,12 @@ class Cluster:
             first[host] = f"root sh -c {shlex.quote(script)} sh {off}"
         return self.observe(first=first)
 
-    def remember(self, hosts: Iterable[str], beside: str) -> bool:
+    def save_state(self, hosts: Iterable[str], beside: str) -> bool:
         """Have hosts keep what a start changes: the current release, the tasks' files and units, and which run.
 
         Then the chief's host runs a script `beside`; returns whether that was done.
         """
-        scripts = dict.fromkeys(hosts, f"root sh -c {shlex.quote(REMEMBER)}")
+        scripts = dict.fromkeys(hosts, f"root sh -c {shlex.quote(SAVE_STATE)}")
         chief = self.inventory.chief.host
         if chief in scripts:
             scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
@@ -208,12 +208,12 @@ class Cluster:
         _reject_bad_answers(answers, f"{BEFORE} can't be written")
         return chief in answers and answers[chief].stdout.split()[-1:] != ["undone"]
 
-    def put_back(self, hosts: Iterable[str]) -> None:
+    def restore_state(self, hosts: Iterable[str]) -> None:
         """End what runs on hosts, and bring back the release, files and units that they remember."""
-        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(PUT_BACK)}"), STOP_SECONDS)
+        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(RESTORE_STATE)}"), STOP_SECONDS)
         _reject_bad_answers(answers, f"what {BEFORE} holds can't be put back")
 
-    def start_again(self, hosts: Iterable[str]) -> None:
+    def restart_previous(self, hosts: Iterable[str]) -> None:
         """Start what hosts remember as running, whether the inventory knows it still or not."""
         script = f"root systemctl start --no-block $(cat {BEFORE}/running) 2>&1"
         answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {BEFORE}/running ]; then {script}; fi"))
@@ -384,7 +384,7 @@ class Cluster:
             ) from error
 
     def read_journal(
-        self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
+        self, tasks: Sequence[Task], lines: int, show: Callable[[JournalEntry], None], chosen: JournalQuery = EVERY_LINE
     ) -> None:
         """Hand over the last entries of each task's journal, in the order of time."""
         scripts = {
@@ -401,14 +401,14 @@ class Cluster:
         _reject_bad_journals(answers)
 
     def follow_journal(
-        self, tasks: Sequence[Task], lines: int, show: Callable[[Entry], None], chosen: Chosen = EVERY_LINE
+        self, tasks: Sequence[Task], lines: int, show: Callable[[JournalEntry], None], chosen: JournalQuery = EVERY_LINE
     ) -> None:
         """Hand over entries as the journals grow, until the operator leaves or the hosts are gone."""
 
         def read(host: str, text: str) -> None:
             entry = journal.parse(text)
             if entry is None and text:
-                entry = Entry(0.0, host, text)  # journalctl's own words
+                entry = JournalEntry(0.0, host, text)  # journalctl's own words
             if entry and entry.run in (None, chosen.run or entry.run):
                 show(entry)
 

@@ -22,12 +22,12 @@ from invoke import Argument, Config, Context, Exit, Task
 
 from fleet.cluster import Cluster
 from fleet.errors import FleetError
-from fleet.known import recall_inventory
+from fleet.inventory_cache import recall_inventory
 from fleet.site.inventory import load_inventory
 from fleet.site.schema.problems import show
 from fleet.ssh import SshHosts
 from fleet.terminal import printable
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from trainer.core.parameters import parse_assignments
 
 MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
@@ -46,7 +46,7 @@ _COMMANDS = re.compile(r"\b(?:fab ([a-z]+(?:-[a-z]+)*)|ansible-playbook [a-z_/]+
 
 
 @dataclass(frozen=True)
-class Call:
+class VerbCall:
     """A verb as it was called."""
 
     context: Context
@@ -55,13 +55,13 @@ class Call:
     ask_vault_pass: bool
 
     @property
-    def desk(self) -> Desk:
+    def console(self) -> Console:
         """With `--json` standard output has that alone, so that another program can read it.
 
         How far a verb is goes to standard error either way.
         """
-        desk = Desk(sys.stderr, answers=sys.stdout) if self.json else Desk(meanwhile=sys.stderr)
-        return replace(desk, complete=self.complete)
+        console = Console(sys.stderr, json_out=sys.stdout) if self.json else Console(progress_out=sys.stderr)
+        return replace(console, complete=self.complete)
 
     def complete(self, text: str) -> str:
         """Add this call's inventory to the commands that a text names: without it they are for another cluster.
@@ -141,7 +141,7 @@ def verb(
             if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
                 sys.stdout.reconfigure(errors="backslashreplace")
             _reject_as_key(given["context"].config)
-            body(Call(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
+            body(VerbCall(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}
@@ -204,7 +204,7 @@ def leaving(message: str = "") -> Iterator[None]:
 
 
 # Invoke turns a number's text into one itself, and ends with a traceback where it can't: so flags are texts.
-def whole(flag: str, text: str) -> int:
+def whole_number(flag: str, text: str) -> int:
     """Return a flag's whole number, 1 or more."""
     if not text.isascii() or not text.isdecimal() or len(text) > 4000 or not int(text):
         raise Exit(f"--{flag} is {show(text)}: expected a whole number of 1 or more, as in --{flag} 20", 2)

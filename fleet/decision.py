@@ -23,7 +23,7 @@ PORT_SECONDS = 30
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunChoice:
     """The run and program that the cluster is to train; `new` when the coordinator's present ones are others."""
 
     selection: Mapping[str, Any]
@@ -51,7 +51,7 @@ def choose(
     present: Run | None,
     inventory_run: str | None = None,
     program_args: Mapping[str, Any] | None = None,
-) -> Choice:
+) -> RunChoice:
     """Lay what the operator gave over what was selected before.
 
     A run that is named without a program drops the program selected for another: the trainer takes the one that the
@@ -82,7 +82,7 @@ def choose(
     new = any(now.get(key) is not None and now[key] != value for key, value in coming.items())
     if present and program_args:
         new = new or any(present.program_args.get(name) != value for name, value in program_args.items())
-    return Choice(wanted, write=wanted != dict(selection), new=new)
+    return RunChoice(wanted, write=wanted != dict(selection), new=new)
 
 
 def check_source(source: str | None, run_name: str | None) -> None:
@@ -132,18 +132,20 @@ def choose_sweep(
     runs: bool,
     known: Mapping[str, Any] | None,
     settings: Mapping[str, Any],
-) -> Choice:
+) -> RunChoice:
     """Choose a sweep; one that runs is looked on at, any other is another attempt at what has not been finished.
 
     `runs` says whether the coordinator does, `known` is what the chief's host knows of a sweep of this name. The
     program and the parameters of the run `settings` go with it: a later change of them is not for its later points.
     """
     if runs and is_same(asked, selection):
-        return Choice(selection, write=False, new=False)
+        return RunChoice(selection, write=False, new=False)
     attempt = (known["attempt"] if known else 0) + 1
     given = {key: settings[key] for key in ("program", "program_args") if key in settings}
     began: dict[str, Any] = {"program_args": {}, **given}
-    return Choice({**asked, "sweep": {**asked["sweep"], "attempt": attempt, "settings": began}}, write=True, new=True)
+    return RunChoice(
+        {**asked, "sweep": {**asked["sweep"], "attempt": attempt, "settings": began}}, write=True, new=True
+    )
 
 
 def is_finished(run: Run, inventory: Inventory) -> bool:

@@ -15,8 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from fleet.cluster import Cluster
+from fleet.drain_records import LEAVERS, MARK
 from fleet.errors import ClusterTrouble, HostsUnreachable
-from fleet.readings import LEAVERS, MARK
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 

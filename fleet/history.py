@@ -33,10 +33,10 @@ BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
 Act = Callable[[str], bool]
 
 
-class Says(Protocol):
+class Printer(Protocol):
     """Where a verb says what it could not write."""
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line."""
 
 
@@ -48,13 +48,13 @@ class Trail:
     """
 
     def __init__(
-        self, cluster: Cluster, desk: Says, verb: str, reason: str | None = None, settings: bool = False
+        self, cluster: Cluster, console: Printer, verb: str, reason: str | None = None, settings: bool = False
     ) -> None:
         """With `settings` the last line has the members, and the run settings of the host that writes it: a rollback
         goes back to them."""
         self._cluster = cluster
         self._settings = settings
-        self._desk = desk
+        self._console = console
         self._line: dict[str, Any] = {"id": uuid.uuid4().hex[:12], "verb": verb, **origin(cluster.inventory)}
         if reason:
             self._line["reason"] = reason[:MAX_TEXT]
@@ -96,7 +96,7 @@ class Trail:
         try:
             append(self._cluster, line, settings)
         except FleetError as error:
-            self._desk.say(f"this is not in the cluster's history: {first_line(error)}")
+            self._console.print(f"this is not in the cluster's history: {first_line(error)}")
 
 
 def origin(inventory: Inventory) -> dict[str, Any]:

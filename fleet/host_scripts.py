@@ -36,7 +36,7 @@ DIGEST = (
     f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_WALLS} -path etc/trainer/secrets-coming "
     "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
 )
-REMEMBER = f"""set -e
+SAVE_STATE = f"""set -e
 umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
@@ -51,7 +51,7 @@ chmod go+r {BEFORE}.new/running  # the archive has secrets
 rm -rf {BEFORE}
 mv {BEFORE}.new {BEFORE}
 """
-PUT_BACK = f"""set -e
+RESTORE_STATE = f"""set -e
 tar -tf {BEFORE}/files.tar >/dev/null
 systemctl stop "trainer@*.service"
 rm -rf {PARKED}

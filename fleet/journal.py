@@ -25,7 +25,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """One entry of a journal; several lines, where a program logged them as one."""
 
     time: float  # seconds since 1970, by the host's clock
@@ -40,7 +40,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class JournalQuery:
     """Which lines: of a run, since a time (seconds since 1970), with a pattern."""
 
     run: str | None = None
@@ -48,7 +48,7 @@ class Chosen:
     grep: str | None = None
 
 
-EVERY_LINE = Chosen()
+EVERY_LINE = JournalQuery()
 
 
 def read_time(text: str, now: float | None = None) -> float:
@@ -87,7 +87,7 @@ def _seconds_of(text: str, now: float) -> float | None:
         return None
 
 
-def script(tasks: Sequence[Task], lines: int, chosen: Chosen = EVERY_LINE, follow: bool = False) -> str:
+def script(tasks: Sequence[Task], lines: int, chosen: JournalQuery = EVERY_LINE, follow: bool = False) -> str:
     """Return the shell command that prints the last entries of tasks' journals as JSON, one a line."""
     units = " ".join(f"--unit={task.unit}" for task in tasks)
     # On a terminal, which `follow` has, journalctl colours even JSON; without --all it leaves out long lines.
@@ -109,7 +109,7 @@ def script(tasks: Sequence[Task], lines: int, chosen: Chosen = EVERY_LINE, follo
     return f'{begin}; {end}; if [ -n "$first" ]; then {" ".join(words)} --since="@$first"{until}; fi'
 
 
-def parse(text: str) -> Entry | None:
+def parse(text: str) -> JournalEntry | None:
     """Read one line of `journalctl --output=json`; None for any other."""
     if not text.startswith("{"):
         return None
@@ -124,7 +124,7 @@ def parse(text: str) -> Entry | None:
     unit = entry.get("UNIT") or entry.get("_SYSTEMD_UNIT") or ""
     step, priority = entry.get("STEP"), entry.get("PRIORITY")
     run = entry.get("RUN")
-    return Entry(
+    return JournalEntry(
         int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
         unit.removeprefix("trainer@").removesuffix(".service"),
         message,

@@ -100,7 +100,7 @@ def _is_there(process: int) -> bool:
 
 
 def main() -> None:
-    """Read from stdin for which process, where and what for: ansible/action_plugins/keep_starts_away.py."""
+    """Read from stdin for which process, where and what for: ansible/action_plugins/acquire_start_lock.py."""
     asked = json.load(sys.stdin)
     host = asked["chief"]
     key = host.pop("key_file")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from fleet import facts, readings
+from fleet import drain_records, facts
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.host_scripts import CURRENT, DIGEST, DIRECTORIES, STATUS
 from fleet.run import HANGS, Run, describe_hang, on_path, parse_run, read_files, script_of_files
@@ -46,7 +46,7 @@ class Observation:
     run_error: FleetError | None = None  # why there is no run
     selection: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, other: Observation) -> None:
+    def merge(self, other: Observation) -> None:
         """Take what another look has said; what it doesn't speak of stays."""
         for each in fields(self):
             known, new = getattr(self, each.name), getattr(other, each.name)
@@ -85,7 +85,7 @@ def question(
         f"echo '@release'; readlink {CURRENT}",
         "echo '@environments'; (cd /etc/trainer 2>/dev/null && echo *)",
         "echo '@ports'; ss -Hltn",
-        readings.SCRIPT,
+        drain_records.SCRIPT,
         f"echo '@cluster'; cat {NOTE} 2>/dev/null; echo",
         f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
         "printf '%s\\n' \"$units\"",
@@ -101,7 +101,7 @@ def question(
         script.append(f"echo '@look'; {agent} <&3; echo")
     if host == inventory.chief.host:
         selection = shlex.quote(f"{inventory.shared_dir}/selection.json")
-        look = readings.script_of_shared(inventory.shared_dir)
+        look = drain_records.script_of_shared(inventory.shared_dir)
         look += f"; echo @selection; cat {selection} 2>/dev/null"
         by_files = script_of_files(inventory.shared_dir)
         chosen = f"{on_path('sh')} -c {shlex.quote(look)}; if [ $? = {HANGS} ]; then echo; echo @hangs; else echo"
@@ -138,9 +138,9 @@ def _read_host(
     if note := load_json(parts.get("cluster", "")):
         observation.clusters[host] = note
     if parts.get("drain"):
-        observation.drains[host] = readings.parse(parts["drain"]).get(host, {"host": host})
+        observation.drains[host] = drain_records.parse(parts["drain"]).get(host, {"host": host})
         observation.marked.add(host)
-    for name, drain in readings.parse(parts.get("drains", "")).items():
+    for name, drain in drain_records.parse(parts.get("drains", "")).items():
         if name in inventory.hosts:
             observation.drains.setdefault(name, drain)
 

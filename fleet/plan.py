@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from fleet.decision import Choice, pick_restarts
+from fleet.decision import RunChoice, pick_restarts
+from fleet.drain_records import describe
 from fleet.observation import Observation
-from fleet.readings import describe
 from fleet.site.inventory import Inventory
 from fleet.site.sweep_file import size_of
 from fleet.site.topology import Task
@@ -30,7 +30,7 @@ NEVER = "once the coordinator starts again: elastic is false"
 class Plan:
     inventory: Inventory
     release: str
-    choice: Choice
+    choice: RunChoice
     behind: Mapping[str, str | None]  # by host: the release that it has instead
     stop: Sequence[Task]
     start: Sequence[Task]
@@ -96,7 +96,7 @@ def make_plan(
     inventory: Inventory,
     before: Observation,
     release: str,
-    choice: Choice,
+    choice: RunChoice,
     restart: bool,
 ) -> Plan:
     """Work out what a start has to do, from what the hosts said."""

@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.asked import list_of, pack
+from fleet.agent_request import list_of, pack
+from fleet.desired_state import SKIPPED, UNCHANGED, TaskCall, UnknownTask, expression
 from fleet.site.reader import plain_value
-from fleet.wanted import SKIPPED, UNCHANGED, Call, UnknownTask, expression
 
-Reader = Callable[[Call], Any]
+Reader = Callable[[TaskCall], Any]
 _RUNS = ("active", "activating", "reloading")
 _DELIMITERS = ("variable_start_string", "variable_end_string")
 
 
-def template_file(call: Call) -> Any:
+def template_file(call: TaskCall) -> Any:
     content = ""
     if call.now.whole:
         from ansible.template import trust_as_template
@@ -35,7 +35,7 @@ def template_file(call: Call) -> Any:
     return _file_of(call, content)
 
 
-def copy(call: Call) -> Any:
+def copy(call: TaskCall) -> Any:
     if "remote_src" in call.arguments:
         raise UnknownTask(call.place, call.task)
     if "src" in call.arguments:
@@ -43,13 +43,13 @@ def copy(call: Call) -> Any:
     return _file_of(call, str(call.text("content")) if call.now.whole else "")
 
 
-def _file_of(call: Call, content: str) -> Any:
+def _file_of(call: TaskCall, content: str) -> Any:
     path, mode = (str(call.text(name)) for name in ("dest", "mode"))
     call.wanted.file(path, mode, content, call.text("owner"), call.text("group"))
     return UNCHANGED
 
 
-def file(call: Call) -> Any:
+def file(call: TaskCall) -> Any:
     path, state = str(call.text("path")), call.text("state")
     if state not in ("directory", "absent"):
         raise UnknownTask(call.place, call.task)
@@ -59,7 +59,7 @@ def file(call: Call) -> Any:
     return UNCHANGED
 
 
-def note_refusal(call: Call) -> Any:
+def note_refusal(call: TaskCall) -> Any:
     conditions = call.arguments["that"]
     each_of = [conditions] if isinstance(conditions, str) else conditions
     if call.now.whole and not all(call.template(expression(each), call.more) for each in each_of):
@@ -70,7 +70,7 @@ def note_refusal(call: Call) -> Any:
 def check(module: str, **state: str) -> Reader:
     """Have a module look whether it would change anything."""
 
-    def read(call: Call) -> Any:
+    def read(call: TaskCall) -> Any:
         given = {**plain_value(call.template(call.arguments, call.more)), **state}
         step = {"module": module, "arguments": given, "check": True}
         call.wanted.checks.append(step)
@@ -79,7 +79,7 @@ def check(module: str, **state: str) -> Reader:
     return read
 
 
-def release(call: Call) -> Any:
+def release(call: TaskCall) -> Any:
     """As host_release would unpack it: what the host has need not be sent, only the list of it."""
     given = plain_value(call.template(call.arguments, call.more))
     archive = Path(given["archive"]).read_bytes()
@@ -88,7 +88,7 @@ def release(call: Call) -> Any:
     return _ask(call, step)
 
 
-def command(call: Call) -> Any:
+def command(call: TaskCall) -> Any:
     """One that only looks, in check mode too, by its own words."""
     if call.task.get("changed_when") is not False or call.task.get("check_mode") is not False:
         raise UnknownTask(call.place, call.task)
@@ -104,7 +104,7 @@ def _words(given: Any) -> list[str]:
     return shlex.split(given) if isinstance(given, str) else [str(each) for each in given]
 
 
-def stat(call: Call) -> Any:
+def stat(call: TaskCall) -> Any:
     path = str(call.text("path"))
     call.wanted.looks.add(path)
     if call.now.answer is None:
@@ -112,7 +112,7 @@ def stat(call: Call) -> Any:
     return {**UNCHANGED, "stat": {"exists": call.now.answer["files"].get(path) is not None}}
 
 
-def slurp(call: Call) -> Any:
+def slurp(call: TaskCall) -> Any:
     path = str(call.text("src"))
     call.wanted.reads.add(path)
     if call.now.answer is None:
@@ -121,13 +121,13 @@ def slurp(call: Call) -> Any:
     return SKIPPED if text is None else {**UNCHANGED, "content": base64.b64encode(text.encode()).decode()}
 
 
-def find(call: Call) -> Any:
+def find(call: TaskCall) -> Any:
     paths, pattern = str(call.text("paths")), str(call.text("patterns"))
     found = _ask(call, {"find": paths, "pattern": pattern})
     return found and {**UNCHANGED, "files": [{"path": path} for path in found["files"]]}
 
 
-def unit(call: Call) -> Any:
+def unit(call: TaskCall) -> Any:
     name = str(call.text("name"))
     found = _ask(call, {"unit": name})
     if found is None:
@@ -146,7 +146,7 @@ def unit(call: Call) -> Any:
     return _differs(call, f"{name} does not run as it should", any(wrong))
 
 
-def user(call: Call) -> Any:
+def user(call: TaskCall) -> Any:
     name = str(call.text("name"))
     found = _ask(call, {"user": name})
     if found is None:
@@ -156,13 +156,13 @@ def user(call: Call) -> Any:
     return _differs(call, f"the user {name} differs", bool(wrong))
 
 
-def group(call: Call) -> Any:
+def group(call: TaskCall) -> Any:
     name = str(call.text("name"))
     found = _ask(call, {"group": name})
     return found and _differs(call, f"the group {name} differs", str(found.get("gid")) != call.text("gid"))
 
 
-def sysctl(call: Call) -> Any:
+def sysctl(call: TaskCall) -> Any:
     name, value, place = (str(call.text(key)) for key in ("name", "value", "sysctl_file"))
     kernel = f"/proc/sys/{name.replace('.', '/')}"
     call.wanted.reads |= {kernel, place}
@@ -175,7 +175,7 @@ def sysctl(call: Call) -> Any:
     return _differs(call, f"{name} differs", wrong)
 
 
-def mirror(call: Call) -> Any:
+def mirror(call: TaskCall) -> Any:
     """As rsync would compare: by size and time."""
     here, there = Path(str(call.text("src"))), str(call.text("dest"))
     found = _ask(call, {"mirror": there})
@@ -185,7 +185,7 @@ def mirror(call: Call) -> Any:
     return _differs(call, f"{there} differs", not ours or found["files"] != ours)
 
 
-def wait(call: Call) -> Any:
+def wait(call: TaskCall) -> Any:
     """What is to be waited for exists already."""
     if set(call.arguments) - {"host", "port", "timeout", "msg"}:
         raise UnknownTask(call.place, call.task)
@@ -194,7 +194,7 @@ def wait(call: Call) -> Any:
     return found and _differs(call, f"nothing answers at {host}, port {port}", not found["open"])
 
 
-def _ask(call: Call, step: dict[str, Any]) -> Any:
+def _ask(call: TaskCall, step: dict[str, Any]) -> Any:
     """Ask the host, or say what it has answered: None before; a change and a failure are noted."""
     name = hashlib.sha256(json.dumps(step, sort_keys=True).encode()).hexdigest()[:16]
     if call.now.answer is None:
@@ -215,7 +215,7 @@ def _ask(call: Call, step: dict[str, Any]) -> Any:
     return found
 
 
-def _differs(call: Call, what: str, wrong: bool) -> Any:
+def _differs(call: TaskCall, what: str, wrong: bool) -> Any:
     if wrong:
         call.wanted.refusals.append(what)
     return UNCHANGED

@@ -21,7 +21,7 @@ from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorM
 from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
-from fleet.site.schema.control import lock_of, program_problem
+from fleet.site.schema.control_files import lock_of, program_problem
 from fleet.tables import render_duration
 from fleet.vault import lend
 
@@ -88,7 +88,7 @@ class Shipment:
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShipmentResult:
     """What a shipment did: each host's recap, and by task the hosts that it changed."""
 
     recaps: Mapping[str, Recap]
@@ -163,7 +163,7 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
 
 def ship(
     shipment: Shipment, display: Display, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
-) -> Shipped:
+) -> ShipmentResult:
     """Run the playbooks, and show what they do meanwhile.
 
     Raises with Ansible's output when a host is unreachable or failed, and when Ansible is silent for SILENT_SECONDS.
@@ -172,7 +172,7 @@ def ship(
     recaps = parse_recap(output)
     if code:
         raise _failure(code, output, recaps, shipment.inventory)
-    return Shipped(recaps, parse_changes(output))
+    return ShipmentResult(recaps, parse_changes(output))
 
 
 def check_deeply(

@@ -1,7 +1,7 @@
 """What a role would write on a host: its own tasks, templates and variables, rendered here as Ansible renders them.
 
 The roles say it once. A task with a module that fleet/readers.py does not know is refused, so that no check is left out
-without a word. Two ask: `fab` before a start (fleet/short.py), and site.yml before a role's tasks
+without a word. Two ask: `fab` before a start (fleet/short_way.py), and site.yml before a role's tasks
 (ansible/action_plugins/look_ahead.py). The latter reads the tasks twice: what is the host to be asked for, and is what
 it has answered what they would leave.
 """
@@ -13,13 +13,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fleet.desired_state import (
+    SKIPPED,
+    UNCHANGED,
+    DesiredState,
+    Pass,
+    TaskCall,
+    UnknownTask,
+    expression,
+    files_differ,
+    load,
+)
 from fleet.places import KIT, ROLES, site
 from fleet.readers import AHEAD, NAMING, OF_A_START
 from fleet.site.inventory import Inventory
 from fleet.site.reader import plain_value
-from fleet.wanted import SKIPPED, UNCHANGED, Call, Pass, UnknownTask, Wanted, expression, files_differ, load
 
-# fleet/short.py asks the host for what they would find.
+# fleet/short_way.py asks the host for what they would find.
 _NOT_OF_A_START = (
     *("ansible.builtin.debug", "ansible.builtin.find", "ansible.builtin.meta", "ansible.builtin.systemd_service"),
     *("firewall_facts", "look_ahead", "stale_tasks"),
@@ -35,7 +45,7 @@ class Tasks:
     def __init__(self, place: Path, template: Callable[..., Any]) -> None:
         self.place, self._template = place, template
 
-    def look(self, tasks: str, facts: Mapping[str, Any] | None = None) -> Wanted:
+    def desired_state(self, tasks: str, facts: Mapping[str, Any] | None = None) -> DesiredState:
         """Return what a file of tasks would make of the host; without `facts`, which hosts say, the files are names.
 
         Raises UnknownTask for a module that it does not know.
@@ -66,7 +76,7 @@ class Tasks:
             return
         for more in self._items(task, now.known):
             if self._holds(task, more):
-                OF_A_START[module](Call(self.place, task, task[module], more, now, self._template))
+                OF_A_START[module](TaskCall(self.place, task, task[module], more, now, self._template))
 
     def _items(self, task: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         """Return the variables of each of a task's turns."""
@@ -91,7 +101,7 @@ class Ahead(Tasks):
         super().__init__(place, template)
         self._leads = leads  # whether what is done once is done for this host
 
-    def question(self, tasks: str) -> Wanted:
+    def question(self, tasks: str) -> DesiredState:
         """Return what a host is to be asked for. Raises UnknownTask where the tasks certainly have something to do."""
         now = Pass({}, whole=False)
         self._read_all(self._coming(tasks), now)
@@ -141,7 +151,7 @@ class Ahead(Tasks):
             if holds is False:
                 found.append(SKIPPED)
             elif module is not None:
-                found.append(AHEAD[module](Call(self.place, task, task[module], more, now, self._template)))
+                found.append(AHEAD[module](TaskCall(self.place, task, task[module], more, now, self._template)))
             elif "ansible.builtin.set_fact" in task:
                 now.known |= self._template(task["ansible.builtin.set_fact"], more)
             elif holds and now.sure:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fleet import readings
+from fleet import drain_records
 from fleet.tables import render_duration
 from trainer.core.config import Config
 from trainer.core.formats import RUN_NAME
@@ -102,7 +102,7 @@ def script_of_files(shared_dir: str) -> str:
     name = r"""/"run": *"/{s/.*"run": *"\([^"]*\)".*/\1/p;q}"""
     look = "\n".join(
         (
-            readings.script_of_shared(shared_dir),
+            drain_records.script_of_shared(shared_dir),
             f"echo @selection; {NO_SECTION} {selection} 2>/dev/null; echo",
             f"run=$(sed -n '{name}' {selection} {SETTINGS} 2>/dev/null); echo @run-name; echo \"$run\"",
             # The run's directory is missing where the run is new.

@@ -10,14 +10,14 @@ from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.history import Trail
 from fleet.site.schema.problems import show
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 STOPPED = "stopped; type it again to go on"
 
 
 def have_done(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     verb: str,
     words: Sequence[str],
     plan: bool,
@@ -30,7 +30,7 @@ def have_done(
     Ctrl-C, or a lost connection, ends the work on the host too. What is no plan leaves a line in the history, unless
     the caller has `noted` it.
     """
-    with desk.progress() as progress:
+    with console.progress() as progress:
 
         def hear(record: Mapping[str, Any]) -> None:
             done = render_bytes(record["done"])
@@ -41,7 +41,7 @@ def have_done(
                 return cluster.upkeep(verb, [*words, "--plan"], hear)
             if noted:
                 return cluster.upkeep(verb, words, hear)
-            with Trail(cluster, desk, verb, reason) as trail:
+            with Trail(cluster, console, verb, reason) as trail:
                 trail.begin(words=" ".join(words))
                 return cluster.upkeep(verb, words, hear)
         except KeyboardInterrupt:
@@ -49,16 +49,16 @@ def have_done(
 
 
 def have_copied(
-    cluster: Cluster, desk: Desk, verb: str, words: Sequence[str], plan: bool, reason: str | None
+    cluster: Cluster, console: Console, verb: str, words: Sequence[str], plan: bool, reason: str | None
 ) -> tuple[dict[str, Any], str]:
     """Have a host make a copy, unless it exists already; returns its answer, and the copy's size in words.
 
     The answer is printed where `--json` asked for it.
     """
-    answer = have_done(cluster, desk, verb, words, plan=True)
+    answer = have_done(cluster, console, verb, words, plan=True)
     if not plan and answer["outcome"] != "there already":
-        answer = have_done(cluster, desk, verb, words, plan=False, expected=answer["bytes"], reason=reason)
-    desk.answer(verb, answer)
+        answer = have_done(cluster, console, verb, words, plan=False, expected=answer["bytes"], reason=reason)
+    console.print_json(verb, answer)
     return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"
 
 
@@ -84,7 +84,7 @@ def render_bytes(number: int | None) -> str:
     return f"{left:.1f} TB"
 
 
-def reject_unless_agreed(desk: Desk, yes: bool, question: str) -> None:
+def reject_unless_agreed(console: Console, yes: bool, question: str) -> None:
     """Raise OperatorMistake unless the operator agrees, with --yes or on the terminal."""
-    if not yes and not desk.ask(f"{question} [y/N] "):
+    if not yes and not console.ask(f"{question} [y/N] "):
         raise OperatorMistake("nothing was removed; agree with --yes, or on a terminal")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fleet.command_line import MEANWHILE, PLAN, REASON, Call, above_zero, leaving, verb, whole
+from fleet.command_line import MEANWHILE, PLAN, REASON, VerbCall, above_zero, leaving, verb, whole_number
 
 _BARE = ("--plan", "--json", "--ask-vault-pass", "--help")
 
@@ -29,7 +29,7 @@ _HOST = {"host": "which host of the inventory; `--host` before it is optional"}
     }
 )
 def history(
-    call: Call,
+    call: VerbCall,
     verb: str | None = None,
     host: str | None = None,
     who: str | None = None,
@@ -39,37 +39,37 @@ def history(
     """Show what was done to the cluster: when, by whom, from where, and why."""
     from fleet.verbs.history import show_history
 
-    number = whole("lines", lines)
+    number = whole_number("lines", lines)
     with call.cluster() as cluster, leaving():
-        show_history(cluster, call.desk, verb, host, who, since, number)
+        show_history(cluster, call.console, verb, host, who, since, number)
 
 
 @verb()
-def hosts(call: Call) -> None:
+def hosts(call: VerbCall) -> None:
     """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
     from fleet.verbs.hosts import show_hosts
 
     with call.cluster() as cluster, leaving():
-        show_hosts(cluster, call.desk)
+        show_hosts(cluster, call.console)
 
 
 @verb({**_HOST, **REASON, **PLAN}, positional=["host"])
-def drain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+def drain(call: VerbCall, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Take a host out of the training in order, and keep it out until `undrain`."""
     from fleet.verbs.drain import drain
 
     left = f"left in the middle of it. Go on: fab drain {host}. Or have it back: fab undrain {host}"
     with call.cluster() as cluster, leaving(left):
-        drain(cluster, call.desk, host, reason, plan)
+        drain(cluster, call.console, host, reason, plan)
 
 
 @verb({**_HOST, **REASON, **PLAN}, positional=["host"])
-def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+def undrain(call: VerbCall, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Have a drained host back in the training."""
     from fleet.verbs.drain import undrain
 
     with call.cluster() as cluster, leaving(f"left. Go on: fab undrain {host}"):
-        undrain(cluster, call.desk, host, reason, plan)
+        undrain(cluster, call.console, host, reason, plan)
 
 
 @verb(
@@ -85,7 +85,7 @@ def undrain(call: Call, host: str, reason: str | None = None, plan: bool = False
     positional=["hosts"] if names_follow("update-hosts") else [],
 )
 def update_hosts(
-    call: Call,
+    call: VerbCall,
     hosts: str | None = None,
     reboot: str = "when-needed",
     timeout: str = "900",
@@ -93,21 +93,21 @@ def update_hosts(
     plan: bool = False,
 ) -> None:
     """Install the distribution's updates, and reboot where that is needed, host by host while the others train."""
-    from fleet.verbs.update_hosts import Request, update_hosts
+    from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 
     chosen = [each for each in (hosts or "").split(",") if each]
-    request = Request(chosen, reboot, above_zero("timeout", timeout), reason, plan)
+    request = UpdateRequest(chosen, reboot, above_zero("timeout", timeout), reason, plan)
     with call.cluster() as cluster, leaving("left. Type it again to go on; fab hosts shows what is drained"):
-        update_hosts(cluster, call.desk, request)
+        update_hosts(cluster, call.console, request)
 
 
 @verb({"hosts": "which hosts, with commas between them; `--hosts` before it is optional"}, positional=["hosts"])
-def ok_to_stop(call: Call, hosts: str) -> None:
+def ok_to_stop(call: VerbCall, hosts: str) -> None:
     """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
     from fleet.verbs.ok_to_stop import ok_to_stop
 
     with call.cluster() as cluster, leaving():
-        ok_to_stop(cluster, call.desk, hosts.split(","))
+        ok_to_stop(cluster, call.console, hosts.split(","))
 
 
 @verb(
@@ -122,7 +122,7 @@ def ok_to_stop(call: Call, hosts: str) -> None:
     positional=["host"],
 )
 def canary(
-    call: Call,
+    call: VerbCall,
     host: str,
     steps: str = "200",
     loss_factor: str = "2",
@@ -131,36 +131,36 @@ def canary(
     plan: bool = False,
 ) -> None:
     """Try the checkout's release and settings on one host, with a copy of the live run; nothing is switched."""
-    from fleet.verbs.canary import Ask, canary
+    from fleet.verbs.canary import CanaryRequest, canary
 
-    ask = Ask(
+    ask = CanaryRequest(
         host,
-        whole("steps", steps),
+        whole_number("steps", steps),
         above_zero("loss-factor", loss_factor),
         above_zero("minutes", minutes),
         reason,
         plan,
     )
     with call.cluster(check=True) as cluster, leaving(f"left; nothing was switched. Again: fab canary {host}"):
-        canary(cluster, call.desk, ask)
+        canary(cluster, call.console, ask)
 
 
 @verb({"to": "which release, as fab history shows it (default: what the hosts had before)", **REASON, **PLAN})
-def rollback(call: Call, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
+def rollback(call: VerbCall, to: str | None = None, reason: str | None = None, plan: bool = False) -> None:
     """Switch code, environment and run settings back, from what the hosts have kept."""
     from fleet.verbs.rollback import rollback
 
     with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
-        rollback(cluster, call.desk, to, reason, plan)
+        rollback(cluster, call.console, to, reason, plan)
 
 
 @verb({**_HOST, **REASON, **PLAN}, positional=["host"])
-def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = False) -> None:
+def remove_host(call: VerbCall, host: str, reason: str | None = None, plan: bool = False) -> None:
     """Clean a drained or dead host, and take it out of the inventory."""
     from fleet.verbs.remove_host import remove_host
 
     with call.cluster() as cluster, leaving(f"left. Go on: fab remove-host {host}"):
-        remove_host(cluster, call.desk, host, reason, plan)
+        remove_host(cluster, call.console, host, reason, plan)
 
 
 @verb(
@@ -174,10 +174,10 @@ def remove_host(call: Call, host: str, reason: str | None = None, plan: bool = F
     positional=["old", "new"],
 )
 def replace_host(
-    call: Call, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
+    call: VerbCall, old: str, new: str, address: str | None = None, reason: str | None = None, plan: bool = False
 ) -> None:
     """Have a new host take the place of one that is drained or dead."""
     from fleet.verbs.remove_host import replace_host
 
     with call.cluster() as cluster, leaving("left. Type it again to go on"):
-        replace_host(cluster, call.desk, old, new, address, reason, plan)
+        replace_host(cluster, call.console, old, new, address, reason, plan)

@@ -49,7 +49,7 @@ exec env/bin/python -m trainer local "$@"
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRun:
     """A trial, as it is asked for."""
 
     release: str
@@ -73,7 +73,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialState:
     """What is seen of a trial."""
 
     over: bool = False
@@ -147,7 +147,7 @@ def flags_of(settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def command_of(trial: Trial, inventory: Inventory, host: str) -> list[str]:
+def command_of(trial: TrialRun, inventory: Inventory, host: str) -> list[str]:
     """Return the command that begins a trial on a host, as root."""
     release = f"/opt/trainer/releases/{trial.release}"
     role = Role(inventory, host, "release", "release.yml", "prove", psfleet_release=trial.release)
@@ -188,7 +188,7 @@ def command_of(trial: Trial, inventory: Inventory, host: str) -> list[str]:
     ]
 
 
-def look(trial: Trial) -> str:
+def status_script(trial: TrialRun) -> str:
     """Return the script with which a host says how far a trial is."""
     run = f"{PLACE}/runs/{trial.name}"
     # As the user whose files they are: a link among them may lead anywhere.
@@ -209,13 +209,13 @@ def live_losses(shared_dir: str, run: str) -> str:
     return f"{AS_TRAINER} tail -c {TAIL_BYTES} {path} 2>/dev/null; true"
 
 
-def read(text: str) -> Seen:
-    """Read what `look` printed."""
+def read(text: str) -> TrialState:
+    """Read what `status_script` printed."""
     parts = split_sections(text)
     unit = dict(line.partition("=")[::2] for line in parts.get("unit", "").splitlines())
     status, evaluation = (load_json(parts.get(name, "")) for name in ("status", "evaluation"))
     code = unit.get("ExecMainStatus", "")
-    return Seen(
+    return TrialState(
         over=unit.get("ActiveState") in ("failed", "inactive") or unit.get("SubState") == "exited",
         result=unit.get("Result", ""),
         code=int(code) if code.isdecimal() else 0,
@@ -250,7 +250,7 @@ def most_loss(live: Sequence[float], factor: float) -> float | None:
     return highest + (factor - 1) * max(abs(highest), highest - lowest, 1e-6)
 
 
-def judge(trial: Trial, seen: Seen, limit: float | None) -> list[str]:
+def judge(trial: TrialRun, seen: TrialState, limit: float | None) -> list[str]:
     """Say what is wrong with a trial that is over; nothing where all is well."""
     done = f"step {seen.step}" if seen.step is not None else "no step"
     if seen.result == "timeout":
@@ -283,7 +283,7 @@ def judge(trial: Trial, seen: Seen, limit: float | None) -> list[str]:
     return problems
 
 
-def errors_of(seen: Seen) -> list[str]:
+def errors_of(seen: TrialState) -> list[str]:
     """Return why a trial failed, in its own words: its message, its errors, else its last lines."""
     if seen.status.get("state") == "failed" and (message := str(seen.status.get("message") or "")):
         return [message]
@@ -292,6 +292,6 @@ def errors_of(seen: Seen) -> list[str]:
     return list(dict.fromkeys(errors)) or lines[-10:] or [f"it ended with {seen.result}, exit code {seen.code}"]
 
 
-def last_words(seen: Seen) -> list[str]:
+def last_words(seen: TrialState) -> list[str]:
     """Return the last lines of a trial's tasks, each after its task."""
     return [line for line in seen.log if " | " in line][-MAX_LOG_LINES:]

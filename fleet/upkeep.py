@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, Call, leaving, verb, whole
+from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, VerbCall, leaving, verb, whole_number
 
 _YES = {"yes": "agree beforehand, instead of being asked"}
 
 
 @verb({"run": "which run; `--run` before it is optional", **_YES, **REASON, **PLAN}, MEANWHILE, positional=["run"])
-def delete_run(call: Call, run: str, yes: bool = False, reason: str | None = None, plan: bool = False) -> None:
+def delete_run(call: VerbCall, run: str, yes: bool = False, reason: str | None = None, plan: bool = False) -> None:
     """Remove a run that nobody trains and that is not selected."""
     from fleet.verbs.delete_run import delete_run as delete
 
     with call.cluster() as cluster, leaving():
-        delete(cluster, call.desk, run, yes, plan, reason)
+        delete(cluster, call.console, run, yes, plan, reason)
 
 
 @verb(
@@ -28,7 +28,7 @@ def delete_run(call: Call, run: str, yes: bool = False, reason: str | None = Non
     iterable=["only"],
 )
 def prune(
-    call: Call,
+    call: VerbCall,
     keep: str,
     only: list[str] | None = None,
     yes: bool = False,
@@ -38,9 +38,9 @@ def prune(
     """Remove old runs, releases and wheels; with --plan, say how much that frees."""
     from fleet.verbs.prune import prune as remove_old
 
-    number = whole("keep", keep)
+    number = whole_number("keep", keep)
     with call.cluster() as cluster, leaving():
-        remove_old(cluster, call.desk, number, only or (), yes, plan, reason)
+        remove_old(cluster, call.console, number, only or (), yes, plan, reason)
 
 
 @verb(
@@ -53,12 +53,12 @@ def prune(
     MEANWHILE,
     positional=["run"],
 )
-def backup(call: Call, run: str, to: str, reason: str | None = None, plan: bool = False) -> None:
+def backup(call: VerbCall, run: str, to: str, reason: str | None = None, plan: bool = False) -> None:
     """Copy a run, also one that trains, with a manifest of its files."""
     from fleet.verbs.backup import back_up
 
     with call.cluster() as cluster, leaving():
-        back_up(cluster, call.desk, run, to, plan, reason)
+        back_up(cluster, call.console, run, to, plan, reason)
 
 
 @verb(
@@ -71,12 +71,14 @@ def backup(call: Call, run: str, to: str, reason: str | None = None, plan: bool 
     MEANWHILE,
     positional=["copy"],
 )
-def restore_run(call: Call, copy: str, run: str | None = None, reason: str | None = None, plan: bool = False) -> None:
+def restore_run(
+    call: VerbCall, copy: str, run: str | None = None, reason: str | None = None, plan: bool = False
+) -> None:
     """Make a run of a copy, proven by its manifest."""
     from fleet.verbs.restore_run import restore_run as restore
 
     with call.cluster() as cluster, leaving():
-        restore(cluster, call.desk, copy, run, plan, reason)
+        restore(cluster, call.console, copy, run, plan, reason)
 
 
 @verb(
@@ -89,21 +91,21 @@ def restore_run(call: Call, copy: str, run: str | None = None, reason: str | Non
     MEANWHILE,
     positional=["run", "new"],
 )
-def clone_run(call: Call, run: str, new: str, reason: str | None = None, plan: bool = False) -> None:
+def clone_run(call: VerbCall, run: str, new: str, reason: str | None = None, plan: bool = False) -> None:
     """Make a second run that goes on where a first one is now."""
     from fleet.verbs.clone_run import clone_run as clone
 
     with call.cluster() as cluster, leaving():
-        clone(cluster, call.desk, run, new, plan, reason)
+        clone(cluster, call.console, run, new, plan, reason)
 
 
 @verb(json="print all findings as JSON")
-def doctor(call: Call) -> None:
+def doctor(call: VerbCall) -> None:
     """Look at control machine, hosts, ways, tasks and run; say what is wrong and what fixes it."""
     from fleet.verbs.doctor import doctor as look
 
     with call.cluster() as cluster, leaving():
-        look(cluster, call.desk)
+        look(cluster, call.console)
 
 
 @verb(
@@ -114,13 +116,13 @@ def doctor(call: Call) -> None:
     },
     "print where it is, and what is in it, as JSON",
 )
-def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | None = None) -> None:
+def bundle(call: VerbCall, out: str | None = None, lines: str = "2000", run: str | None = None) -> None:
     """Write one archive for a bug report, with secrets removed."""
     from fleet.verbs.bundle import bundle as gather
 
-    number = whole("lines", lines)
+    number = whole_number("lines", lines)
     with call.cluster() as cluster, leaving():
-        gather(cluster, call.desk, out, number, run)
+        gather(cluster, call.console, out, number, run)
 
 
 @verb(
@@ -138,7 +140,7 @@ def bundle(call: Call, out: str | None = None, lines: str = "2000", run: str | N
     positional=["manager"],
 )
 def render(
-    call: Call,
+    call: VerbCall,
     manager: str,
     name: str = "psfleet",
     run: str | None = None,
@@ -154,5 +156,5 @@ def render(
 
     with call.cluster() as cluster:
         render(
-            cluster.inventory, call.desk, manager, name, run, program, shared_dir, image, size, storage_class, python
+            cluster.inventory, call.console, manager, name, run, program, shared_dir, image, size, storage_class, python
         )

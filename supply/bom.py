@@ -16,7 +16,7 @@ from fleet.files import replace_file
 from fleet.places import lock_file, site
 from fleet.release import build_release
 from fleet.site.inventory import load_inventory
-from fleet.site.schema.control import LOCKS, lock_of
+from fleet.site.schema.control_files import LOCKS, lock_of
 from fleet.terminal import printable
 
 CACHE = Path(".cache/releases")

@@ -18,11 +18,11 @@ from ansible.plugins.action import ActionBase
 from ansible.template import Templar
 
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
-from fleet.asked import RECEIVE, feed, sources  # noqa: E402
+from fleet.agent_request import RECEIVE, feed, sources  # noqa: E402
+from fleet.desired_state import UnknownTask  # noqa: E402
 from fleet.errors import first_line  # noqa: E402
 from fleet.roles import Ahead  # noqa: E402
 from fleet.site.reader import plain_value  # noqa: E402
-from fleet.wanted import UnknownTask  # noqa: E402
 
 MAX_TEXT = 300
 

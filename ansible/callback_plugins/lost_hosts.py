@@ -30,7 +30,7 @@ description:
   - This tells at the end in which phase and why, and keeps the hosts in a file for C(--limit @FILE).
 """
 CONTROL_MACHINE = "localhost"
-LEAVES_OUT = "lose_host"  # ansible/action_plugins, for one that was lost in a play that has to go on
+LEAVES_OUT = "mark_unreachable"  # ansible/action_plugins, for one that was lost in a play that has to go on
 MAX_TEXT = 300
 
 

@@ -12,7 +12,7 @@ from fleet.errors import FleetError
 from fleet.places import site
 from fleet.site.inventory import Inventory
 from fleet.site.schema.definition import definition
-from fleet.site.schema.sources import directories
+from fleet.site.schema.inventory_files import directories
 
 _VAULT = b"$ANSIBLE_VAULT"
 _NAMED = re.compile(rf"(?i){SENSITIVE}")

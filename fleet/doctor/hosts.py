@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.cluster import Observation
 from fleet.doctor.finding import ERROR, WARNING, Finding
-from fleet.foreign import foreign_hosts
+from fleet.foreign_hosts import foreign_hosts
 from fleet.site.inventory import Inventory
 from fleet.site.paces import FEWEST_PEERS, far_below
 from fleet.tables import render_duration

@@ -9,10 +9,10 @@ from typing import Any
 
 from fleet.drills import host_faults
 from fleet.drills.drill import Drill
-from fleet.drills.faults import NOTHING, Down, Freeze, Kill, KillWhileSaving, Slow, every, one
+from fleet.drills.faults import NOTHING, Down, Freeze, Kill, KillWhileSaving, Throttle, every, one
 from fleet.drills.host_faults import Cut, Damage, Full, PowerOff, ReadOnly, Reboot
 from fleet.drills.recovery import recovers
-from fleet.drills.scenes import (
+from fleet.drills.scenarios import (
     all_checkpoints_bad,
     fails,
     finishes,
@@ -23,17 +23,17 @@ from fleet.drills.scenes import (
     undisturbed,
     wrong_port,
 )
-from fleet.drills.stage import LONG_STEP
-from fleet.drills.watch import Watch
-from fleet.drills.ways import Doubled, Late, Lossy, NoConnection, NoWayIn
+from fleet.drills.testbed import LONG_STEP
+from fleet.drills.watch import FaultWatch
+from fleet.drills.ways import Delay, Doubled, Lossy, NoConnection, NoWayIn
 
 
-def before_the_newest(watch: Watch) -> int:
+def before_the_newest(watch: FaultWatch) -> int:
     """Where a run may go back to when its newest checkpoint is damaged."""
     return max([step for step in watch.first.checkpoints if step != watch.newest_checkpoint], default=0)
 
 
-def where_it_was(watch: Watch) -> int:
+def where_it_was(watch: FaultWatch) -> int:
     """The step before the fault: a coordinator goes on with the variables that the one before left on the ps."""
     return watch.first.step or 0
 
@@ -57,17 +57,17 @@ OF_A_WAY: Mapping[str, Any] = {
     "needs": ("worker 2", "ps"),
 }
 
-_drill = partial(Drill, scene=recovers())
+_drill = partial(Drill, scenario=recovers())
 # fmt: off
 _DRILLS = (
     _drill("worker", "a worker is killed: nothing stops, and it is used again",
            Kill(one("worker")), detected=5, paused=5),
     _drill("workers-60s", "all workers are down for a minute: training goes on when they are back",
-           Down(every("worker")), detected=10, paused=45, scene=recovers(goes_on=False)),
+           Down(every("worker")), detected=10, paused=45, scenario=recovers(goes_on=False)),
     _drill("ps", "a ps is killed in mid-step: only it is restarted",
            Kill(one("ps")), detected=5, paused=30),
     _drill("ps-fit", "the same under api: fit, and every restored tensor is the checkpoint's",
-           Kill(one("ps")), detected=5, paused=30, scene=recovers(tensors=True), settings={"api": "fit"}),
+           Kill(one("ps")), detected=5, paused=30, scenario=recovers(tensors=True), settings={"api": "fit"}),
     _drill("ps-idle", f"a ps is killed while nobody asks it anything, a step of {LONG_STEP:.0f} s being under way",
            Kill(one("ps")), detected=LONG_STEP + 15, paused=LONG_STEP + 60, may_too=CHIEF_TOO, long_step=True),
     _drill("ps-saving", "a ps is killed while it writes its part of a checkpoint",
@@ -77,13 +77,14 @@ _DRILLS = (
     _drill("all-ps", "all ps are killed",
            Kill(every("ps")), detected=5, paused=60, may_too=CHIEF_TOO),
     _drill("coordinator", "the coordinator is killed: no step is lost",
-           COORDINATOR, detected=10, paused=30, scene=LOSES_NO_STEP),
+           COORDINATOR, detected=10, paused=30, scenario=LOSES_NO_STEP),
     _drill("coordinator-5", "the coordinator is killed five times: the memory of the ps does not grow",
-           COORDINATOR, detected=10, paused=45, scene=five_times(LOSES_NO_STEP), program="trainer.drill:Large"),
+           COORDINATOR, detected=10, paused=45, scenario=five_times(LOSES_NO_STEP), program="trainer.drill:Large"),
     _drill("coordinator-saving", "the coordinator is killed in mid-save",
-           KillWhileSaving(one("chief")), detected=10, paused=45, scene=LOSES_NO_STEP, program="trainer.drill:Large"),
+           KillWhileSaving(one("chief")), detected=10, paused=45, scenario=LOSES_NO_STEP,
+           program="trainer.drill:Large"),
     _drill("coordinator-term", "the coordinator is sent a stray SIGTERM: it saves, ends, and is restarted",
-           Kill(one("chief"), signal="TERM"), detected=15, paused=60, scene=LOSES_NO_STEP),
+           Kill(one("chief"), signal="TERM"), detected=15, paused=60, scenario=LOSES_NO_STEP),
     _drill("worker-term", "a worker is sent a stray SIGTERM: likewise",
            Kill(one("worker"), signal="TERM"), detected=5, paused=10),
     _drill("ps-term", "a ps is sent a stray SIGTERM",
@@ -93,13 +94,13 @@ _DRILLS = (
     _drill("ps-frozen", "a ps is stopped (SIGSTOP)",
            Freeze(one("ps")), detected=10, paused=45, may_too=CHIEF_TOO),
     _drill("coordinator-frozen", "the coordinator is stopped (SIGSTOP)",
-           Freeze(one("chief")), detected=10, paused=40, scene=LOSES_NO_STEP),
+           Freeze(one("chief")), detected=10, paused=40, scenario=LOSES_NO_STEP),
     _drill("worker-unit", "a worker is killed together with its supervisor: systemd starts both again",
            Kill(one("worker"), part="unit"), detected=5, paused=10),
     _drill("ps-unit", "likewise a ps",
            Kill(one("ps"), part="unit"), detected=5, paused=45),
     _drill("coordinator-unit", "likewise the coordinator",
-           Kill(one("chief"), part="unit"), detected=15, paused=60, scene=LOSES_NO_STEP),
+           Kill(one("chief"), part="unit"), detected=15, paused=60, scenario=LOSES_NO_STEP),
     _drill("worker-unit-frozen", "a worker is stopped together with its supervisor: systemd's watchdog ends it",
            Freeze(one("worker"), part="unit"), detected=WATCHDOG, paused=45, may_too=CHIEF_TOO),
     _drill("ps-unit-frozen", "likewise a ps",
@@ -107,17 +108,17 @@ _DRILLS = (
     _drill("coordinator-unit-frozen", "likewise the coordinator",
            Freeze(one("chief"), part="unit"), detected=WATCHDOG, paused=75, may_too=CHIEF_TOO),
     _drill("worker-slow", "a worker gets a fiftieth of a processor for a minute: the others go on",
-           Slow(one("worker")), detected=None, paused=45, **GOES_ON),
+           Throttle(one("worker")), detected=None, paused=45, **GOES_ON),
     _drill("ps-slow", "a ps gets a fiftieth of a processor for a minute: it is slow, or done without",
-           Slow(one("ps")), detected=None, paused=90, **GOES_ON),
+           Throttle(one("ps")), detected=None, paused=90, **GOES_ON),
     _drill("coordinator-slow", "the coordinator gets a fiftieth of a processor for a minute",
-           Slow(one("chief")), detected=None, paused=90, **GOES_ON),
+           Throttle(one("chief")), detected=None, paused=90, **GOES_ON),
     _drill("worker-cut",
            "a worker's host drops every packet for a minute: training goes on without it and takes it back",
            Cut(one("worker")), detected=10, paused=15, settings=SOON, destructive=True, needs=("worker 2",),
            **GOES_ON),
     _drill("ps-cut", "the same with a ps: its variables are laid out again on the other, every tensor the checkpoint's",
-           Cut(one("ps")), detected=10, paused=45, scene=recovers(tensors=True), settings={**SOON, "api": "fit"},
+           Cut(one("ps")), detected=10, paused=45, scenario=recovers(tensors=True), settings={**SOON, "api": "fit"},
            destructive=True, needs=("ps 2",), **GOES_ON),
     _drill("way-lost",
            "what a worker's host sends to a ps's is lost for a minute: the worker is left out, named, and taken back",
@@ -131,7 +132,7 @@ _DRILLS = (
     _drill("way-loss", "a third of the packets, in both directions: the worker is slow, or left out",
            Lossy(one("worker"), what="loss"), detected=None, paused=10, restarts=False, **OF_A_WAY),
     _drill("way-late", "what a worker's host sends to a ps's comes 200 ms later: the worker is slow",
-           Late(one("worker")), detected=None, paused=10, restarts=False, **OF_A_WAY),
+           Delay(one("worker")), detected=None, paused=10, restarts=False, **OF_A_WAY),
     # The other host refuses its packets at once, and no call hangs.
     _drill("address-doubled", "a ps's host takes another one for the worker's, as where two have its address: likewise",
            Doubled(one("worker")), detected=NAMED, paused=10, restarts=False, **OF_A_WAY),
@@ -147,27 +148,28 @@ _DRILLS = (
     _drill("reboot", "every host reboots at once",
            Reboot(), detected=None, paused=240, destructive=True),
     _drill("data-truncated", "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
-           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scenario=recovers(restored=before_the_newest),
            may_too=CHIEF_TOO),
     _drill("index-truncated", "the newest checkpoint's index is cut in half: likewise",
-           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scene=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scenario=recovers(restored=before_the_newest),
            may_too=CHIEF_TOO),
     _drill("state-file-deleted", "TensorFlow's file `checkpoint` is deleted: nobody misses it",
            Damage(host_faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=CHIEF_TOO),
     _drill("all-checkpoints-bad", "no checkpoint can be read: one clear, permanent error",
-           Damage(host_faults.TRUNCATE_ALL), detected=120, paused=120, scene=all_checkpoints_bad),
+           Damage(host_faults.TRUNCATE_ALL), detected=120, paused=120, scenario=all_checkpoints_bad),
     # The log complains, and nothing else: events.jsonl is where nothing can be written.
     _drill("path-full", "the shared path is full for half a minute: training goes on, complains, and saves again",
-           Full(), detected=None, paused=15, scene=saves_again(recovers()), may_too=("evaluator",), destructive=True),
+           Full(), detected=None, paused=15, scenario=saves_again(recovers()), may_too=("evaluator",),
+           destructive=True),
     _drill("path-read-only", "the run's directory is read-only for half a minute: likewise",
-           ReadOnly(), detected=None, paused=15, scene=saves_again(recovers()), may_too=("evaluator",),
+           ReadOnly(), detected=None, paused=15, scenario=saves_again(recovers()), may_too=("evaluator",),
            destructive=True),
     _drill("worker-never-starts", "a worker is missing: it is named with host and port, and waited for",
-           NOTHING, detected=30, paused=90, scene=never_starts("worker"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=never_starts("worker"), settings={"elastic": False}),
     _drill("ps-never-starts", "likewise a ps",
-           NOTHING, detected=30, paused=90, scene=never_starts("ps"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=never_starts("ps"), settings={"elastic": False}),
     _drill("wrong-port", "the coordinator has a wrong port of a worker: it names the address that doesn't answer",
-           NOTHING, detected=30, paused=90, scene=wrong_port("worker"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=wrong_port("worker"), settings={"elastic": False}),
     _drill("data", "a data worker is killed: the others read on, and it reads again",
            Kill(one("data")), detected=None, paused=5, settings=SERVICE, needs=("data 2",)),
     _drill("data-all", "all data workers are killed",
@@ -184,19 +186,19 @@ _DRILLS = (
     _drill("dispatcher-frozen", "the dispatcher is stopped (SIGSTOP)",
            Freeze(one("dispatcher")), detected=None, paused=10, settings=SERVICE, needs=("data",)),
     _drill("evaluator", "the evaluator is killed: training does not notice, and it evaluates again",
-           Kill(one("evaluator")), detected=None, paused=10, scene=undisturbed(recovers()), needs=("evaluator",)),
+           Kill(one("evaluator")), detected=None, paused=10, scenario=undisturbed(recovers()), needs=("evaluator",)),
     _drill("evaluator-absent", "the evaluator is down for half a minute: likewise",
-           Down(one("evaluator"), lasts=30.0), detected=None, paused=10, scene=undisturbed(recovers()),
+           Down(one("evaluator"), lasts=30.0), detected=None, paused=10, scenario=undisturbed(recovers()),
            needs=("evaluator",)),
     _drill("nan", "check_numerics finds a loss that is no number: the user's error",
-           NOTHING, detected=90, paused=90, scene=fails("the drill's loss"), program="trainer.drill:NotANumber"),
+           NOTHING, detected=90, paused=90, scenario=fails("the drill's loss"), program="trainer.drill:NotANumber"),
     _drill("exception", "the program raises an exception: likewise",
-           NOTHING, detected=90, paused=90, scene=fails("the drill's own error"), program="trainer.drill:Broken"),
+           NOTHING, detected=90, paused=90, scenario=fails("the drill's own error"), program="trainer.drill:Broken"),
     _drill("second-coordinator", "a second coordinator is started on another host: it is refused",
-           NOTHING, detected=60, paused=10, scene=second_coordinator),
+           NOTHING, detected=60, paused=10, scenario=second_coordinator),
     _drill("finished",
            "the digits are learnt to the end, with a worker and a ps killed on the way: accuracy, and every task ends",
-           Kill(one("worker", "ps")), detected=None, paused=240, scene=finishes("accuracy", 0.95),
+           Kill(one("worker", "ps")), detected=None, paused=240, scenario=finishes("accuracy", 0.95),
            program="trainer.examples.digits:Digits",
            settings={"steps": 4000, "steps_per_execution": "auto", "checkpoint_seconds": 3.0}),
 )

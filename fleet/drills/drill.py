@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.drills.faults import Fault
-from fleet.drills.stage import Stage
+from fleet.drills.testbed import Testbed
 from fleet.site.topology import Task
 
 
@@ -17,9 +17,7 @@ class Findings:
 
     proof: str = ""
     detected: float | None = None
-    paused: float | None = (
-        None  # the longest time without a new step; after the healing, where none was possible before
-    )
+    paused: float | None = None  # the longest time without a new step; after the revert, where none was possible before
     lost: int | None = None
     restarted: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
@@ -30,7 +28,7 @@ class Findings:
             self.problems.append(problem)
 
 
-Scene = Callable[[Stage, "Drill"], Findings]
+Scenario = Callable[[Testbed, "Drill"], Findings]
 """What happens around a drill's fault, and what it makes of what it sees."""
 
 
@@ -43,7 +41,7 @@ class Drill:
     fault: Fault
     detected: float | None  # it is noticed within this time; None where it need not be
     paused: float  # no longer without a new step; or, where the run ends, until it does
-    scene: Scene
+    scenario: Scenario
     restarts: bool = True  # whether what is hit must be restarted
     may_too: Sequence[str] = ()  # jobs whose tasks may be restarted beside it
     program: str = "trainer.drill:DrillProgram"
@@ -52,10 +50,10 @@ class Drill:
     destructive: bool = False  # it fills, cuts, reboots or powers off
     needs: Sequence[str] = ()  # jobs that the inventory must have a task of, or "power"; "ps 2" for two
 
-    def must_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
+    def must_restart(self, testbed: Testbed, task: Task, hit: Sequence[Task]) -> bool:
         return self.restarts and task in hit
 
-    def may_restart(self, stage: Stage, task: Task, hit: Sequence[Task]) -> bool:
+    def may_restart(self, testbed: Testbed, task: Task, hit: Sequence[Task]) -> bool:
         return task in hit or task.job in self.may_too
 
     def with_bounds_times(self, factor: float) -> Drill:

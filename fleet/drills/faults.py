@@ -1,10 +1,10 @@
 """The faults: each is done to live hosts over SSH, proves that it happened, and can be taken back.
 
-`strike` returns what was proven and raises DrillFailed when it can't be; `heal` may be called twice, and where nothing
-was struck. `lasts` is how long the fault stays (seconds; 0: it is over at once), `aims` at whom it is done, `hits`
-whose processes it ends, freezes or cuts off. `strikes_late`: it happens at the end of `strike` rather than at its
-beginning; `takes_ssh`: the hosts can't be asked while it lasts; `takes_away`: the training goes on without the members
-that it hits, and takes them in again afterwards.
+`inject` returns what was proven and raises DrillFailed when it can't be; `revert` may be called twice, and where
+nothing was injected. `lasts` is how long the fault stays (seconds; 0: it is over at once), `aims` at whom it is done,
+`hits` whose processes it ends, freezes or cuts off. `injects_late`: it happens at the end of `inject` rather than at
+its beginning; `takes_ssh`: the hosts can't be asked while it lasts; `takes_away`: the training goes on without the
+members that it hits, and takes them in again afterwards.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from fleet.drills.stage import DrillFailed, Process, Stage
+from fleet.drills.testbed import DrillFailed, Process, Testbed
 from fleet.run import AS_TRAINER
 from fleet.site.topology import Task
 
-# A host that nobody heals any more, because the control machine is gone, heals itself after this time.
-HEALS_ITSELF_SECONDS = 900
+# A host reverts its fault by itself after this time: the control machine may be gone.
+SELF_REVERT_SECONDS = 900
 TABLE = "psfleet_drill"
 
-Choice = Callable[[Stage], list[Task]]
+TaskChoice = Callable[[Testbed], list[Task]]
 # The task is the child of its unit's main process, the supervisor; where there is none, it is the main process itself.
 Part = Literal["task", "unit"]
 Victims = Mapping[str, list[tuple[Task, Process]]]
@@ -30,21 +30,21 @@ Victims = Mapping[str, list[tuple[Task, Process]]]
 
 class Fault:
     lasts: float = 0.0
-    strikes_late: ClassVar[bool] = False
+    injects_late: ClassVar[bool] = False
     takes_ssh: ClassVar[bool] = False
     takes_away: ClassVar[bool] = False
 
-    def aims(self, stage: Stage) -> list[Task]:
+    def aims(self, testbed: Testbed) -> list[Task]:
         return []
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return self.aims(stage)
+    def hits(self, testbed: Testbed) -> list[Task]:
+        return self.aims(testbed)
 
-    def chosen(self, stage: Stage) -> list[Task]:
+    def chosen(self, testbed: Testbed) -> list[Task]:
         """Those of them in whose place `at` puts another task."""
-        return self.aims(stage)
+        return self.aims(testbed)
 
-    def reaches(self, stage: Stage) -> set[str]:
+    def reaches(self, testbed: Testbed) -> set[str]:
         """Further hosts that it needs well: it acts on them, or is proven by them."""
         return set()
 
@@ -52,52 +52,52 @@ class Fault:
         """The same fault, aimed at another task where it is a task's, and so long where it lasts."""
         return self
 
-    def strike(self, stage: Stage) -> str:
+    def inject(self, testbed: Testbed) -> str:
         raise NotImplementedError
 
-    def heal(self, stage: Stage) -> None:
+    def revert(self, testbed: Testbed) -> None:
         pass
 
 
-NOTHING = Fault()  # of drills whose scene brings its own trouble
+NOTHING = Fault()  # of drills whose scenario brings its own trouble
 
 
 @dataclass(frozen=True)
 class Aimed(Fault):
     """A fault of chosen tasks."""
 
-    choice: Choice
+    choice: TaskChoice
 
-    def aims(self, stage: Stage) -> list[Task]:
-        return self.choice(stage)
+    def aims(self, testbed: Testbed) -> list[Task]:
+        return self.choice(testbed)
 
     def at(self, task: Task | None, lasts: float) -> Fault:
         assert task
-        return replace(self, choice=lambda stage: [task], **({"lasts": lasts} if self.lasts else {}))
+        return replace(self, choice=lambda testbed: [task], **({"lasts": lasts} if self.lasts else {}))
 
 
 @dataclass(frozen=True)
 class AimedAtHost(Aimed):
     """A fault of the chosen task's host, and so of every task there."""
 
-    def host(self, stage: Stage) -> str:
-        return self.choice(stage)[0].host
+    def host(self, testbed: Testbed) -> str:
+        return self.choice(testbed)[0].host
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return stage.inventory.tasks_on(self.host(stage))
-
-
-def one(*jobs: str) -> Choice:
-    return lambda stage: [stage.victim(job) for job in jobs]
+    def hits(self, testbed: Testbed) -> list[Task]:
+        return testbed.inventory.tasks_on(self.host(testbed))
 
 
-def every(*jobs: str) -> Choice:
-    return lambda stage: stage.tasks(*jobs)
+def one(*jobs: str) -> TaskChoice:
+    return lambda testbed: [testbed.victim(job) for job in jobs]
 
 
-def by_host(stage: Stage, tasks: list[Task]) -> Victims:
+def every(*jobs: str) -> TaskChoice:
+    return lambda testbed: testbed.tasks(*jobs)
+
+
+def by_host(testbed: Testbed, tasks: list[Task]) -> Victims:
     """Each host's tasks with their processes; raises DrillFailed when one has none."""
-    processes = stage.processes([task.host for task in tasks])
+    processes = testbed.processes([task.host for task in tasks])
     found: dict[str, list[tuple[Task, Process]]] = {}
     for task in tasks:
         process = processes.get(task.name)
@@ -120,9 +120,9 @@ def describe(victims: Victims, part: Part, become: str) -> str:
     return ", ".join(parts)
 
 
-def run_everywhere(stage: Stage, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:
+def run_everywhere(testbed: Testbed, scripts: Mapping[str, str], timeout: float = 60.0) -> dict[str, str]:
     """Run each host's script at once; raise DrillFailed with what one said that failed."""
-    answers = stage.cluster.hosts.run(scripts, timeout)
+    answers = testbed.cluster.hosts.run(scripts, timeout)
     for host, answer in answers.items():
         if answer.unreachable or answer.code:
             raise DrillFailed(f"the fault on {host}: {answer.unreachable or answer.stderr.strip() or answer.code}")
@@ -141,13 +141,13 @@ class Kill(Aimed):
     signal: str = "KILL"
     part: Part = "task"
 
-    def strike(self, stage: Stage) -> str:
-        victims = by_host(stage, self.hits(stage))
+    def inject(self, testbed: Testbed) -> str:
+        victims = by_host(testbed, self.hits(testbed))
         scripts = {
             host: self._script([pid for _, process in mine for pid in pids(process, self.part)])
             for host, mine in victims.items()
         }
-        run_everywhere(stage, scripts)
+        run_everywhere(testbed, scripts)
         return describe(victims, self.part, "gone")
 
     def _script(self, pids: list[int]) -> str:
@@ -159,26 +159,28 @@ class Kill(Aimed):
         )
 
 
-def await_save(stage: Stage) -> str:
+def await_save(testbed: Testbed) -> str:
     """The command that waits until files of a checkpoint are being written."""
     look = "import os, sys, time\nend = time.time() + 60\n"
     look += "while not any('temp' in name for name in os.listdir(sys.argv[1])):\n"
     look += " time.sleep(0.002)\n assert time.time() < end, 'no save in 60 s'\n"
-    return f"{AS_TRAINER} python3 -c {shlex.quote(look)} {shlex.quote(stage.checkpoint_dir)}"
+    return f"{AS_TRAINER} python3 -c {shlex.quote(look)} {shlex.quote(testbed.checkpoint_dir)}"
 
 
 @dataclass(frozen=True)
 class KillWhileSaving(Kill):
     """SIGKILL at the moment when files of a checkpoint are being written."""
 
-    strikes_late: ClassVar[bool] = True
+    injects_late: ClassVar[bool] = True
 
-    def strike(self, stage: Stage) -> str:
-        ((host, mine),) = by_host(stage, self.hits(stage)).items()
+    def inject(self, testbed: Testbed) -> str:
+        ((host, mine),) = by_host(testbed, self.hits(testbed)).items()
         killed = " ".join(str(process.pid) for _, process in mine)
         # At once, since the next coordinator comes in a moment, and removes what is left behind.
-        script = f"{await_save(stage)} && root kill -9 {killed} && {AS_TRAINER} ls {shlex.quote(stage.checkpoint_dir)}"
-        left = run_everywhere(stage, {host: script}, 90.0)[host].split()
+        script = (
+            f"{await_save(testbed)} && root kill -9 {killed} && {AS_TRAINER} ls {shlex.quote(testbed.checkpoint_dir)}"
+        )
+        left = run_everywhere(testbed, {host: script}, 90.0)[host].split()
         half = [name for name in left if "temp" in name]
         if not half:
             raise DrillFailed("the save was over before its process was killed")
@@ -191,8 +193,8 @@ class Freeze(Aimed):
 
     part: Part = "task"
 
-    def strike(self, stage: Stage) -> str:
-        victims = by_host(stage, self.hits(stage))
+    def inject(self, testbed: Testbed) -> str:
+        victims = by_host(testbed, self.hits(testbed))
         stop = (
             "root kill -STOP {0} || exit 1; n=0; until grep -q '^State:.T' /proc/{0}/status; "
             "do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done"
@@ -200,18 +202,18 @@ class Freeze(Aimed):
         scripts = for_each(
             victims, lambda task, process: "\n".join(stop.format(pid) for pid in pids(process, self.part))
         )
-        run_everywhere(stage, scripts)
+        run_everywhere(testbed, scripts)
         return describe(victims, self.part, "stopped")
 
-    def heal(self, stage: Stage) -> None:
+    def revert(self, testbed: Testbed) -> None:
         """Let what is still stopped go on; its supervisor or systemd has usually put an end to it."""
-        for process, task in [(stage.processes([task.host])[task.name], task) for task in self.hits(stage)]:
+        for process, task in [(testbed.processes([task.host])[task.name], task) for task in self.hits(testbed)]:
             thaw = "! grep -qs '^State:.T' /proc/{0}/status || root kill -CONT {0}"
-            stage.on(task.host, "\n".join(thaw.format(pid) for pid in process.pids))
+            testbed.on(task.host, "\n".join(thaw.format(pid) for pid in process.pids))
 
 
 @dataclass(frozen=True)
-class Slow(Aimed):
+class Throttle(Aimed):
     """A task's processes get a fiftieth of a processor: 2 of every 100 ms, as the kernel's CPUQuota would do it.
 
     By the freezer of its control group: a container may have no part in the kernel's share of processors.
@@ -219,25 +221,25 @@ class Slow(Aimed):
 
     lasts: float = 60.0
 
-    def strike(self, stage: Stage) -> str:
+    def inject(self, testbed: Testbed) -> str:
         def slow(task: Task, process: Process) -> str:
             unit = f"{TABLE}-{task.name}"
             return f"""
 root systemctl stop {unit} 2>/dev/null
-root systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} \\
+root systemd-run --quiet --collect --unit={unit} --property=RuntimeMaxSec={SELF_REVERT_SECONDS} \\
   python3 -c {shlex.quote(THROTTLE)} {task.unit} || exit 1
 group=/sys/fs/cgroup$(systemctl show --property=ControlGroup --value {task.unit})
 [ -e "$group" ] || group=/sys/fs/cgroup/unified${{group#/sys/fs/cgroup}}
 n=0; until grep -q 'frozen 1' $group/cgroup.events; do n=$((n+1)); [ $n -lt 500 ] || exit 1; sleep 0.01; done
 """
 
-        victims = by_host(stage, self.hits(stage))
-        run_everywhere(stage, for_each(victims, slow))
+        victims = by_host(testbed, self.hits(testbed))
+        run_everywhere(testbed, for_each(victims, slow))
         return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} gets 2 % of a processor"
 
-    def heal(self, stage: Stage) -> None:
-        for task in self.hits(stage):
-            stage.on(task.host, f"root systemctl stop {TABLE}-{task.name} 2>/dev/null; true")
+    def revert(self, testbed: Testbed) -> None:
+        for task in self.hits(testbed):
+            testbed.on(task.host, f"root systemctl stop {TABLE}-{task.name} 2>/dev/null; true")
 
 
 # Every process of the unit, also one that is started meanwhile. Unlike SIGSTOP it shows in no process's state, and
@@ -268,11 +270,11 @@ class Down(Aimed):
 
     lasts: float = 60.0
 
-    def strike(self, stage: Stage) -> str:
-        victims = by_host(stage, self.hits(stage))
+    def inject(self, testbed: Testbed) -> str:
+        victims = by_host(testbed, self.hits(testbed))
         kill = "root kill -KILL {0}; root systemctl stop {1}; ! [ -e /proc/{0}/exe ] || exit 1"
-        run_everywhere(stage, for_each(victims, lambda task, process: kill.format(process.pid, task.unit)))
+        run_everywhere(testbed, for_each(victims, lambda task, process: kill.format(process.pid, task.unit)))
         return f"{', '.join(task.name for mine in victims.values() for task, _ in mine)} down"
 
-    def heal(self, stage: Stage) -> None:
-        stage.cluster.start(self.hits(stage))
+    def revert(self, testbed: Testbed) -> None:
+        testbed.cluster.start(self.hits(testbed))

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fleet.drills.faults import (
-    HEALS_ITSELF_SECONDS,
+    SELF_REVERT_SECONDS,
     TABLE,
     AimedAtHost,
-    Choice,
     Fault,
     Kill,
+    TaskChoice,
     by_host,
     one,
     run_everywhere,
 )
-from fleet.drills.stage import DrillFailed, Stage
+from fleet.drills.testbed import DrillFailed, Testbed
 from fleet.errors import HostsUnreachable
 from fleet.run import AS_TRAINER
 from fleet.site.routes import Host
@@ -35,15 +35,15 @@ class Cut(AimedAtHost):
     lasts: float = 60.0
     takes_away: ClassVar[bool] = True
 
-    def strike(self, stage: Stage) -> str:
-        host = self.host(stage)
+    def inject(self, testbed: Testbed) -> str:
+        host = self.host(testbed)
         script = f"""
 set -- $SSH_CONNECTION
 case $1 in *:*) family=ip6;; *) family=ip;; esac
 # What a drill left that was ended by force is in the way.
 root systemctl stop {TABLE}.timer 2>/dev/null; root nft delete table inet {TABLE} 2>/dev/null
 # Should the control machine be gone, the host must not stay cut off.
-root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} \\
+root systemd-run --quiet --collect --unit={TABLE} --on-active={SELF_REVERT_SECONDS} \\
   nft delete table inet {TABLE} || exit 1
 root nft -f - <<END || exit 1
 table inet {TABLE} {{
@@ -62,19 +62,19 @@ table inet {TABLE} {{
 }}
 END
 """
-        run_everywhere(stage, {host: script})
-        dropped = stage.wait(lambda: self._dropped(stage, host), 20.0, f"{host} drops a packet")
+        run_everywhere(testbed, {host: script})
+        dropped = testbed.wait(lambda: self._dropped(testbed, host), 20.0, f"{host} drops a packet")
         return f"{host} dropped {dropped} packets"
 
-    def _dropped(self, stage: Stage, host: str) -> int:
+    def _dropped(self, testbed: Testbed, host: str) -> int:
         # A packet of its own: in the start of a run, on a busy machine, nobody may speak with it for a while.
         knock = """set -- $SSH_CONNECTION; timeout 1 bash -c ": >/dev/tcp/$1/9" 2>/dev/null; """
-        shown = stage.on(host, knock + f"root nft list table inet {TABLE}")
+        shown = testbed.on(host, knock + f"root nft list table inet {TABLE}")
         return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
-    def heal(self, stage: Stage) -> None:
-        host = self.host(stage)
-        stage.on(
+    def revert(self, testbed: Testbed) -> None:
+        host = self.host(testbed)
+        testbed.on(
             host,
             f"root nft delete table inet {TABLE} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; "
             f"! root nft list table inet {TABLE} 2>/dev/null",
@@ -89,31 +89,31 @@ class PowerOff(AimedAtHost):
     takes_ssh: ClassVar[bool] = True
     takes_away: ClassVar[bool] = True
 
-    def strike(self, stage: Stage) -> str:
-        host = self.host(stage)
-        power(stage, "off", stage.inventory.hosts[host])
-        stage.wait(lambda: is_unreachable(stage, host), POWER_SECONDS, f"{host} is unreachable")
+    def inject(self, testbed: Testbed) -> str:
+        host = self.host(testbed)
+        power(testbed, "off", testbed.inventory.hosts[host])
+        testbed.wait(lambda: is_unreachable(testbed, host), POWER_SECONDS, f"{host} is unreachable")
         return f"{host} is unreachable"
 
-    def heal(self, stage: Stage) -> None:
-        host = self.host(stage)
-        if is_unreachable(stage, host):
-            power(stage, "on", stage.inventory.hosts[host])
-            stage.wait(lambda: not is_unreachable(stage, host), POWER_SECONDS, f"{host} is back")
+    def revert(self, testbed: Testbed) -> None:
+        host = self.host(testbed)
+        if is_unreachable(testbed, host):
+            power(testbed, "on", testbed.inventory.hosts[host])
+            testbed.wait(lambda: not is_unreachable(testbed, host), POWER_SECONDS, f"{host} is back")
 
 
-def power(stage: Stage, way: str, host: Host) -> None:
+def power(testbed: Testbed, way: str, host: Host) -> None:
     """Run the inventory's command for a host's power on the control machine."""
-    template = stage.inventory.variables[host.name][f"drill_power_{way}"]
+    template = testbed.inventory.variables[host.name][f"drill_power_{way}"]
     command = template.format(host=shlex.quote(host.name), address=shlex.quote(host.address))
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=POWER_SECONDS)
     if done.returncode:
         raise DrillFailed(f"`{command}` ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
 
 
-def is_unreachable(stage: Stage, host: str) -> bool:
+def is_unreachable(testbed: Testbed, host: str) -> bool:
     try:
-        stage.on(host, "true", timeout=5.0)
+        testbed.on(host, "true", timeout=5.0)
     except HostsUnreachable:
         return True
     return False
@@ -123,22 +123,22 @@ def is_unreachable(stage: Stage, host: str) -> bool:
 class Reboot(Fault):
     """Have every host reboot at once."""
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return list(stage.inventory.tasks)
+    def hits(self, testbed: Testbed) -> list[Task]:
+        return list(testbed.inventory.tasks)
 
-    def strike(self, stage: Stage) -> str:
-        hosts = list(stage.inventory.hosts)
+    def inject(self, testbed: Testbed) -> str:
+        hosts = list(testbed.inventory.hosts)
         # When PID 1 began: a container has its machine's boot id.
         began = "stat --format=%Y /proc/1"
-        before = stage.everywhere(began)
+        before = testbed.everywhere(began)
         # From systemd rather than from this session, which the reboot ends.
-        stage.everywhere("root systemd-run --quiet --collect --on-active=1 systemctl reboot")
+        testbed.everywhere("root systemd-run --quiet --collect --on-active=1 systemctl reboot")
 
         def rebooted() -> bool:
-            after = stage.everywhere(began, timeout=5.0)
+            after = testbed.everywhere(began, timeout=5.0)
             return all(after[host] != before[host] for host in hosts)
 
-        stage.wait(rebooted, 300.0, "every host has rebooted")
+        testbed.wait(rebooted, 300.0, "every host has rebooted")
         return f"{len(hosts)} hosts have rebooted"
 
 
@@ -153,22 +153,22 @@ class Damage(Fault):
     """
 
     script: str
-    killed: Choice = field(default_factory=lambda: one("ps"))
+    killed: TaskChoice = field(default_factory=lambda: one("ps"))
 
-    def chosen(self, stage: Stage) -> list[Task]:
-        return self.killed(stage)
+    def chosen(self, testbed: Testbed) -> list[Task]:
+        return self.killed(testbed)
 
-    def aims(self, stage: Stage) -> list[Task]:
-        return [stage.chief, *self.killed(stage)]
+    def aims(self, testbed: Testbed) -> list[Task]:
+        return [testbed.chief, *self.killed(testbed)]
 
     def at(self, task: Task | None, lasts: float) -> Fault:
         assert task
-        return replace(self, killed=lambda stage: [task])
+        return replace(self, killed=lambda testbed: [task])
 
-    def strike(self, stage: Stage) -> str:
-        ((host, ((_, process),)),) = by_host(stage, [stage.chief]).items()
+    def inject(self, testbed: Testbed) -> str:
+        ((host, ((_, process),)),) = by_host(testbed, [testbed.chief]).items()
         pids = " ".join(map(str, process.pids))
-        place = shlex.quote(stage.checkpoint_dir)
+        place = shlex.quote(testbed.checkpoint_dir)
         damage = f"cd {place}; newest=$1; {self.script}"
         script = f"""
 endings=index; {AS_TRAINER} ls {place} | grep -q 'manifest.json$' && endings=manifest.json
@@ -177,12 +177,12 @@ newest=$({AS_TRAINER} ls {place} | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\
 root kill -STOP {pids} || exit 1
 {AS_TRAINER} sh -ec {shlex.quote(damage)} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}
 """
-        done = run_everywhere(stage, {host: script})[host].strip()
+        done = run_everywhere(testbed, {host: script})[host].strip()
         try:
-            killed = Kill(self.killed).strike(stage)
+            killed = Kill(self.killed).inject(testbed)
         finally:
-            run_everywhere(stage, {host: f"root kill -KILL {pids} || true"})
-        return f"{done}, {killed}, {stage.chief.name} killed"
+            run_everywhere(testbed, {host: f"root kill -KILL {pids} || true"})
+        return f"{done}, {killed}, {testbed.chief.name} killed"
 
 
 HALVE = "truncate --size=$(($(stat --format=%s {0}) / 2)) {0}; "
@@ -201,22 +201,22 @@ class Full(Fault):
     def at(self, task: Task | None, lasts: float) -> Fault:
         return replace(self, lasts=lasts)
 
-    def _file(self, stage: Stage) -> str:
-        return shlex.quote(f"{stage.shared_dir}/.psfleet-drill-fill")
+    def _file(self, testbed: Testbed) -> str:
+        return shlex.quote(f"{testbed.shared_dir}/.psfleet-drill-fill")
 
-    def strike(self, stage: Stage) -> str:
-        file = self._file(stage)
+    def inject(self, testbed: Testbed) -> str:
+        file = self._file(testbed)
         fill = (
-            f"size=$(df --output=avail --block-size=1 {shlex.quote(stage.shared_dir)} | tail -n 1); "
+            f"size=$(df --output=avail --block-size=1 {shlex.quote(testbed.shared_dir)} | tail -n 1); "
             f"fallocate --length $size {file} 2>/dev/null; "
             f"cat /dev/zero >>{file} 2>/dev/null; ! head -c 65536 /dev/zero >{file}.more 2>/dev/null || exit 1; "
             f"rm -f {file}.more"
         )
-        run_everywhere(stage, {stage.chief.host: f"{AS_TRAINER} sh -c {shlex.quote(fill)}"}, 300.0)
-        return f"no 64 KiB can be written below {stage.shared_dir}"
+        run_everywhere(testbed, {testbed.chief.host: f"{AS_TRAINER} sh -c {shlex.quote(fill)}"}, 300.0)
+        return f"no 64 KiB can be written below {testbed.shared_dir}"
 
-    def heal(self, stage: Stage) -> None:
-        stage.on(stage.chief.host, f"{AS_TRAINER} rm -f {self._file(stage)} {self._file(stage)}.more")
+    def revert(self, testbed: Testbed) -> None:
+        testbed.on(testbed.chief.host, f"{AS_TRAINER} rm -f {self._file(testbed)} {self._file(testbed)}.more")
 
 
 @dataclass(frozen=True)
@@ -225,8 +225,8 @@ class ReadOnly(Fault):
 
     lasts: float = 30.0
 
-    def strike(self, stage: Stage) -> str:
-        run = shlex.quote(stage.run_dir)
+    def inject(self, testbed: Testbed) -> str:
+        run = shlex.quote(testbed.run_dir)
         # Made read-only elsewhere first: what reaches the tasks' own view is one mount, with its flags.
         script = f"""
 root mkdir -p /run/{TABLE} && root mount --bind {run} /run/{TABLE} || exit 1
@@ -236,12 +236,12 @@ for pid in $(systemctl show --property=MainPID --value 'trainer@*'); do
     touch {run}/.psfleet-drill 2>/dev/null || {{ echo "process $pid can still write" >&2; exit 1; }}
 done
 """
-        run_everywhere(stage, dict.fromkeys(stage.inventory.hosts, script))
-        return f"no task can write below {stage.run_dir}"
+        run_everywhere(testbed, dict.fromkeys(testbed.inventory.hosts, script))
+        return f"no task can write below {testbed.run_dir}"
 
-    def heal(self, stage: Stage) -> None:
-        run = shlex.quote(stage.run_dir)
-        stage.everywhere(
+    def revert(self, testbed: Testbed) -> None:
+        run = shlex.quote(testbed.run_dir)
+        testbed.everywhere(
             f"while mountpoint --quiet {run}; do root umount --lazy {run} || exit 1; done; "
             f"while mountpoint --quiet /run/{TABLE}; do root umount --lazy /run/{TABLE} || exit 1; done"
         )

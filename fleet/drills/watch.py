@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import Any
 
-from fleet.drills.stage import Process, Sample, Stage
+from fleet.drills.testbed import Process, RunSample, Testbed
 from fleet.errors import ClusterTrouble, HostsUnreachable
 
 SAMPLE_SECONDS = 0.3
@@ -38,18 +38,18 @@ NOTICES = frozenset(
 )
 
 
-class Watch:
+class FaultWatch:
     """Samples from just before the fault on."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self.before = stage.processes(stage.inventory.hosts)
-        self.first = stage.look()
-        self.begun = stage.desk.clock()
-        self.samples: list[Sample] = [self.first]
+    def __init__(self, testbed: Testbed) -> None:
+        self._testbed = testbed
+        self.before = testbed.processes(testbed.inventory.hosts)
+        self.first = testbed.sample()
+        self.begun = testbed.console.clock()
+        self.samples: list[RunSample] = [self.first]
         self.processes = dict(self.before)
         self.away: Sequence[str] = ()  # hosts that can't be asked
-        hosts = list(stage.inventory.hosts)
+        hosts = list(testbed.inventory.hosts)
         self._pool = ThreadPoolExecutor(len(hosts), thread_name_prefix="units")
         self._asked: dict[str, Future[dict[str, Process]]] = {}
         self._units_at = dict.fromkeys(hosts, self.begun)
@@ -60,51 +60,51 @@ class Watch:
         return max(self.first.checkpoints, default=0)
 
     @property
-    def last(self) -> Sample:
+    def last(self) -> RunSample:
         return self.samples[-1]
 
     def begin(self) -> None:
         """The fault comes now."""
-        self.first = self._stage.look()
+        self.first = self._testbed.sample()
         self.samples = [self.first]
-        self.begun = self._stage.desk.clock()
+        self.begun = self._testbed.console.clock()
 
     def until(self, true: Callable[[], bool], seconds: float) -> bool:
         """Go on looking until something is so; return whether it came true in time."""
-        desk = self._stage.desk
-        end = desk.clock() + seconds
+        console = self._testbed.console
+        end = console.clock() + seconds
         while True:
-            self._look()
+            self._poll()
             if true():
                 return True
-            if desk.clock() >= end:
+            if console.clock() >= end:
                 return False
-            desk.sleep(SAMPLE_SECONDS)
+            console.sleep(SAMPLE_SECONDS)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
-            self.samples.append(self._stage.look())
+            self.samples.append(self._testbed.sample())
         except (HostsUnreachable, ClusterTrouble):
             return  # the coordinator's own host may be the one that is gone
         self._ask_units()
-        self.processes[self._stage.chief.name] = self.last.coordinator
+        self.processes[self._testbed.chief.name] = self.last.coordinator
 
     def _ask_units(self) -> None:
         """Ask each host beside the steps: one that boots takes seconds to answer."""
-        desk, hosts = self._stage.desk, self._units_at
+        console, hosts = self._testbed.console, self._units_at
         due = [
             host
             for host, at in hosts.items()
-            if host not in self._asked and host not in self.away and desk.clock() - at >= UNITS_SECONDS
+            if host not in self._asked and host not in self.away and console.clock() - at >= UNITS_SECONDS
         ]
         for host in due:
             others = [other for other in hosts if other != host]
-            self._asked[host] = self._pool.submit(self._stage.processes, away=others)
+            self._asked[host] = self._pool.submit(self._testbed.processes, away=others)
         wait([self._asked[host] for host in due], SAMPLE_SECONDS)
         for host, asked in list(self._asked.items()):
             if asked.done():
                 del self._asked[host]
-                hosts[host] = desk.clock()
+                hosts[host] = console.clock()
                 if host not in self.away:
                     self.processes |= asked.result()
 
@@ -132,19 +132,19 @@ class Watch:
         return max(0.0, min(at) - self.begun) if at else None
 
 
-def new_steps(samples: Sequence[Sample]) -> list[float]:
+def new_steps(samples: Sequence[RunSample]) -> list[float]:
     """When a step was seen that the sample before it did not have; a step that went back is none."""
     steps = [(sample.at, sample.step) for sample in samples if sample.state == "training" and sample.step is not None]
     return [at for (_, before), (at, step) in pairwise(steps) if step > before]
 
 
-def longest_pause(begun: float, samples: Sequence[Sample]) -> float:
+def longest_pause(begun: float, samples: Sequence[RunSample]) -> float:
     """The longest time without a new step, from the fault to the last new step that was seen."""
     times = [begun, *(at for at in new_steps(samples) if at > begun)]
     return max((after - before for before, after in pairwise(times)), default=0.0)
 
 
-def steps_lost(samples: Sequence[Sample]) -> int:
+def steps_lost(samples: Sequence[RunSample]) -> int:
     """How far the step went back at most."""
     highest = lost = 0
     for sample in samples:
@@ -154,7 +154,7 @@ def steps_lost(samples: Sequence[Sample]) -> int:
     return lost
 
 
-def lowest_step(samples: Sequence[Sample]) -> int | None:
+def lowest_step(samples: Sequence[RunSample]) -> int | None:
     """The lowest step at which it trained."""
     return min(
         (sample.step for sample in samples if sample.state == "training" and sample.step is not None), default=None

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fleet.drills import late
-from fleet.drills.faults import HEALS_ITSELF_SECONDS, TABLE, Aimed, Kill, run_everywhere
-from fleet.drills.stage import DrillFailed, NotHere, Stage
+from fleet.drills import packet_delay
+from fleet.drills.faults import SELF_REVERT_SECONDS, TABLE, Aimed, Kill, run_everywhere
+from fleet.drills.testbed import DrillFailed, NotHere, Testbed
 from fleet.site.topology import Task
 
 # What is lost, for packets from a worker's host ($from) to a ps's ($to, its port $port).
@@ -48,18 +48,18 @@ TUN = "root sh -c ': <>/dev/net/tun' 2>/dev/null"
 PROOF_SECONDS = 30.0
 
 
-def heals_itself(command: str) -> str:
+def reverts_itself(command: str) -> str:
     """The lines that have systemd run a command later, should the control machine be gone.
 
     What a drill left that was ended by force is in the way.
     """
     return f"""
 root systemctl stop {TABLE}.timer 2>/dev/null; root {command} 2>/dev/null
-root systemd-run --quiet --collect --unit={TABLE} --on-active={HEALS_ITSELF_SECONDS} {command} || exit 1
+root systemd-run --quiet --collect --unit={TABLE} --on-active={SELF_REVERT_SECONDS} {command} || exit 1
 """
 
 
-def heals(command: str) -> str:
+def reverts(command: str) -> str:
     """The lines that take a fault back now."""
     return f"root {command} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; true"
 
@@ -77,48 +77,48 @@ def loads(chains: str) -> str:
 REMOVE = f"nft delete table inet {TABLE}"
 
 
-def other_ps(stage: Stage, task: Task) -> Task:
+def other_ps(testbed: Testbed, task: Task) -> Task:
     """The last ps on another host than the task's, and not on the coordinator's if it can be; raises NotHere."""
-    others = [each for each in stage.tasks("ps") if each.host != task.host]
+    others = [each for each in testbed.tasks("ps") if each.host != task.host]
     if not others:
         raise NotHere(f"every ps is on {task.host}, the host of {task.name}: there is no way to break")
-    return next((each for each in reversed(others) if each.host != stage.chief.host), others[-1])
+    return next((each for each in reversed(others) if each.host != testbed.chief.host), others[-1])
 
 
-def counted(stage: Stage, task: Task, table: str) -> int:
+def counted(testbed: Testbed, task: Task, table: str) -> int:
     """How many packets a table on a task's host has counted."""
-    shown = stage.on(task.host, f"root nft list table inet {table}")
+    shown = testbed.on(task.host, f"root nft list table inet {table}")
     return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
 
 @dataclass(frozen=True)
-class AWay(Aimed):
+class WayFault(Aimed):
     """A fault of the way from the chosen task's host to one ps."""
 
     lasts: float = 60.0
     takes_away: ClassVar[bool] = True
 
-    def ends(self, stage: Stage) -> tuple[Task, Task]:
-        task = self.choice(stage)[0]
-        return task, other_ps(stage, task)
+    def ends(self, testbed: Testbed) -> tuple[Task, Task]:
+        task = self.choice(testbed)[0]
+        return task, other_ps(testbed, task)
 
-    def reaches(self, stage: Stage) -> set[str]:
+    def reaches(self, testbed: Testbed) -> set[str]:
         """Raises NotHere where there is no such way."""
-        self.ends(stage)
+        self.ends(testbed)
         return set()
 
-    def heal(self, stage: Stage) -> None:
-        stage.on(self.choice(stage)[0].host, heals(REMOVE))
+    def revert(self, testbed: Testbed) -> None:
+        testbed.on(self.choice(testbed)[0].host, reverts(REMOVE))
 
 
 @dataclass(frozen=True)
-class Lossy(AWay):
+class Lossy(WayFault):
     """nftables drops what `LOST` says of the packets between a worker's host and a ps."""
 
     what: str = "direction"
 
-    def strike(self, stage: Stage) -> str:
-        task, ps = self.ends(stage)
+    def inject(self, testbed: Testbed) -> str:
+        task, ps = self.ends(testbed)
         family = "ip6" if ":" in ps.address else "ip"
         rules: dict[str, list[str]] = {"in": [], "out": []}
         for rule in LOST[self.what]:
@@ -133,10 +133,10 @@ class Lossy(AWay):
             + "\n  }"
             for chain, lines in rules.items()
         )
-        script = heals_itself(REMOVE) + loads(chains)
-        run_everywhere(stage, {task.host: script})
-        count = stage.wait(
-            lambda: counted(stage, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
+        script = reverts_itself(REMOVE) + loads(chains)
+        run_everywhere(testbed, {task.host: script})
+        count = testbed.wait(
+            lambda: counted(testbed, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
         )
         return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
 
@@ -147,91 +147,91 @@ class NoConnection(Lossy):
 
     what: str = "syn"
 
-    def strike(self, stage: Stage) -> str:
-        task, _ = self.ends(stage)
+    def inject(self, testbed: Testbed) -> str:
+        task, _ = self.ends(testbed)
         # The rule counts when the host tries its ways, which needs a connection each time.
-        return f"{super().strike(stage)}, {Kill(lambda stage: [task]).strike(stage)}"
+        return f"{super().inject(testbed)}, {Kill(lambda testbed: [task]).inject(testbed)}"
 
 
 @dataclass(frozen=True)
-class Late(AWay):
-    """Everything that a host sends to a ps's comes later (`late.py`, a process of the host)."""
+class Delay(WayFault):
+    """Everything that a host sends to a ps's comes later (`packet_delay.py`, a process of the host)."""
 
-    def reaches(self, stage: Stage) -> set[str]:
-        return {self.ends(stage)[1].host}
+    def reaches(self, testbed: Testbed) -> set[str]:
+        return {self.ends(testbed)[1].host}
 
-    def strike(self, stage: Stage) -> str:
-        task, ps = self.ends(stage)
-        program = shlex.quote(Path(late.__file__).read_text(encoding="utf-8"))
+    def inject(self, testbed: Testbed) -> str:
+        task, ps = self.ends(testbed)
+        program = shlex.quote(Path(packet_delay.__file__).read_text(encoding="utf-8"))
         script = f"""
 root systemctl stop {LATE} 2>/dev/null
 root systemd-run --quiet --collect --unit={LATE} --service-type=notify \\
-  --property=RuntimeMaxSec={HEALS_ITSELF_SECONDS} python3 -c {program} {ps.address} {DELAY_MS} {LATE}
+  --property=RuntimeMaxSec={SELF_REVERT_SECONDS} python3 -c {program} {ps.address} {DELAY_MS} {LATE}
 """
-        if stage.on(task.host, f"{TUN} && echo there || true").strip() != "there":
+        if testbed.on(task.host, f"{TUN} && echo there || true").strip() != "there":
             raise NotHere(f"{task.host} can't open /dev/net/tun, which delays packets: modprobe tun")
-        run_everywhere(stage, {task.host: script})
-        took = stage.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
+        run_everywhere(testbed, {task.host: script})
+        took = testbed.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
         if float(took or 0) < DELAY_MS:
             raise DrillFailed(f"{task.host} reached {ps.name} in {took} ms: nothing came late")
-        return f"{task.host} reached {ps.name} in {took} ms, and {counted(stage, task, LATE)} packets were late"
+        return f"{task.host} reached {ps.name} in {took} ms, and {counted(testbed, task, LATE)} packets were late"
 
-    def heal(self, stage: Stage) -> None:
-        stage.on(self.choice(stage)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")
+    def revert(self, testbed: Testbed) -> None:
+        testbed.on(self.choice(testbed)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")
 
 
 @dataclass(frozen=True)
-class Doubled(AWay):
+class Doubled(WayFault):
     """A ps's host takes the coordinator's host for the worker's, as where both have the address.
 
     Its packets for the worker go to the coordinator's hardware address, and that host takes the address for its own.
     """
 
-    def ends(self, stage: Stage) -> tuple[Task, Task]:
-        task, ps = super().ends(stage)
-        if stage.chief.host in (task.host, ps.host):
-            raise NotHere(f"{stage.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
+    def ends(self, testbed: Testbed) -> tuple[Task, Task]:
+        task, ps = super().ends(testbed)
+        if testbed.chief.host in (task.host, ps.host):
+            raise NotHere(f"{testbed.chief.host} has {task.name} or {ps.name}, and can't stand for another host")
         return task, ps
 
-    def reaches(self, stage: Stage) -> set[str]:
-        return {self.ends(stage)[1].host, stage.chief.host}
+    def reaches(self, testbed: Testbed) -> set[str]:
+        return {self.ends(testbed)[1].host, testbed.chief.host}
 
-    def strike(self, stage: Stage) -> str:
-        task, ps = self.ends(stage)
+    def inject(self, testbed: Testbed) -> str:
+        task, ps = self.ends(testbed)
         claim = f"""
 device={device_to(ps.address)}
 hardware=$(cat /sys/class/net/$device/address)
 [ -n "$hardware" ] || exit 0
-{heals_itself(self._give_up(task))}
+{reverts_itself(self._give_up(task))}
 sysctl -n net.ipv4.conf.$device.arp_ignore | root tee /run/{TABLE}-arp >/dev/null
 root sysctl -q net.ipv4.conf.$device.arp_ignore=1 && root ip addr add {task.address}/{bits_of(task)} dev lo || exit 1
 echo "$hardware"
 """
-        chief = stage.chief
-        [*_, hardware] = run_everywhere(stage, {chief.host: claim})[chief.host].split() or [""]
+        chief = testbed.chief
+        [*_, hardware] = run_everywhere(testbed, {chief.host: claim})[chief.host].split() or [""]
         if not hardware:
             raise NotHere(f"packets leave {chief.host} by a device without a hardware address, such as a tunnel's")
         mislead = f"""
 device={device_to(task.address)}
-{heals_itself(f'ip neigh del {task.address} dev "$device"')}
+{reverts_itself(f'ip neigh del {task.address} dev "$device"')}
 root ip neigh replace {task.address} lladdr {hardware} dev "$device" nud permanent || exit 1
 ip neigh show {task.address}
 """
-        shown = run_everywhere(stage, {ps.host: mislead})[ps.host]
+        shown = run_everywhere(testbed, {ps.host: mislead})[ps.host]
         if hardware not in shown:
             raise DrillFailed(f"{ps.host} has another neighbour at {task.address}: {shown.strip()}")
         return f"{ps.host} takes {chief.host} for {task.host}"
 
-    def heal(self, stage: Stage) -> None:
-        task, ps = self.ends(stage)
-        command = heals(f'ip neigh del {task.address} dev "$device"')
-        stage.on(ps.host, f"device={device_to(task.address)}; {command}")
+    def revert(self, testbed: Testbed) -> None:
+        task, ps = self.ends(testbed)
+        command = reverts(f'ip neigh del {task.address} dev "$device"')
+        testbed.on(ps.host, f"device={device_to(task.address)}; {command}")
         restore = (
             f'[ ! -e /run/{TABLE}-arp ] || root sysctl -q net.ipv4.conf.$device.arp_ignore="$(cat /run/{TABLE}-arp)"'
         )
-        stage.on(
-            stage.chief.host,
-            f"device={device_to(ps.address)}; {restore}; root rm -f /run/{TABLE}-arp; {heals(self._give_up(task))}",
+        testbed.on(
+            testbed.chief.host,
+            f"device={device_to(ps.address)}; {restore}; root rm -f /run/{TABLE}-arp; {reverts(self._give_up(task))}",
         )
 
     def _give_up(self, task: Task) -> str:
@@ -244,29 +244,29 @@ def bits_of(task: Task) -> int:
 
 
 @dataclass(frozen=True)
-class NoWayIn(AWay):
+class NoWayIn(WayFault):
     """A ps's host drops what comes from the hosts of all workers."""
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return self.choice(stage)
+    def hits(self, testbed: Testbed) -> list[Task]:
+        return self.choice(testbed)
 
-    def reaches(self, stage: Stage) -> set[str]:
-        self._workers(stage)
+    def reaches(self, testbed: Testbed) -> set[str]:
+        self._workers(testbed)
         return set()
 
-    def _workers(self, stage: Stage) -> list[str]:
+    def _workers(self, testbed: Testbed) -> list[str]:
         """The addresses of workers on other hosts than the ps's; raises NotHere."""
-        (ps,) = self.choice(stage)
-        workers = sorted({task.address for task in stage.tasks("worker")} - {ps.address})
+        (ps,) = self.choice(testbed)
+        workers = sorted({task.address for task in testbed.tasks("worker")} - {ps.address})
         if not workers:
             raise NotHere(f"every worker is on {ps.host}, the host of {ps.name}: there is no way to break")
         return workers
 
-    def strike(self, stage: Stage) -> str:
-        (ps,), workers = self.choice(stage), self._workers(stage)
+    def inject(self, testbed: Testbed) -> str:
+        (ps,), workers = self.choice(testbed), self._workers(testbed)
         family = "ip6" if ":" in ps.address else "ip"
         rule = f"{family} saddr {{ {', '.join(workers)} }} tcp dport {ps.port} counter drop"
         chain = f"  chain in {{\n    type filter hook input priority -300; policy accept;\n    {rule}\n  }}"
-        script = heals_itself(REMOVE) + loads(chain)
-        run_everywhere(stage, {ps.host: script})
+        script = reverts_itself(REMOVE) + loads(chain)
+        run_everywhere(testbed, {ps.host: script})
         return f"{ps.host} drops what {len(workers)} hosts send to {ps.name}"

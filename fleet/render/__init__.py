@@ -14,7 +14,7 @@ SHARED_DIR = "/srv/trainer"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RenderedCluster:
     """What is rendered: how many tasks each job has, with how many GPUs each, run settings, and names of secrets."""
 
     name: str
@@ -33,7 +33,7 @@ class Wanted:
         return ", ".join(f"{count} {job}" for job, count in self.tasks.items())
 
 
-def reject_gpus(wanted: Wanted, manager: str, option: str) -> None:
+def reject_gpus(wanted: RenderedCluster, manager: str, option: str) -> None:
     """Raise OperatorMistake for a cluster with GPUs, where `manager` gives all of its tasks the same."""
     if any(wanted.gpus.values()):
         shown = ", ".join(f"{job} {count}" for job, count in wanted.gpus.items() if count)
@@ -43,7 +43,7 @@ def reject_gpus(wanted: Wanted, manager: str, option: str) -> None:
         )
 
 
-def wanted(inventory: Inventory, name: str, run: str | None, program: str | None, shared_dir: str) -> Wanted:
+def wanted(inventory: Inventory, name: str, run: str | None, program: str | None, shared_dir: str) -> RenderedCluster:
     """Read off an inventory what another manager should start; its addresses are of no account there.
 
     Raises OperatorMistake where tasks of one job have different numbers of GPUs: a manager has one template for a job.
@@ -57,7 +57,7 @@ def wanted(inventory: Inventory, name: str, run: str | None, program: str | None
     # As on hosts: those that run the program.
     names = sorted(inventory.variables[inventory.chief.host].get("trainer_secrets") or {})
     secrets = {task["job"]: names for task in inventory.spec["tasks"] if names and not task["server"]}
-    return Wanted(name, tasks, gpus, {**settings, "shared_dir": shared_dir}, secrets)
+    return RenderedCluster(name, tasks, gpus, {**settings, "shared_dir": shared_dir}, secrets)
 
 
 def _gpus_of(inventory: Inventory, job: str) -> int:

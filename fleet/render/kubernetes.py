@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fleet.render import SHARED_DIR, Wanted
+from fleet.render import SHARED_DIR, RenderedCluster
 from trainer.core.failures import USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
@@ -41,7 +41,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 Dumper.add_representer(str, _text)
 
 
-def render(wanted: Wanted, image: str, size: str, storage_class: str | None = None) -> str:
+def render(wanted: RenderedCluster, image: str, size: str, storage_class: str | None = None) -> str:
     """Return the objects as YAML, for `kubectl apply -f -`."""
     objects = [_settings(wanted), _claim(wanted, size, storage_class), _policy(wanted), _budget(wanted)]
     for job, count in wanted.tasks.items():
@@ -50,7 +50,7 @@ def render(wanted: Wanted, image: str, size: str, storage_class: str | None = No
     return yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, explicit_start=True, width=1000)
 
 
-def addresses(wanted: Wanted) -> dict[str, list[str]]:
+def addresses(wanted: RenderedCluster) -> dict[str, list[str]]:
     """Return the members that TF_CONFIG names, by their names in the namespace's DNS."""
     return {
         job: [f"{_pod(wanted, job, index)}.{_set(wanted, job)}:{PORT}" for index in range(count)]
@@ -59,36 +59,36 @@ def addresses(wanted: Wanted) -> dict[str, list[str]]:
     }
 
 
-def _set(wanted: Wanted, job: str) -> str:
+def _set(wanted: RenderedCluster, job: str) -> str:
     return f"{wanted.name}-{job}"
 
 
-def _pod(wanted: Wanted, job: str, index: int) -> str:
+def _pod(wanted: RenderedCluster, job: str, index: int) -> str:
     return f"{_set(wanted, job)}-{index}"
 
 
-def _labels(wanted: Wanted, job: str | None = None) -> dict[str, str]:
+def _labels(wanted: RenderedCluster, job: str | None = None) -> dict[str, str]:
     labels = {"app.kubernetes.io/name": "psfleet", "app.kubernetes.io/instance": wanted.name}
     return {**labels, "app.kubernetes.io/component": job} if job else labels
 
 
-def _object(kind: str, version: str, name: str, wanted: Wanted, job: str | None = None) -> dict[str, Any]:
+def _object(kind: str, version: str, name: str, wanted: RenderedCluster, job: str | None = None) -> dict[str, Any]:
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": _labels(wanted, job)}}
 
 
-def _settings(wanted: Wanted) -> dict[str, Any]:
+def _settings(wanted: RenderedCluster) -> dict[str, Any]:
     text = json.dumps(wanted.settings, indent=2) + "\n"
     return {**_object("ConfigMap", "v1", f"{wanted.name}-settings", wanted), "data": {"run.json": text}}
 
 
-def _claim(wanted: Wanted, size: str, storage_class: str | None) -> dict[str, Any]:
+def _claim(wanted: RenderedCluster, size: str, storage_class: str | None) -> dict[str, Any]:
     spec: dict[str, Any] = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": size}}}
     if storage_class:
         spec["storageClassName"] = storage_class
     return {**_object("PersistentVolumeClaim", "v1", f"{wanted.name}-shared", wanted), "spec": spec}
 
 
-def _policy(wanted: Wanted) -> dict[str, Any]:
+def _policy(wanted: RenderedCluster) -> dict[str, Any]:
     """Members reach each other, and others none of them: TensorFlow's ports know no password."""
     selector = {"matchLabels": _labels(wanted)}
     rule = {"from": [{"podSelector": selector}]}
@@ -96,7 +96,7 @@ def _policy(wanted: Wanted) -> dict[str, Any]:
     return {**_object("NetworkPolicy", "networking.k8s.io/v1", wanted.name, wanted), "spec": spec}
 
 
-def _budget(wanted: Wanted) -> dict[str, Any]:
+def _budget(wanted: RenderedCluster) -> dict[str, Any]:
     """One pod at a time is moved by those who drain nodes: a worker costs nobody a pause, a ps a short one."""
     # With the coordinator among them none would be moved: Kubernetes counts by the scale, which a Job lacks.
     others = {"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["chief"]}
@@ -104,7 +104,7 @@ def _budget(wanted: Wanted) -> dict[str, Any]:
     return {**_object("PodDisruptionBudget", "policy/v1", wanted.name, wanted), "spec": spec}
 
 
-def _service(wanted: Wanted, job: str) -> dict[str, Any]:
+def _service(wanted: RenderedCluster, job: str) -> dict[str, Any]:
     spec = {
         "clusterIP": "None",
         # A member is asked before it is ready, and named in TF_CONFIG by this name.
@@ -115,7 +115,7 @@ def _service(wanted: Wanted, job: str) -> dict[str, Any]:
     return {**_object("Service", "v1", _set(wanted, job), wanted, job), "spec": spec}
 
 
-def _servers(wanted: Wanted, job: str, count: int, image: str) -> dict[str, Any]:
+def _servers(wanted: RenderedCluster, job: str, count: int, image: str) -> dict[str, Any]:
     index = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX_LABEL}']"}}}
     template = _template(wanted, job, image, [{"name": "TASK_INDEX", **index}])
     spec = {
@@ -128,7 +128,7 @@ def _servers(wanted: Wanted, job: str, count: int, image: str) -> dict[str, Any]
     return {**_object("StatefulSet", "apps/v1", _set(wanted, job), wanted, job), "spec": spec}
 
 
-def _coordinator(wanted: Wanted, image: str) -> dict[str, Any]:
+def _coordinator(wanted: RenderedCluster, image: str) -> dict[str, Any]:
     template = _template(wanted, "chief", image, [{"name": "TASK_INDEX", "value": "0"}])
     template["spec"] |= {
         "hostname": _pod(wanted, "chief", 0),
@@ -143,7 +143,7 @@ def _coordinator(wanted: Wanted, image: str) -> dict[str, Any]:
     return {**_object("Job", "batch/v1", _set(wanted, "chief"), wanted, "chief"), "spec": spec}
 
 
-def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
+def _template(wanted: RenderedCluster, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
     spec = {
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
@@ -164,7 +164,7 @@ def _template(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]])
     return {"metadata": {"labels": _labels(wanted, job)}, "spec": spec}
 
 
-def _container(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
+def _container(wanted: RenderedCluster, job: str, image: str, index: list[dict[str, Any]]) -> dict[str, Any]:
     mounts = [
         {"name": "settings", "mountPath": SETTINGS, "readOnly": True},
         {"name": "shared", "mountPath": SHARED_DIR},
@@ -191,7 +191,7 @@ def _container(wanted: Wanted, job: str, image: str, index: list[dict[str, Any]]
     return container
 
 
-def _secrets(wanted: Wanted, job: str) -> list[dict[str, Any]]:
+def _secrets(wanted: RenderedCluster, job: str) -> list[dict[str, Any]]:
     """Return the volume of a Secret that is made beforehand; a pod does not start that lacks one of its keys."""
     names = wanted.secrets.get(job, ())
     items = [{"key": name, "path": name} for name in names]
@@ -199,7 +199,7 @@ def _secrets(wanted: Wanted, job: str) -> list[dict[str, Any]]:
     return [{"name": "secrets", "secret": secret}] if names else []
 
 
-def _environment(wanted: Wanted, job: str) -> dict[str, str]:
+def _environment(wanted: RenderedCluster, job: str) -> dict[str, str]:
     # Kubernetes puts the index in, since TASK_INDEX stands before.
     task = json.dumps({"cluster": addresses(wanted), "task": {"type": job, "index": "INDEX"}})
     return {

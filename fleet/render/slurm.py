@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
-from fleet.render import Wanted, reject_gpus
+from fleet.render import RenderedCluster, reject_gpus
 from trainer.core.failures import STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
@@ -92,7 +92,7 @@ exit "$code"
 """
 
 
-def render(wanted: Wanted, python: str) -> str:
+def render(wanted: RenderedCluster, python: str) -> str:
     """Return the batch script, for `sbatch`.
 
     Raises OperatorMistake for a cluster with GPUs: Slurm gives all tasks of a step the same.

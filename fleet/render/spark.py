@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from string import Template
 
-from fleet.render import Wanted, reject_gpus
+from fleet.render import RenderedCluster, reject_gpus
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.core.runtime import TASK_ENVIRONMENT
 
@@ -36,7 +36,7 @@ FINISHED, USER_ERROR, STOPPED = $finished, $user_error, $stopped
 ATTEMPTS = int(os.environ.get("PSFLEET_ATTEMPTS", "4"))
 
 
-class Member:
+class SparkTask:
     """A task of the cluster as a process, which is started again where another try may help."""
 
     def __init__(self, task, cluster, directory):
@@ -89,7 +89,7 @@ def train(_):
         if job != "evaluator":  # which is no member
             cluster.setdefault(job, []).append(address)
     with tempfile.TemporaryDirectory(prefix="psfleet-") as directory:
-        member = Member(task, cluster, directory)
+        member = SparkTask(task, cluster, directory)
         if task == TASKS[0]:
             code = member.keep()
             context.barrier()
@@ -123,7 +123,7 @@ if __name__ == "__main__":
 ''')
 
 
-def render(wanted: Wanted, python: str) -> str:
+def render(wanted: RenderedCluster, python: str) -> str:
     """Return the program, for `spark-submit`.
 
     Raises OperatorMistake for a cluster with GPUs: Spark gives all tasks of a stage the same.

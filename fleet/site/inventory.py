@@ -14,12 +14,12 @@ from fleet.places import site
 from fleet.site.members import ClusterSpecError, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
-from fleet.site.schema.check import loose_problems
-from fleet.site.schema.problems import Problem, describe_problems
-from fleet.site.schema.sources import (
+from fleet.site.schema.checks import loose_problems
+from fleet.site.schema.inventory_files import (
     file_problems,
 )
-from fleet.site.schema.texts import text_problems
+from fleet.site.schema.problems import Problem, describe_problems
+from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
 from trainer.core.config import Config
 

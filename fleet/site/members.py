@@ -70,7 +70,7 @@ def run_settings(groups: Groups, hostvars: HostVars) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Storage:
+class RunStorage:
     """Where the runs lie, and whether all hosts share it."""
 
     path: Any
@@ -86,13 +86,13 @@ class Storage:
         return {"path": self.path, "shared": self.shared, "settings": self.settings}
 
 
-def storage_of(site: Mapping[str, Any]) -> Storage:
+def storage_of(site: Mapping[str, Any]) -> RunStorage:
     """Say where the runs lie. An empty `cluster_shared_dir` means that the hosts share no path.
 
     Then each has a directory of its own there, and the chief's has the runs.
     """
     shared = site.get("cluster_shared_dir") != ""
-    return Storage(site.get("cluster_shared_dir") if shared else site.get("cluster_local_dir", LOCAL_DIR), shared)
+    return RunStorage(site.get("cluster_shared_dir") if shared else site.get("cluster_local_dir", LOCAL_DIR), shared)
 
 
 def site_of(groups: Groups, hostvars: HostVars) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ PACES = {
 }  # fmt: skip
 
 
-class Slow(NamedTuple):
+class SlowHost(NamedTuple):
     """A host that is far below its peers."""
 
     host: str
@@ -24,7 +24,7 @@ class Slow(NamedTuple):
     mend: str
 
 
-def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = False) -> list[Slow]:
+def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = False) -> list[SlowHost]:
     """Return the hosts that are far below their peers, in what PACES names.
 
     Args:
@@ -44,7 +44,7 @@ def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = F
                 what = f"{text.format(value='?')} ({why})"
             else:
                 continue
-            found.append(Slow(host, part, f"{what}, and its peers {middle:.3g} (median)", mend))
+            found.append(SlowHost(host, part, f"{what}, and its peers {middle:.3g} (median)", mend))
     return found
 
 

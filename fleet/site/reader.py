@@ -15,10 +15,7 @@ from fleet.errors import OperatorMistake, first_line
 from fleet.places import KIT, site
 from fleet.site.routes import Defaults
 from fleet.site.schema.formats import control_file, control_path
-from fleet.site.schema.problems import Problem, describe_problems, show
-from fleet.site.schema.reading import VAULT_MEND, plain
-from fleet.site.schema.shapes import shape_problems
-from fleet.site.schema.sources import (
+from fleet.site.schema.inventory_files import (
     beside_problems,
     directories,
     empty_problems,
@@ -26,6 +23,9 @@ from fleet.site.schema.sources import (
     special_file_problems,
     variable_files,
 )
+from fleet.site.schema.inventory_reading import VAULT_MEND, plain
+from fleet.site.schema.problems import Problem, describe_problems, show
+from fleet.site.schema.yaml_structure import shape_problems
 from fleet.vault import open_vaults
 
 _YAML = (".yml", ".yaml", ".json")

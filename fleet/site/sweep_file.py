@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from fleet.errors import OperatorMistake, first_line
+from fleet.site.schema.inventory_reading import plain
 from fleet.site.schema.problems import show
-from fleet.site.schema.reading import plain
 from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
 from trainer.core.parameters import values_problem
 from trainer.core.search_space import KEYS as SEARCH_KEYS

@@ -14,7 +14,7 @@ from fleet.site.members import (
     ClusterSpecError,
     Groups,
     HostVars,
-    Storage,
+    RunStorage,
     address_of,
     bracketed,
     busy_jobs,
@@ -114,7 +114,7 @@ class Topology:
     sources: Mapping[str, Sequence[str]]
     """The addresses from which each job's hosts send, and all hosts of the cluster under MEMBER, for the packet filter;
     with encryption the addresses of all hosts outside the tunnel under ENDPOINT."""
-    storage: Storage
+    storage: RunStorage
 
     @cached_property
     def cluster_json(self) -> str:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from fleet.answers import render as render_answer
 from fleet.cluster import Cluster
-from fleet.release import Display, Shipment, Shipped, build_release, check_deeply, find_program, ship
+from fleet.json_output import render as render_answer
+from fleet.release import Display, Shipment, ShipmentResult, build_release, check_deeply, find_program, ship
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine, put
 from fleet.terminal import printable
@@ -29,48 +29,48 @@ def _ask(question: str) -> bool:
 
 def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
     """Prove a choice on the coordinator's host, beside what runs there."""
-    from fleet.short import prove_beside  # which few verbs need
+    from fleet.short_way import prove_beside  # which few verbs need
 
     prove_beside(cluster, release, selection, display)
 
 
 @dataclass
-class Desk:
+class Console:
     """Where a verb writes and how it tells time; a test brings its own."""
 
     out: TextIO = field(default_factory=lambda: sys.stdout)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    ship: Callable[[Shipment, Display], Shipped] = ship
-    find: Callable[[Inventory, str, Sequence[str]], None] = find_program
+    ship: Callable[[Shipment, Display], ShipmentResult] = ship
+    check_program: Callable[[Inventory, str, Sequence[str]], None] = find_program
     build: Callable[[Inventory], str] = build_release
-    look: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
+    verify_hosts: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
     prove: Callable[[Cluster, str, Mapping[str, Any], Display], None] = _prove
-    answers: TextIO | None = None
+    json_out: TextIO | None = None
     """Where `--json` goes, while `out` is for the operator; None where nobody asked for it."""
-    meanwhile: TextIO | None = None
+    progress_out: TextIO | None = None
     """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
 
     complete: Callable[[str], str] = str
     """Adds to the commands that a text names what they need to be for this cluster."""
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         put(self.out, self.complete(text))
 
     @contextmanager
     def progress(self) -> Iterator[ProgressLine]:
         """Give the line that says how far a verb is, and leave it at the end."""
-        line = ProgressLine(self.meanwhile or self.out, clock=self.clock)
+        line = ProgressLine(self.progress_out or self.out, clock=self.clock)
         try:
             yield line
         finally:
             line.end()
 
-    def answer(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
+    def print_json(self, verb: str, record: Mapping[str, Any], on_a_line: bool = False) -> None:
         """Print what `--json` asked for, if it did."""
-        if self.answers is None:
+        if self.json_out is None:
             return
         if isinstance(record.get("next"), str):
             record = {**record, "next": self.complete(record["next"])}
-        put(self.answers, render_answer(verb, record, on_a_line=on_a_line))
+        put(self.json_out, render_answer(verb, record, on_a_line=on_a_line))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleet import advice
-from fleet.advice import Host, Look
+from fleet.advice import HostUsage, Measurement
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
 from fleet.units import properties_of
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 FIRST_STEPS_SECONDS = 30
 # Where a host sends from; of bonds, bridges and containers the parts would count twice.
@@ -31,21 +31,21 @@ for unit in {units}; do
 done"""
 
 
-def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
+def advise(cluster: Cluster, console: Console, seconds: float) -> None:
     """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed.
 
     Raises HostsUnreachable, after the advice, where it lacks a host that nobody has drained.
     """
-    first = first_look(cluster, desk)
-    end = desk.clock() + seconds
-    with desk.progress() as progress:
-        while (left := end - desk.clock()) > 0:
+    first = first_look(cluster, console)
+    end = console.clock() + seconds
+    with console.progress() as progress:
+        while (left := end - console.clock()) > 0:
             progress.show(f"measuring for {left:.0f} s more")
-            desk.sleep(min(5.0, left))
+            console.sleep(min(5.0, left))
     away: dict[str, str] = {}
-    found = advice.advise(first, look(cluster, away))
-    if desk.answers is not None:
-        desk.answer(
+    found = advice.advise(first, measure(cluster, away))
+    if console.json_out is not None:
+        console.print_json(
             "advise",
             {
                 "seconds": seconds,
@@ -53,7 +53,7 @@ def advise(cluster: Cluster, desk: Desk, seconds: float) -> None:
             },
         )
     else:
-        desk.say("\n".join(f"{each.part}: {each.text}" for each in found))
+        console.print("\n".join(f"{each.part}: {each.text}" for each in found))
     if away:
         raise HostsUnreachable(away, "The advice knows nothing of them")
 
@@ -62,20 +62,20 @@ class NoStepsYet(OperatorMistake):
     """No worker has said how many steps it has trained."""
 
 
-def first_look(cluster: Cluster, desk: Desk) -> Look:
+def first_look(cluster: Cluster, console: Console) -> Measurement:
     """Look as soon as the workers' steps are known, which a run that has just begun says after some seconds."""
     has_ps = any(task.job == "ps" for task in cluster.inventory.tasks)
-    end = desk.clock() + FIRST_STEPS_SECONDS
+    end = console.clock() + FIRST_STEPS_SECONDS
     while True:
         try:
-            return look(cluster)
+            return measure(cluster)
         except NoStepsYet:
-            if not has_ps or desk.clock() >= end:
+            if not has_ps or console.clock() >= end:
                 raise
-            desk.sleep(2.0)
+            console.sleep(2.0)
 
 
-def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
+def measure(cluster: Cluster, away: dict[str, str] | None = None) -> Measurement:
     """Ask each host for its processors, its link and its tasks, the chief's for the workers' steps.
 
     `away` gets why a host did not answer.
@@ -90,7 +90,7 @@ def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
     if not seen.run.workers:
         raise NoStepsYet("no worker gives steps of its own here: advise is for strategy parameter_server")
     scripts = {host: script([task.unit for task in inventory.tasks_on(host)]) for host in inventory.hosts}
-    hosts: dict[str, Host] = {}
+    hosts: dict[str, HostUsage] = {}
     used: dict[str, float] = {}
     for host, answer in cluster.hosts.run(scripts).items():
         if answer.unreachable or answer.code:
@@ -101,7 +101,7 @@ def look(cluster: Cluster, away: dict[str, str] | None = None) -> Look:
         used |= {task.name: units[task.unit] for task in inventory.tasks_on(host) if task.unit in units}
     workers = {task: int(each["steps"]) for task, each in seen.run.workers.items()}
     places = {task.name: task.host for task in inventory.tasks}
-    return Look(
+    return Measurement(
         seen.run.updated or seen.clocks[inventory.chief.host],
         workers,
         used,
@@ -137,7 +137,7 @@ def script(units: list[str], system: str = "/sys", processes: str = "/proc") -> 
     )
 
 
-def read(answer: Answer) -> tuple[Host, dict[str, float]]:
+def read(answer: Answer) -> tuple[HostUsage, dict[str, float]]:
     """Read what `script` printed; a unit that nobody counts is left out."""
     figures, _, units = answer.stdout.partition("\n\n")
     values = dict(line.split("=", 1) for line in figures.splitlines() if "=" in line)
@@ -154,7 +154,7 @@ def read(answer: Answer) -> tuple[Host, dict[str, float]]:
     busy = user + nice + system + interrupts + soft + stolen
     speed = _number(values.get("speed"))
     link = speed * 1e6 / 8 if speed > 0 else None
-    host = Host(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
+    host = HostUsage(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
                 _number(values.get("received")), link, 1024 * _number(values.get("available")) or None)  # fmt: skip
     return host, used
 

@@ -6,20 +6,22 @@ import shlex
 
 from fleet.cluster import Cluster
 from fleet.run_work import have_copied, reject_name, reject_path
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def back_up(cluster: Cluster, desk: Desk, run: str, to: str, plan: bool = False, reason: str | None = None) -> None:
+def back_up(
+    cluster: Cluster, console: Console, run: str, to: str, plan: bool = False, reason: str | None = None
+) -> None:
     """Copy a run to <to>/<run>@<step>; says where it is. Typed twice at one step it proves the copy."""
     reject_name(run)
     reject_path("--to", to)
-    answer, size = have_copied(cluster, desk, "backup", [run, "--to", to], plan, reason)
+    answer, size = have_copied(cluster, console, "backup", [run, "--to", to], plan, reason)
     if answer["outcome"] == "planned":
         command = shlex.join(["fab", "backup", run, "--to", to])
-        desk.say(f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: {command}")
+        console.print(f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: {command}")
         return
     there = "exists already, and is whole" if answer["outcome"] == "there already" else "copied"
     back = shlex.join(["fab", "restore-run", answer["copy"]])
     if answer["host"] != (chief := cluster.inventory.chief.host):
         back = f"bring it to {chief}, then {back}"
-    desk.say(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: {back}")
+    console.print(f"{answer['host']}:{answer['copy']}: {there}: {size}\nget it back: {back}")

@@ -17,7 +17,7 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.run_work import render_bytes
 from fleet.site.schema.problems import show
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.doctor import diagnose
 from fleet.verbs.status import status_record
 
@@ -32,7 +32,9 @@ run/          the run's records and events   hosts/HOST/     journals, units, ne
 """
 
 
-def bundle(cluster: Cluster, desk: Desk, out: str | None = None, lines: int = 2000, run: str | None = None) -> None:
+def bundle(
+    cluster: Cluster, console: Console, out: str | None = None, lines: int = 2000, run: str | None = None
+) -> None:
     """Write the archive here, or to `out`; says what is in it. What can't be asked is left out, and named.
 
     Raises OperatorMistake where no file can be written, ClusterTrouble where a secret would be in it.
@@ -42,20 +44,24 @@ def bundle(cluster: Cluster, desk: Desk, out: str | None = None, lines: int = 20
     if place.is_dir() or not place.parent.is_dir():
         raise OperatorMistake(f"--out is {show(str(place))}: expected a file to write, such as --out report.tar.gz")
     redactor = Redactor(inventory_secrets(cluster.inventory))
-    files, missing = gather(cluster, desk, redactor, lines, run)
+    files, missing = gather(cluster, console, redactor, lines, run)
     if leaking := [name for name, text in files.items() if redactor.leaks(text) or redactor.leaks(name)]:
         raise ClusterTrouble(
             f"nothing was written: a secret of the inventory is still in {leaking[0]}. Report that, please"
         )
     size = write(place, files)
-    desk.answer("bundle", {"bundle": str(place.resolve()), "files": sorted(files), "size": size, "missing": missing})
+    console.print_json(
+        "bundle", {"bundle": str(place.resolve()), "files": sorted(files), "size": size, "missing": missing}
+    )
     for what, why in missing.items():
-        desk.say(f"without {what}: {why}")
-    desk.say(f"{place}: {len(files)} files, {render_bytes(size)}, secrets removed\nlook through it: tar -tzf {place}")
+        console.print(f"without {what}: {why}")
+    console.print(
+        f"{place}: {len(files)} files, {render_bytes(size)}, secrets removed\nlook through it: tar -tzf {place}"
+    )
 
 
 def gather(
-    cluster: Cluster, desk: Desk, redactor: Redactor, lines: int, run: str | None
+    cluster: Cluster, console: Console, redactor: Redactor, lines: int, run: str | None
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return the archive's texts by name, without secrets, and what is missing and why."""
     records: dict[str, Mapping[str, Any]] = {"versions.json": versions()}
@@ -64,7 +70,7 @@ def gather(
     observation = cluster.observe(running=True, new_is_enough=True)
     records["status.json"] = status_record(cluster.inventory, observation)
     try:
-        records["doctor.json"] = {"findings": [each.as_json() for each in diagnose(cluster, desk)]}
+        records["doctor.json"] = {"findings": [each.as_json() for each in diagnose(cluster, console)]}
     except FleetError as error:
         missing["doctor"] = redactor.text(str(error))
     chosen = run or (observation.run.run if observation.run else None)

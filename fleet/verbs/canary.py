@@ -17,7 +17,7 @@ from typing import Any
 from fleet import trial
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign import reject_foreign
+from fleet.foreign_hosts import reject_foreign
 from fleet.history import Trail
 from fleet.host_scripts import CURRENT
 from fleet.observation import Observation, load_json
@@ -25,13 +25,13 @@ from fleet.release import STAGE, Shipment
 from fleet.roles import Role
 from fleet.run import SETTINGS, Run
 from fleet.run_work import render_bytes
-from fleet.short import ShortWay
+from fleet.short_way import ShortWay
 from fleet.signals import undisturbed
 from fleet.tables import ProgressLine, render_table
-from fleet.trial import Seen, Trial
-from fleet.verbs import Desk
-from fleet.verbs.alone import begin_alone
-from fleet.verbs.names import find_host
+from fleet.trial import TrialRun, TrialState
+from fleet.verbs import Console
+from fleet.verbs.exclusive import begin_exclusively
+from fleet.verbs.host_names import find_host
 from trainer.telemetry.status import render_metrics, render_number
 
 GIB = 2**30
@@ -47,7 +47,7 @@ NEXT = "fab start-cluster --detach"
 
 
 @dataclass(frozen=True)
-class Ask:
+class CanaryRequest:
     """What the operator asks of a canary."""
 
     host: str
@@ -107,7 +107,7 @@ class Canary:
         return "\n".join([f"canary {self.host}", *(f"  {name:<11} {text}" for name, text in rows)])
 
 
-def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
+def canary(cluster: Cluster, console: Console, ask: CanaryRequest) -> None:
     """Stage and prove the checkout's release on one host, and have it train there from a copy of a checkpoint.
 
     Nothing is switched, and no task restarts. Raises ClusterTrouble where the trial fails, OperatorMistake where there
@@ -115,63 +115,65 @@ def canary(cluster: Cluster, desk: Desk, ask: Ask) -> None:
     """
     inventory = cluster.inventory
     host = find_host(inventory, ask.host)
-    release = desk.build(inventory)
-    begin_alone(cluster, desk, "canary", ask.plan_only)
+    release = console.build(inventory)
+    begin_exclusively(cluster, console, "canary", ask.plan_only)
     short = ShortWay(cluster)
     seen = _observe(cluster, short, host)
-    plan = _plan(cluster, desk, short, seen, host, release, ask)
+    plan = _plan(cluster, console, short, seen, host, release, ask)
     again = f"fab canary {host}"
     if not plan.changes:
-        desk.say(f"the hosts have release {release} and these settings already: there is nothing to try")
-        _answer(desk, "nothing to do", plan, "fab status")
+        console.print(f"the hosts have release {release} and these settings already: there is nothing to try")
+        _answer(console, "nothing to do", plan, "fab status")
         return
-    desk.say(plan.render())
+    console.print(plan.render())
     if ask.plan_only:
-        desk.say(f"nothing was done. Do it: {again}")
-        _answer(desk, "refused" if plan.refusals else "planned", plan, again)
+        console.print(f"nothing was done. Do it: {again}")
+        _answer(console, "refused" if plan.refusals else "planned", plan, again)
     if plan.refusals:
         raise OperatorMistake(f"nothing was done: {'; '.join(plan.refusals)}")
     if ask.plan_only:
         return
-    _carry_out(cluster, desk, ask, short, seen, plan)
+    _carry_out(cluster, console, ask, short, seen, plan)
     why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
-    desk.say(
+    console.print(
         f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: {NEXT}{why}. "
         "The way back from there: fab rollback"
     )
 
 
-def _carry_out(cluster: Cluster, desk: Desk, ask: Ask, short: ShortWay, seen: Observation, plan: Canary) -> None:
+def _carry_out(
+    cluster: Cluster, console: Console, ask: CanaryRequest, short: ShortWay, seen: Observation, plan: Canary
+) -> None:
     """Stage, try and judge; raises ClusterTrouble where the trial fails."""
     run = seen.run
     assert run is not None
     about = {"hosts": [plan.host], "release": plan.release, "before": plan.before, "run": run.run}
-    with Trail(cluster, desk, "canary", ask.reason) as trail:
+    with Trail(cluster, console, "canary", ask.reason) as trail:
         trail.begin(**about, training=run.numbers)
-        with _undone_where_it_fails(cluster, desk, seen, plan):
-            _stage(cluster, desk, short, seen, plan)
+        with _undone_where_it_fails(cluster, console, seen, plan):
+            _stage(cluster, console, short, seen, plan)
             asked, limit = _prepare(cluster, run, plan, ask)
-            found = _try(cluster, desk, asked, plan.host)
+            found = _try(cluster, console, asked, plan.host)
             problems = trial.judge(asked, found, limit)
             after = cluster.observe([cluster.inventory.chief.host], new_is_enough=True).run
             result = describe(run, asked, found, limit, after)
-            desk.say(render(result))
+            console.print(render(result))
             again = f"fab canary {plan.host}"
-            _answer(desk, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
+            _answer(console, "failed" if problems else "passed", plan, again if problems else NEXT, result, problems)
             if problems:
-                told = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
-                why = "\n".join([*problems, *told])
+                lines = [f"  | {line}" for line in trial.last_words(found)] if found.code else []
+                why = "\n".join([*problems, *lines])
                 raise ClusterTrouble(f"the canary failed on {plan.host}: {why}\nfix it, then {again}")
         trail.end(step=found.step)
 
 
 @contextmanager
-def _undone_where_it_fails(cluster: Cluster, desk: Desk, seen: Observation, plan: Canary) -> Iterator[None]:
+def _undone_where_it_fails(cluster: Cluster, console: Console, seen: Observation, plan: Canary) -> Iterator[None]:
     """Take the release off the host where the canary fails, unless the host had it before: others are kept by age."""
     try:
         yield
     except FleetError:
-        desk.say("nothing was switched or stopped: what ran goes on")
+        console.print("nothing was switched or stopped: what ran goes on")
         if plan.release not in _list_releases(seen, plan.host):
             place = f"{RELEASES}/{plan.release}"
             script = f"[ {CURRENT} -ef {place} ] || rm -rf {place}"
@@ -204,7 +206,7 @@ def _observe(cluster: Cluster, short: ShortWay, host: str) -> Observation:
 
 
 def _plan(
-    cluster: Cluster, desk: Desk, short: ShortWay, seen: Observation, host: str, release: str, ask: Ask
+    cluster: Cluster, console: Console, short: ShortWay, seen: Observation, host: str, release: str, ask: CanaryRequest
 ) -> Canary:
     inventory, run = cluster.inventory, seen.run
     chief = inventory.chief.host
@@ -217,7 +219,7 @@ def _plan(
             else "Begin: fab start-cluster"
         )
         raise OperatorMistake(f"there is no checkpoint to go on from: a canary is for a run that has saved one. {mend}")
-    desk.find(inventory, run.program, list(run.program_args))
+    console.check_program(inventory, run.program, list(run.program_args))
     now = settings_of(cluster)
     was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or ""))
     was = was if isinstance(was, dict) else now  # nobody knows: the release decides
@@ -271,61 +273,61 @@ def _room(seen: Observation, host: str) -> int | None:
     return int(text) * 1024 if text.isdecimal() else None
 
 
-def _stage(cluster: Cluster, desk: Desk, short: ShortWay, seen: Observation, plan: Canary) -> None:
+def _stage(cluster: Cluster, console: Console, short: ShortWay, seen: Observation, plan: Canary) -> None:
     """Bring the release to the canary's host, beside what runs there, and prove it."""
     inventory = cluster.inventory
     others = [host for host in inventory.hosts if host != plan.host]
     shipment = Shipment(inventory, STAGE, plan.release, seen.selection, without=others)
-    with desk.progress() as progress:
+    with console.progress() as progress:
         if plan.by_ansible:
-            desk.ship(shipment, progress)
+            console.ship(shipment, progress)
         else:
             short.stage_alone(plan.host, shipment, progress)
 
 
-def _prepare(cluster: Cluster, run: Run, plan: Canary, ask: Ask) -> tuple[Trial, float | None]:
+def _prepare(cluster: Cluster, run: Run, plan: Canary, ask: CanaryRequest) -> tuple[TrialRun, float | None]:
     """Return the trial, and the most that its loss may be: both by what the run has now."""
     checkpoints = cluster.list_checkpoints(run.run)
     step = int(checkpoints[-1]["step"])
     settings = trial.settings_of(settings_of(cluster), str(run.program), run.program_args, step, ask.steps)
     shared = cluster.inventory.shared_dir
-    asked = Trial(plan.release, run.run, step, shared, settings, plan.memory, 60 * ask.minutes)
-    told = cluster.on_shared(trial.live_losses(shared, run.run), "the run's history can't be read").stdout
-    return asked, trial.most_loss([loss for _, loss in trial.read_numbers(told, "loss")], ask.loss_factor)
+    asked = TrialRun(plan.release, run.run, step, shared, settings, plan.memory, 60 * ask.minutes)
+    numbers = cluster.on_shared(trial.live_losses(shared, run.run), "the run's history can't be read").stdout
+    return asked, trial.most_loss([loss for _, loss in trial.read_numbers(numbers, "loss")], ask.loss_factor)
 
 
-def _try(cluster: Cluster, desk: Desk, asked: Trial, host: str) -> Seen:
+def _try(cluster: Cluster, console: Console, asked: TrialRun, host: str) -> TrialState:
     """Have the host train, until that is over; nothing of it is left there, also when the operator leaves."""
     end = {"name": "end", "command": ["sh", "-c", trial.END]}  # of one whose control machine was lost
     begin = {"name": "begin", "command": trial.command_of(asked, cluster.inventory, host)}
     try:
-        with desk.progress() as progress:
+        with console.progress() as progress:
             begun = cluster.act({host: {"steps": [end, begin]}}, SILENT_SECONDS)[host]["steps"]["begin"]
             if begun["rc"]:
                 raise ClusterTrouble(f"{host}: the trial can't be started: {begun['stderr'].strip()}")
-            return _follow(cluster, desk, asked, host, progress)
+            return _follow(cluster, console, asked, host, progress)
     finally:
         with undisturbed():
             cluster.hosts.run({host: f"root sh -c {shlex.quote(trial.END)}"}, SILENT_SECONDS)
 
 
-def _follow(cluster: Cluster, desk: Desk, asked: Trial, host: str, progress: ProgressLine) -> Seen:
-    script, heard = trial.look(asked), desk.clock()
+def _follow(cluster: Cluster, console: Console, asked: TrialRun, host: str, progress: ProgressLine) -> TrialState:
+    script, heard = trial.status_script(asked), console.clock()
     while True:
         answer = cluster.hosts.run({host: script})[host]
         if answer.unreachable:
-            if desk.clock() - heard > SILENT_SECONDS:
+            if console.clock() - heard > SILENT_SECONDS:
                 raise HostsUnreachable({host: answer.unreachable}, "The trial there ends by itself")
         else:
-            heard, found = desk.clock(), trial.read(answer.stdout)
+            heard, found = console.clock(), trial.read(answer.stdout)
             if found.over:
                 return found
             done = "begins" if found.step is None else f"step {found.step} of {asked.until}"
             progress.show(f"the canary trains on {host}: {done}")
-        desk.sleep(LOOK_SECONDS)
+        console.sleep(LOOK_SECONDS)
 
 
-def describe(before: Run, asked: Trial, found: Seen, limit: float | None, after: Run | None) -> dict[str, Any]:
+def describe(before: Run, asked: TrialRun, found: TrialState, limit: float | None, after: Run | None) -> dict[str, Any]:
     """Return what the trial reported, and beside it what the live run reports, before and meanwhile."""
     losses = [loss for _, loss in found.losses]
     return {
@@ -385,13 +387,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _answer(
-    desk: Desk,
+    console: Console,
     outcome: str,
     plan: Canary,
     following: str,
     result: Mapping[str, Any] | None = None,
     problems: Sequence[str] = (),
 ) -> None:
-    told = {"trial": None, "live": None, **(result or {})}
-    record = {"outcome": outcome, "plan": plan.as_json(), **told, "problems": list(problems), "next": following}
-    desk.answer("canary", record)
+    values = {"trial": None, "live": None, **(result or {})}
+    record = {"outcome": outcome, "plan": plan.as_json(), **values, "problems": list(problems), "next": following}
+    console.print_json("canary", record)

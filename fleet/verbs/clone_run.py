@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from fleet.cluster import Cluster
 from fleet.run_work import have_copied, reject_name
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def clone_run(cluster: Cluster, desk: Desk, run: str, new: str, plan: bool = False, reason: str | None = None) -> None:
+def clone_run(
+    cluster: Cluster, console: Console, run: str, new: str, plan: bool = False, reason: str | None = None
+) -> None:
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
     reject_name(run)
     reject_name(new)
-    answer, size = have_copied(cluster, desk, "clone-run", [run, new], plan, reason)
+    answer, size = have_copied(cluster, console, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
-        desk.say(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
+        console.print(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
         return
     there = "exists already" if answer["outcome"] == "there already" else f"is a clone of {run}"
-    desk.say(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")
+    console.print(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from fleet.cluster import Cluster
 from fleet.run_work import have_done, reject_name, reject_unless_agreed, render_bytes
-from fleet.verbs import Desk
-from fleet.verbs.alone import begin_alone
+from fleet.verbs import Console
+from fleet.verbs.exclusive import begin_exclusively
 
 
 def delete_run(
-    cluster: Cluster, desk: Desk, run: str, yes: bool = False, plan: bool = False, reason: str | None = None
+    cluster: Cluster, console: Console, run: str, yes: bool = False, plan: bool = False, reason: str | None = None
 ) -> None:
     """Say what would go, ask, and remove it; a run that is gone already is no mistake."""
     reject_name(run)
-    begin_alone(cluster, desk, "delete-run", plan)  # nobody may select it between the look and the removal
-    planned = have_done(cluster, desk, "delete-run", [run], plan=True)
+    begin_exclusively(cluster, console, "delete-run", plan)  # nobody may select it between the look and the removal
+    planned = have_done(cluster, console, "delete-run", [run], plan=True)
     size = f"{planned['files']} files, {render_bytes(planned['bytes'])}"
     if not planned["files"]:
         known = ", ".join(planned["runs"]) or "none"
-        desk.say(f"there is no run {run}; the runs are {known}")
+        console.print(f"there is no run {run}; the runs are {known}")
     elif plan:
-        desk.say(f"would remove run {run}: {size}\ndo it: fab delete-run {run}")
+        console.print(f"would remove run {run}: {size}\ndo it: fab delete-run {run}")
     else:
-        reject_unless_agreed(desk, yes, f"Remove run {run} for ever ({size})?")
-    answer = planned if plan else have_done(cluster, desk, "delete-run", [run], plan=False, reason=reason)
-    desk.answer("delete-run", answer)
+        reject_unless_agreed(console, yes, f"Remove run {run} for ever ({size})?")
+    answer = planned if plan else have_done(cluster, console, "delete-run", [run], plan=False, reason=reason)
+    console.print_json("delete-run", answer)
     if answer["outcome"] == "done":
-        desk.say(f"run {run} is removed: {size}\nthe others: fab runs")
+        console.print(f"run {run} is removed: {size}\nthe others: fab runs")

@@ -5,32 +5,32 @@ from __future__ import annotations
 from statistics import median
 
 from fleet.cluster import Cluster
+from fleet.doctor.cluster import judge_control, judge_look
+from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
-from fleet.doctor.look import Look, look_at
-from fleet.doctor.whole import judge_control, judge_look
 from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
 from fleet.site.paces import FAR_BELOW, FEWEST_PEERS
 from fleet.site.schema.problems import Problem
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.gpu_check import ask_gpus, gpu_hosts
 from fleet.verbs.ways import try_ways
 
 WAY_SECONDS = 0.2  # a way that is faster than this is never slow, whatever its peers are
 
 
-def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
+def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
     """Return what is wrong with the control machine, the hosts, their ways, the release, the tasks and the run."""
-    with desk.progress() as progress:
+    with console.progress() as progress:
         progress.show("looking at the control machine")
         found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory))
         progress.show(f"looking at {len(cluster.inventory.hosts)} hosts")
-        look = look_at(cluster)
+        look = examine(cluster)
         found += judge_hosts(cluster.inventory, look.observation, look.facts)
-        found += judge_look(cluster.inventory, look, release_here(cluster, desk))
+        found += judge_look(cluster.inventory, look, release_here(cluster, console))
         progress.show("trying the ways between the members")
         found += judge_ways(cluster, look)
         if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
@@ -39,22 +39,22 @@ def diagnose(cluster: Cluster, desk: Desk) -> list[Finding]:
     return sorted_findings(found)
 
 
-def doctor(cluster: Cluster, desk: Desk) -> None:
+def doctor(cluster: Cluster, console: Console) -> None:
     """Say what is wrong; raises ClusterTrouble, without words, where there is anything."""
-    found = diagnose(cluster, desk)
+    found = diagnose(cluster, console)
     errors = sum(each.level == ERROR for each in found)
-    if desk.answers is not None:
+    if console.json_out is not None:
         record = {"errors": errors, "warnings": len(found) - errors, "findings": [each.as_json() for each in found]}
-        desk.answer("doctor", record)
+        console.print_json("doctor", record)
     if not found:
-        desk.say(
+        console.print(
             f"nothing is wrong with {len(cluster.inventory.hosts)} hosts, as far as fab doctor looks\nnext: fab status"
         )
         return
-    desk.say(render_findings(found))
+    console.print(render_findings(found))
     counts = ((errors, "error"), (len(found) - errors, "warning"))
-    said = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
-    desk.say(f"\n{said}; begin with: {found[0].mend}\nfor a report: fab bundle")
+    summary = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
+    console.print(f"\n{summary}; begin with: {found[0].mend}\nfor a report: fab bundle")
     raise ClusterTrouble("")
 
 
@@ -68,15 +68,15 @@ def inventory_problems(inventory: Inventory) -> list[Problem]:
         return [Problem(str(error))]
 
 
-def release_here(cluster: Cluster, desk: Desk) -> str | None:
+def release_here(cluster: Cluster, console: Console) -> str | None:
     """Return the release that this folder makes; None where it makes none, which the look says."""
     try:
-        return desk.build(cluster.inventory)
+        return console.build(cluster.inventory)
     except FleetError:
         return None
 
 
-def judge_ways(cluster: Cluster, look: Look) -> list[Finding]:
+def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
     """Return the ways between members that are broken, and a member whose ways are far slower than the others'."""
     try:
         found, _, wrong = try_ways(cluster)

@@ -9,19 +9,19 @@ from typing import Any
 
 from fleet import drains, history
 from fleet.cluster import Cluster
+from fleet.drain_records import describe
 from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import reject_foreign
+from fleet.foreign_hosts import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
-from fleet.readings import describe
 from fleet.run import SETTINGS
 from fleet.site.topology import Task
 from fleet.units import Health
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.cost import Cost, absentees, find_shortages
-from fleet.verbs.names import find_host
-from fleet.verbs.ok_to_stop import look
+from fleet.verbs.host_names import find_host
+from fleet.verbs.ok_to_stop import observe_with_cost
 from fleet.verbs.waiting import wait
 
 # A save of a large model, and a model that is laid out again.
@@ -31,7 +31,12 @@ JOIN_SECONDS = 120.0
 
 
 def drain(
-    cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False, verb: str = "drain"
+    cluster: Cluster,
+    console: Console,
+    host: str,
+    reason: str | None = None,
+    plan_only: bool = False,
+    verb: str = "drain",
 ) -> None:
     """Have a host's tasks leave the training, and keep them down until `undrain`.
 
@@ -39,11 +44,11 @@ def drain(
     off. `verb` is which one drains, for the record. Raises OperatorMistake where the training would not go on.
     """
     host = find_host(cluster.inventory, host)
-    seen, cost = look(cluster, [host], in_order=True)
+    seen, cost = observe_with_cost(cluster, [host], in_order=True)
     reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
-        desk.say(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
-        _answer(desk, "drain", "nothing to do", host, cost)
+        console.print(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
+        _answer(console, "drain", "nothing to do", host, cost)
         return
     if host in seen.unreachable:
         raise HostsUnreachable(
@@ -51,22 +56,24 @@ def drain(
             f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
     if plan_only:
-        desk.say(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
-        _answer(desk, "drain", "refused" if cost.refusals else "planned", host, cost)
+        console.print(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
+        _answer(console, "drain", "refused" if cost.refusals else "planned", host, cost)
     if cost.refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))
     if plan_only:
         return
-    with Trail(cluster, desk, "drain", reason) as trail:
+    with Trail(cluster, console, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
-        after = _leave(cluster, desk, seen, host, reason, verb)
+        after = _leave(cluster, console, seen, host, reason, verb)
         trail.end(step=after.run.step if after.run else None)
     names = _names(cluster.inventory.tasks_on(host))
-    desk.say(f"{host} is drained: nothing starts {names} until fab undrain {host}")
-    _answer(desk, "drain", "done", host, cost)
+    console.print(f"{host} is drained: nothing starts {names} until fab undrain {host}")
+    _answer(console, "drain", "done", host, cost)
 
 
-def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: str | None, verb: str) -> Observation:
+def _leave(
+    cluster: Cluster, console: Console, seen: Observation, host: str, reason: str | None, verb: str
+) -> Observation:
     """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
     earlier = seen.drains.get(host, {})  # a drain that was broken off
     record = {
@@ -81,10 +88,10 @@ def _leave(cluster: Cluster, desk: Desk, seen: Observation, host: str, reason: s
     if not earlier:
         _reject_beside_another(cluster, seen, host)
     drains.announce_drain(cluster, tasks)
-    _wait_until_let_go(cluster, desk, seen, [task for task in tasks if task.job == "ps"])
+    _wait_until_let_go(cluster, console, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
     if running := [task for task in tasks if seen.units[task.name].up]:
-        desk.say(f"stopping {_names(running)}")
+        console.print(f"stopping {_names(running)}")
         cluster.stop(running)
     after = cluster.observe(new_is_enough=True)
     if not is_drained(cluster, after, host):
@@ -104,7 +111,7 @@ def _reject_beside_another(cluster: Cluster, seen: Observation, host: str) -> No
 
 def undrain(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     host: str,
     reason: str | None = None,
     plan_only: bool = False,
@@ -125,37 +132,38 @@ def undrain(
     starts = tasks if not seen.units[chief.name].idle else []
     cost = Cost([host], [], _pause_of_joining(starts, seen.run.pause if seen.run else "some seconds"), 0, "no step")
     if host not in seen.drains:
-        desk.say(f"{host} is not drained. Look: fab hosts")
-        _answer(desk, "undrain", "nothing to do", host, cost)
+        console.print(f"{host} is not drained. Look: fab hosts")
+        _answer(console, "undrain", "nothing to do", host, cost)
         return True
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
     _reject_other_release(cluster, seen, host)
     _reject_other_settings(cluster, host)
     if plan_only:
-        desk.say(f"undrain {host}\n  starts  {_names(starts) or 'nothing: the cluster is stopped'}\n{cost.render()}")
-        desk.say(f"nothing was done. Do it: fab undrain {host}")
-        _answer(desk, "undrain", "planned", host, cost)
+        coming = _names(starts) or "nothing: the cluster is stopped"
+        console.print(f"undrain {host}\n  starts  {coming}\n{cost.render()}")
+        console.print(f"nothing was done. Do it: fab undrain {host}")
+        _answer(console, "undrain", "planned", host, cost)
         return True
-    joined = _bring_back(cluster, desk, host, starts, reason, patience)
-    desk.say(_describe_return(host, tasks if starts else [], joined))
-    _answer(desk, "undrain", "done", host, cost)
+    joined = _bring_back(cluster, console, host, starts, reason, patience)
+    console.print(_describe_return(host, tasks if starts else [], joined))
+    _answer(console, "undrain", "done", host, cost)
     return joined
 
 
 def _bring_back(
-    cluster: Cluster, desk: Desk, host: str, starts: Sequence[Task], reason: str | None, patience: float
+    cluster: Cluster, console: Console, host: str, starts: Sequence[Task], reason: str | None, patience: float
 ) -> bool:
     """Take a host's drain back, and start tasks; returns whether they were seen to join in time."""
     tasks = cluster.inventory.tasks_on(host)
-    with Trail(cluster, desk, "undrain", reason) as trail:
+    with Trail(cluster, console, "undrain", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in starts])
         drains.unmark(cluster, host)
         drains.announce_return(cluster, tasks)
         if starts:
             cluster.start(starts)
         drains.forget(cluster, host)
-        joined = not starts or _wait_until_joined(cluster, desk, tasks, patience)
+        joined = not starts or _wait_until_joined(cluster, console, tasks, patience)
         if not joined:
             _reject_down(cluster, host, tasks)
         trail.end(joined=joined)
@@ -177,7 +185,7 @@ def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
     return known and not any(unit.up for unit in units)
 
 
-def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: Sequence[Task]) -> None:
+def _wait_until_let_go(cluster: Cluster, console: Console, seen: Observation, tasks: Sequence[Task]) -> None:
     """Wait until the coordinator has saved and trains without these ps; where it does not run, nothing is to wait."""
     names = [task.name for task in tasks if seen.units[task.name].up]
     if not names or not seen.units[cluster.inventory.chief.name].up:
@@ -190,7 +198,7 @@ def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: S
         return run is not None and run.state == "training" and all(name in run.without for name in names)
 
     what = f"the coordinator saves, and lays the model out without {', '.join(names)}"
-    if not wait(cluster, desk, what, is_gone, LET_GO_SECONDS):
+    if not wait(cluster, console, what, is_gone, LET_GO_SECONDS):
         drains.announce_return(cluster, tasks)
         host = tasks[0].host
         drains.forget(cluster, host)
@@ -200,7 +208,7 @@ def _wait_until_let_go(cluster: Cluster, desk: Desk, seen: Observation, tasks: S
         )
 
 
-def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task], patience: float) -> bool:
+def _wait_until_joined(cluster: Cluster, console: Console, tasks: Sequence[Task], patience: float) -> bool:
     """Wait until a training has these tasks again; False where it does not in time."""
     names = [task.name for task in tasks if task.server]
 
@@ -211,7 +219,7 @@ def _wait_until_joined(cluster: Cluster, desk: Desk, tasks: Sequence[Task], pati
         here = all(task.name not in units or units[task.name].up for task in tasks)
         return here and run.state == "training" and not any(name in run.without for name in names)
 
-    return wait(cluster, desk, f"{', '.join(names)} joins", is_back, patience)
+    return wait(cluster, console, f"{', '.join(names)} joins", is_back, patience)
 
 
 def _reject_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
@@ -261,8 +269,8 @@ def _names(tasks: Sequence[Task]) -> str:
     return ", ".join(task.name for task in tasks)
 
 
-def _answer(desk: Desk, verb: str, outcome: str, host: str, cost: Cost) -> None:
+def _answer(console: Console, verb: str, outcome: str, host: str, cost: Cost) -> None:
     drained = verb == "drain" and outcome != "refused"
     following = f"fab {verb} {host}" if outcome == "planned" else f"fab undrain {host}" if drained else "fab hosts"
     record: dict[str, Any] = {"outcome": outcome, "hosts": [host], "cost": cost.as_json(), "next": following}
-    desk.answer(verb, record)
+    console.print_json(verb, record)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from fleet import decision
 from fleet.cluster import Cluster
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def export_run(cluster: Cluster, desk: Desk, run: str | None = None, changes: bool = False) -> None:
+def export_run(cluster: Cluster, console: Console, run: str | None = None, changes: bool = False) -> None:
     """Export a run's newest checkpoint, or what has changed in it since the newest export of one that trains."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.export_run(run, changes)
-    if desk.answers is not None:
-        desk.answer("export", found)
+    if console.json_out is not None:
+        console.print_json("export", found)
         return
     place = f"{cluster.inventory.chief.host}:{found['export']}"
     what = "the changes up to " if changes else ""
-    desk.say(f"exported {what}step {found['step']} of {found['run']} to {place}")
+    console.print(f"exported {what}step {found['step']} of {found['run']} to {place}")

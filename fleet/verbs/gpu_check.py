@@ -12,7 +12,7 @@ from fleet.observation import last_line
 from fleet.site.inventory import Inventory
 from fleet.ssh import Answer
 from fleet.tables import render_table
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 # The first product on a GPU may wait for the driver to translate the wheel's kernels, and MIG instances take turns.
 CHECK_SECONDS = 900
@@ -22,7 +22,7 @@ _HEADER = ("HOST", "GPUS", "MODEL", "DRIVER", "COMPUTES", "STATE")
 _UNKNOWN = ("-",) * (len(_HEADER) - 2)
 
 
-def check_gpus(cluster: Cluster, desk: Desk) -> None:
+def check_gpus(cluster: Cluster, console: Console) -> None:
     """Show a row for each host of the group gpu; raise when a host isn't as the inventory expects."""
     inventory = cluster.inventory
     hosts = gpu_hosts(inventory)
@@ -31,11 +31,11 @@ def check_gpus(cluster: Cluster, desk: Desk) -> None:
             f"{inventory.source} has no host with a task in the group gpu; expected those with GPUs there (docs/gpu.md)"
         )
     reports, unreachable = ask_gpus(cluster, hosts)
-    if desk.answers is not None:
-        desk.answer("gpu-check", {"hosts": reports, "unreachable": unreachable})
+    if console.json_out is not None:
+        console.print_json("gpu-check", {"hosts": reports, "unreachable": unreachable})
     else:
         rows = [row(host, reports[host]) if host in reports else (host, *_UNKNOWN, "unreachable") for host in hosts]
-        desk.say(render_table(_HEADER, rows))
+        console.print(render_table(_HEADER, rows))
     wrong = "\n".join(f"{host}: {problem}" for host, report in reports.items() for problem in report["problems"])
     if unreachable:
         raise HostsUnreachable(unreachable, wrong)

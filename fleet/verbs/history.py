@@ -11,7 +11,7 @@ from fleet.cluster import Cluster
 from fleet.journal import read_time
 from fleet.run import Run
 from fleet.tables import render_duration, render_table
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from trainer.telemetry.history import number_of
 from trainer.telemetry.status import render_metrics
 
@@ -39,7 +39,7 @@ APART = (
 
 def show_history(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     verb: str | None = None,
     host: str | None = None,
     who: str | None = None,
@@ -61,14 +61,14 @@ def show_history(
         and (after is None or act["time"] >= after)
     ][-lines:]
     since_then = since_last_switch(cluster, acts)
-    if desk.answers is not None:
-        desk.answer("history", {"history": chosen, "damaged": damaged, "compared": since_then})
+    if console.json_out is not None:
+        console.print_json("history", {"history": chosen, "damaged": damaged, "compared": since_then})
         return
-    desk.say(render(chosen) if chosen else "the history has nothing of this")
+    console.print(render(chosen) if chosen else "the history has nothing of this")
     if since_then:
-        desk.say(describe_switch(since_then))
+        console.print(describe_switch(since_then))
     if damaged:
-        desk.say(f"{damaged} lines of it can't be read: look at {cluster.inventory.shared_dir}/{history.NAME}")
+        console.print(f"{damaged} lines of it can't be read: look at {cluster.inventory.shared_dir}/{history.NAME}")
 
 
 def since_last_switch(cluster: Cluster, acts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

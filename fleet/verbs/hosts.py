@@ -13,24 +13,24 @@ from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration, render_table
 from fleet.units import Health
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 GIB = 2**30
 # A clock that differs by less than the look took counts as right.
 CLOCK_SECONDS = 1.0
 
 
-def show_hosts(cluster: Cluster, desk: Desk) -> None:
+def show_hosts(cluster: Cluster, console: Console) -> None:
     """Show a row for each host; raises HostsUnreachable where one is down that nobody has drained."""
     begun = time.time()
     seen = cluster.observe(with_facts=True)
     rows = host_rows(cluster.inventory, seen, begun, time.time())
-    if desk.answers is not None:
-        desk.answer("hosts", {"hosts": rows})
+    if console.json_out is not None:
+        console.print_json("hosts", {"hosts": rows})
     else:
-        desk.say(render(rows))
+        console.print(render(rows))
         if drained := [row["host"] for row in rows if row["state"] in ("drained", "draining")]:
-            desk.say(f"bring a host back: fab undrain {drained[0]}")
+            console.print(f"bring a host back: fab undrain {drained[0]}")
     if lost := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
         raise HostsUnreachable(lost)
 

@@ -18,7 +18,7 @@ from fleet.errors import FleetError, first_line
 from fleet.files import replace_file
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.site.schema.formats import control_path
-from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories
+from fleet.site.schema.inventory_files import VARIABLE_SUFFIXES, directories
 from fleet.site.topology import Task
 
 
@@ -196,7 +196,7 @@ def change(
         read = load_inventory(inventory.source, ask_vault_pass=inventory.vault_password or False)
         _reject_others(read, expected, old)
     except BaseException as error:
-        _put_back(moved, backups)
+        _restore_files(moved, backups)
         if isinstance(error, FleetError):
             raise NotPlain(f"the inventory would be wrong: {error}") from error
         raise
@@ -223,7 +223,7 @@ def _reject_others(read: Inventory, expected: Sequence[Task], old: str) -> None:
         raise NotPlain("its tasks would not be the expected ones then")
 
 
-def _put_back(moved: Mapping[Path, Path], backups: Mapping[Path, Path]) -> None:
+def _restore_files(moved: Mapping[Path, Path], backups: Mapping[Path, Path]) -> None:
     for path, there in moved.items():
         if there.exists() and not path.exists():
             there.rename(path)

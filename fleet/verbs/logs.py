@@ -10,17 +10,22 @@ from collections import Counter
 
 from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
-from fleet.journal import EVERY_LINE, Chosen, Entry
+from fleet.journal import EVERY_LINE, JournalEntry, JournalQuery
 from fleet.tables import put
 from fleet.terminal import is_read
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 # How many lines of each task's journal are shown.
 LINES, CHOSEN_LINES = 20, 1000
 
 
 def show_logs(
-    cluster: Cluster, desk: Desk, task_name: str | None, lines: int | None, follow: bool, chosen: Chosen = EVERY_LINE
+    cluster: Cluster,
+    console: Console,
+    task_name: str | None,
+    lines: int | None,
+    follow: bool,
+    chosen: JournalQuery = EVERY_LINE,
 ) -> None:
     """Show the journal of one task, or of all with the task's name before each line.
 
@@ -34,17 +39,17 @@ def show_logs(
     width = max(len(task.name) for task in tasks)
     number: Counter[str] = Counter()
 
-    def show(entry: Entry) -> None:
-        if follow and not is_read(desk.answers or desk.out):
+    def show(entry: JournalEntry) -> None:
+        if follow and not is_read(console.json_out or console.out):
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the verb waits for what the hosts will say
             return
         number[entry.task] += 1
-        if desk.answers is not None:
-            desk.answer("logs", entry.as_json(), on_a_line=True)
+        if console.json_out is not None:
+            console.print_json("logs", entry.as_json(), on_a_line=True)
             return
         for line in entry.message.splitlines() or [""]:
             timed = f"{clock(entry.time)} {line}"
-            desk.say(timed if task_name else f"{entry.task.ljust(width)} | {timed}")
+            console.print(timed if task_name else f"{entry.task.ljust(width)} | {timed}")
 
     if follow:
         cluster.follow_journal(tasks, most, show, chosen)

@@ -8,29 +8,29 @@ from typing import Any
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.observation import Observation
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.cost import Cost, cost_of
-from fleet.verbs.names import find_hosts
+from fleet.verbs.host_names import find_hosts
 
 
-def ok_to_stop(cluster: Cluster, desk: Desk, hosts: Sequence[str]) -> None:
+def ok_to_stop(cluster: Cluster, console: Console, hosts: Sequence[str]) -> None:
     """Say what stops, for how long and what is lost; raises ClusterTrouble where the hosts must not go now.
 
     They may where the training goes on without a pause and loses no step.
     """
     chosen = find_hosts(cluster.inventory, hosts)
-    seen, cost = look(cluster, chosen, in_order=False)
+    seen, cost = observe_with_cost(cluster, chosen, in_order=False)
     problems = problems_of(cost, chosen)
     servers = [host for host in cluster.inventory.groups.get("nfs_server", ()) if host in chosen]
     if servers and any(unit.up for unit in seen.units.values()):
         problems += [f"{servers[0]} serves the shared path, and nothing goes on without it: `fab stop-cluster` first"]
-    if desk.answers is not None:
-        desk.answer("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
+    if console.json_out is not None:
+        console.print_json("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
     else:
-        desk.say(f"{', '.join(chosen)}, taken away now\n{cost.render()}")
+        console.print(f"{', '.join(chosen)}, taken away now\n{cost.render()}")
     if problems:
         raise ClusterTrouble("not now: " + "\n".join(problems))
-    desk.say(f"yes: {', '.join(chosen)} may be taken away now")
+    console.print(f"yes: {', '.join(chosen)} may be taken away now")
 
 
 def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
@@ -45,7 +45,7 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
     return []
 
 
-def look(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
+def observe_with_cost(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
     """Ask the hosts, and work out what it costs to take some of them away."""
     seen, checkpoints = look_around(cluster)
     return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)

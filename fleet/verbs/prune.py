@@ -6,14 +6,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fleet.asked import sources
+from fleet.agent_request import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.history import Trail
 from fleet.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.site.schema.problems import show
-from fleet.verbs import Desk
-from fleet.verbs.alone import begin_alone
+from fleet.verbs import Console
+from fleet.verbs.exclusive import begin_exclusively
 
 KINDS = ("runs", "releases", "wheels")
 SECONDS = 600
@@ -30,7 +30,7 @@ _USED = "du --summarize --block-size=1 --total {paths} 2>/dev/null | tail -n 1 |
 
 def prune(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     keep: int,
     only: Sequence[str] = (),
     yes: bool = False,
@@ -46,24 +46,24 @@ def prune(
             f"--only is {show(wrong[0])}: expected {', '.join(KINDS)}; it may be given more than once"
         )
     kinds = [kind for kind in KINDS if kind in (only or KINDS)]
-    begin_alone(cluster, desk, "prune", plan)
-    planned = {kind: _LOOKS[kind](cluster, desk, keep, None) for kind in kinds}
+    begin_exclusively(cluster, console, "prune", plan)
+    planned = {kind: _LOOKS[kind](cluster, console, keep, None) for kind in kinds}
     for kind, found in planned.items():
-        desk.say(f"{kind}: {_describe(found)}")
+        console.print(f"{kind}: {_describe(found)}")
     total = sum(found["bytes"] for found in planned.values())
     command = " ".join([f"fab prune --keep {keep}", *(f"--only {kind}" for kind in only)])
     if plan or not any(found["removed"] for found in planned.values()):
-        desk.say(f"would free {render_bytes(total)}\ndo it: {command}" if plan else "nothing to remove")
+        console.print(f"would free {render_bytes(total)}\ndo it: {command}" if plan else "nothing to remove")
         looks, outcome = planned, "planned" if plan else "done"
     else:
-        reject_unless_agreed(desk, yes, f"Remove all that for ever ({render_bytes(total)})?")
-        with Trail(cluster, desk, "prune", reason) as trail:
+        reject_unless_agreed(console, yes, f"Remove all that for ever ({render_bytes(total)})?")
+        with Trail(cluster, console, "prune", reason) as trail:
             going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
             trail.begin(words=command.partition("prune ")[2], **going)
-            looks = {kind: _LOOKS[kind](cluster, desk, keep, planned[kind]["removed"]) for kind in kinds}
+            looks = {kind: _LOOKS[kind](cluster, console, keep, planned[kind]["removed"]) for kind in kinds}
         outcome = "done"
-        desk.say(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
-    desk.answer("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
+        console.print(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
+    console.print_json("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
 
 
 def _describe(found: Mapping[str, Any]) -> str:
@@ -72,13 +72,13 @@ def _describe(found: Mapping[str, Any]) -> str:
     return f"{', '.join(found['removed'])} ({render_bytes(found['bytes'])})"
 
 
-def _runs(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+def _runs(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
     words = ["--keep", str(keep), *([] if agreed is None else ["--agreed", *agreed])]
-    found = have_done(cluster, desk, "prune", words, agreed is None, noted=True)
+    found = have_done(cluster, console, "prune", words, agreed is None, noted=True)
     return {"removed": [*found["removed"], *found["left"]], "bytes": found["bytes"]}
 
 
-def _releases(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+def _releases(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
     """Have each host remove releases and environments that are neither recent nor in use, as `site.yml` does."""
     arguments = {"root": ROOT, "keep": max(keep, FEWEST_RELEASES)}
     step = {"name": "prune", "module": "release_prune", "arguments": arguments, "check": True}
@@ -97,7 +97,7 @@ def _releases(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | N
     return {"removed": named, "bytes": sum(used.values())}
 
 
-def _wheels(cluster: Cluster, desk: Desk, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+def _wheels(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
     """Remove sets of wheels that no host has an environment of: `site.yml` brings those back that it needs."""
     chief, place = cluster.inventory.chief.host, f"{cluster.inventory.shared_dir}/wheels"
     carriers = [chief] if cluster.inventory.is_shared else list(cluster.inventory.hosts)

@@ -14,7 +14,7 @@ from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.history import MAX_TEXT, Trail
 from fleet.observation import Observation
 from fleet.site.origin import operator
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from fleet.verbs.watch import RUN_SECONDS
 from trainer.telemetry.queue import describe_queue
@@ -24,7 +24,7 @@ TURN_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueueRequest:
     """A run or a sweep that is to be trained in its turn."""
 
     name: str
@@ -76,28 +76,30 @@ class Asked:
         }  # fmt: skip
 
 
-def show_queue(cluster: Cluster, desk: Desk) -> None:
+def show_queue(cluster: Cluster, console: Console) -> None:
     """Show what trains, what waits and what has ended."""
     queue = cluster.ask_queue("list", [])
-    if desk.answers is not None:
-        desk.answer("queue", {"queue": queue})
+    if console.json_out is not None:
+        console.print_json("queue", {"queue": queue})
         return
-    desk.say(describe_queue(queue))
+    console.print(describe_queue(queue))
     if queue["over"]:
-        desk.say("add a run: fab queue-add RUN")
+        console.print("add a run: fab queue-add RUN")
     elif not queue["followed"]:
-        desk.say("go on with it: fab start-cluster --queue")
+        console.print("go on with it: fab start-cluster --queue")
 
 
-def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = False, as_shipped: bool = False) -> None:
+def queue_add(
+    cluster: Cluster, console: Console, asked: QueueRequest, plan_only: bool = False, as_shipped: bool = False
+) -> None:
     """Add a run or a sweep; where the cluster has nothing left to train, start it.
 
     Beside a training it is proven on the coordinator's host, with the release that the hosts have. Raises
     OperatorMistake for what can't be trained.
     """
-    check_program(cluster.inventory, desk, asked.selection)
-    release = desk.build(cluster.inventory)
-    seen = _look(cluster)
+    check_program(cluster.inventory, console, asked.selection)
+    release = console.build(cluster.inventory)
+    seen = _observe(cluster)
     words = ["--entry", json.dumps(asked.entry(cluster))]
     planned = cluster.ask_queue("add", [*words, "--plan"])
     is_new = planned["outcome"] != "there already"
@@ -105,85 +107,96 @@ def queue_add(cluster: Cluster, desk: Desk, asked: Asked, plan_only: bool = Fals
     if is_new and runs:
         _reject_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
-        desk.say(f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}")
-        desk.say(f"nothing was done. Do it: {asked.command(as_shipped)}")
-        _answer(desk, "queue-add", {**planned, "started": False})
+        console.print(
+            f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}"
+        )
+        console.print(f"nothing was done. Do it: {asked.command(as_shipped)}")
+        _answer(console, "queue-add", {**planned, "started": False})
         return
     if is_new and runs:
-        _prove(cluster, desk, str(seen.releases[cluster.inventory.chief.host]), asked)
+        _prove(cluster, console, str(seen.releases[cluster.inventory.chief.host]), asked)
     answer = planned
     if is_new:
-        with Trail(cluster, desk, "queue-add", asked.reason) as trail:
+        with Trail(cluster, console, "queue-add", asked.reason) as trail:
             trail.begin(**({"sweep": asked.name} if asked.points is not None else {"run": asked.name}))
             answer = cluster.ask_queue("add", words)
-    desk.say(f"{asked.name} {'is added' if is_new else 'waits already'} {_after(answer['ahead'])}")
-    started = _start_where_idle(cluster, desk, asked, answer, is_new)
-    desk.say("look: fab queue")
-    _answer(desk, "queue-add", {**answer, "started": started})
+    console.print(f"{asked.name} {'is added' if is_new else 'waits already'} {_after(answer['ahead'])}")
+    started = _start_where_idle(cluster, console, asked, answer, is_new)
+    console.print("look: fab queue")
+    _answer(console, "queue-add", {**answer, "started": started})
 
 
-def _start_where_idle(cluster: Cluster, desk: Desk, asked: Asked, answer: Mapping[str, Any], is_new: bool) -> bool:
+def _start_where_idle(
+    cluster: Cluster, console: Console, asked: QueueRequest, answer: Mapping[str, Any], is_new: bool
+) -> bool:
     """Start the cluster where its tasks have ended by themselves; returns whether that was done."""
     chief = cluster.inventory.chief
-    unit = _look(cluster).units[chief.name]
-    end = desk.clock() + TURN_SECONDS
+    unit = _observe(cluster).units[chief.name]
+    end = console.clock() + TURN_SECONDS
     # The coordinator may have found the queue empty just before: it ends, or begins with what was added.
-    while not unit.idle and not answer["busy"] and desk.clock() < end:
-        desk.sleep(RUN_SECONDS)
-        unit = _look(cluster).units[chief.name]
+    while not unit.idle and not answer["busy"] and console.clock() < end:
+        console.sleep(RUN_SECONDS)
+        unit = _observe(cluster).units[chief.name]
         answer = {"busy": any(entry["state"] != "queued" for entry in _left(cluster))}
     if not unit.idle:
         return False
     if not unit.enabled:
-        desk.say("the cluster is stopped: `fab start-cluster` proves what waits, and works it off")
+        console.print("the cluster is stopped: `fab start-cluster` proves what waits, and works it off")
         return False
-    desk.say("the cluster has nothing else to train: it is started")
+    console.print("the cluster has nothing else to train: it is started")
     try:
-        start_cluster(cluster, replace(desk, answers=None), StartRequest(queue=True, detach=True, reason=asked.reason))
+        start_cluster(
+            cluster, replace(console, json_out=None), StartRequest(queue=True, detach=True, reason=asked.reason)
+        )
     except OperatorMistake:
         if is_new:
             cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", operator()])
-            desk.say(f"{asked.name} is taken back")
+            console.print(f"{asked.name} is taken back")
         raise
     return True
 
 
 def queue_move(
-    cluster: Cluster, desk: Desk, name: str, to: str, reason: str | None = None, plan_only: bool = False
+    cluster: Cluster, console: Console, name: str, to: str, reason: str | None = None, plan_only: bool = False
 ) -> None:
     """Move an entry that waits; `to` is first, last, before:NAME or priority:N."""
     words = ["--name", name, "--to", to]
     if plan_only:
         answer = cluster.ask_queue("move", [*words, "--plan"])
         command = f"fab queue-move {name} --{to.replace(':', '=', 1)}"
-        desk.say(f"the order would be {', '.join(answer['order'])}\nnothing was done. Do it: {command}")
+        console.print(f"the order would be {', '.join(answer['order'])}\nnothing was done. Do it: {command}")
     else:
-        with Trail(cluster, desk, "queue-move", reason) as trail:
+        with Trail(cluster, console, "queue-move", reason) as trail:
             trail.begin(run=name, words=to)
             answer = cluster.ask_queue("move", words)
-        desk.say(f"the order is {', '.join(answer['order'])}\nlook: fab queue")
-    _answer(desk, "queue-move", answer)
+        console.print(f"the order is {', '.join(answer['order'])}\nlook: fab queue")
+    _answer(console, "queue-move", answer)
 
 
 def queue_remove(
-    cluster: Cluster, desk: Desk, name: str, stop: bool = False, reason: str | None = None, plan_only: bool = False
+    cluster: Cluster,
+    console: Console,
+    name: str,
+    stop: bool = False,
+    reason: str | None = None,
+    plan_only: bool = False,
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
     words = ["--name", name, "--who", operator(), *(["--stop"] if stop else [])]
     answer = cluster.ask_queue("remove", [*words, "--plan"])
     if answer["outcome"] == "not there":
-        desk.say(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
+        console.print(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
     elif plan_only:
-        desk.say(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
+        console.print(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
     else:
-        with Trail(cluster, desk, "queue-remove", reason) as trail:
+        with Trail(cluster, console, "queue-remove", reason) as trail:
             trail.begin(run=name)
             answer = cluster.ask_queue("remove", words)
-        desk.say(f"{name} is taken out; what it has trained stays: fab runs\nlook: fab queue")
-    _answer(desk, "queue-remove", answer)
+        console.print(f"{name} is taken out; what it has trained stays: fab runs\nlook: fab queue")
+    _answer(console, "queue-remove", answer)
 
 
-def _look(cluster: Cluster) -> Observation:
+def _observe(cluster: Cluster) -> Observation:
     chief = cluster.inventory.chief
     seen = cluster.observe([chief.host], new_is_enough=True)
     if chief.host in seen.unreachable:
@@ -192,10 +205,10 @@ def _look(cluster: Cluster) -> Observation:
     return seen
 
 
-def _prove(cluster: Cluster, desk: Desk, release: str, asked: Asked) -> None:
-    with desk.progress() as progress:
+def _prove(cluster: Cluster, console: Console, release: str, asked: QueueRequest) -> None:
+    with console.progress() as progress:
         progress.show(f"proving {asked.name} with release {release}")
-        desk.prove(cluster, release, asked.selection, progress)
+        console.prove(cluster, release, asked.selection, progress)
 
 
 def _left(cluster: Cluster) -> list[Mapping[str, Any]]:
@@ -216,5 +229,5 @@ def _after(ahead: Sequence[str]) -> str:
     return f"after {', '.join(ahead)}" if ahead else "as the next"
 
 
-def _answer(desk: Desk, verb: str, answer: Mapping[str, Any]) -> None:
-    desk.answer(verb, {**answer, "next": "fab queue"})
+def _answer(console: Console, verb: str, answer: Mapping[str, Any]) -> None:
+    console.print_json(verb, {**answer, "next": "fab queue"})

@@ -13,7 +13,7 @@ from typing import Any
 from fleet import drains
 from fleet.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.foreign import foreign_hosts, reject_foreign
+from fleet.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.history import Trail
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
 from fleet.site.inventory import Inventory
@@ -22,12 +22,12 @@ from fleet.site.preflight import inventory_problems
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.units import Health
-from fleet.verbs import Desk, inventory_file
-from fleet.verbs.alone import begin_alone
+from fleet.verbs import Console, inventory_file
 from fleet.verbs.cost import find_chief, find_shortages
 from fleet.verbs.drain import is_drained
+from fleet.verbs.exclusive import begin_exclusively
+from fleet.verbs.host_names import find_host
 from fleet.verbs.inventory_file import NotPlain
-from fleet.verbs.names import find_host
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
@@ -47,19 +47,22 @@ RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CO
 UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
 
 
-def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = None, plan_only: bool = False) -> None:
+def remove_host(
+    cluster: Cluster, console: Console, host: str, reason: str | None = None, plan_only: bool = False
+) -> None:
     """Clean a drained or dead host, and take it out of the inventory; no other task's number moves.
 
-    A host that another cluster has is taken out without being touched.
-
-    Raises OperatorMistake for a host that still takes part, and for the coordinator's.
+    A host that another cluster has is taken out without being touched. Raises OperatorMistake for a host that still
+    takes part, and for the coordinator's.
     """
     if host not in cluster.inventory.hosts:
-        desk.say(f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one")
-        _answer(desk, "remove-host", "nothing to do", [host], [])
+        console.print(
+            f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one"
+        )
+        _answer(console, "remove-host", "nothing to do", [host], [])
         return
     host = find_host(cluster.inventory, host)
-    begin_alone(cluster, desk, "remove-host", plan_only)  # which would bring the tasks back
+    begin_exclusively(cluster, console, "remove-host", plan_only)  # which would bring the tasks back
     seen = _without_foreign(cluster.inventory, cluster.observe(new_is_enough=True), host)
     untouched = _why_untouched(cluster.inventory, seen, host)
     numbers = numbers_to_write(cluster.inventory, host)
@@ -74,21 +77,21 @@ def remove_host(cluster: Cluster, desk: Desk, host: str, reason: str | None = No
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
         f"the next `ansible-playbook site.yml` tells the others: {_restart(cluster, seen)}",
     ]
-    if _planned(cluster, desk, f"remove-host {host}", seen, host, steps, plan_only, [host]):
+    if _planned(cluster, console, f"remove-host {host}", seen, host, steps, plan_only, [host]):
         return
-    with Trail(cluster, desk, "remove-host", reason) as trail:
+    with Trail(cluster, console, "remove-host", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
-        _clean(cluster, desk, seen, host)
+        _clean(cluster, console, seen, host)
         lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
-        _change(cluster.inventory, desk, edit, expected, lines, host)
+        _change(cluster.inventory, console, edit, expected, lines, host)
     restart = _restart(cluster, seen)
-    desk.say(f"{host} is removed. The others go on; tell them when it suits you: ansible-playbook site.yml ({restart})")
-    _answer(desk, "remove-host", "done", [host], steps)
+    console.print(f"{host} is removed. The others go on; tell them when it suits you: {PLAYBOOK} ({restart})")
+    _answer(console, "remove-host", "done", [host], steps)
 
 
 def replace_host(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     old: str,
     new: str,
     address: str | None = None,
@@ -102,13 +105,13 @@ def replace_host(
     """
     inventory = cluster.inventory
     if new in inventory.hosts and old not in inventory.variables:
-        desk.say(f"{inventory.source} has {new}, and no {old}: it is replaced already, or was never listed")
-        _answer(desk, "replace-host", "nothing to do", [old, new], [])
+        console.print(f"{inventory.source} has {new}, and no {old}: it is replaced already, or was never listed")
+        _answer(console, "replace-host", "nothing to do", [old, new], [])
         return
     if new in inventory.variables:
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
-    begin_alone(cluster, desk, "replace-host", plan_only)
+    begin_exclusively(cluster, console, "replace-host", plan_only)
     seen = cluster.observe(new_is_enough=True)
     reject_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
     seen = _without_foreign(inventory, seen, old)
@@ -129,19 +132,19 @@ def replace_host(
     if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
         steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
     command = f"replace-host {old} {new}" + (f" --address {address}" if address else "")
-    if _planned(cluster, desk, command, seen, old, steps, plan_only, [old, new], chief_may_go=True):
+    if _planned(cluster, console, command, seen, old, steps, plan_only, [old, new], chief_may_go=True):
         return
-    with Trail(cluster, desk, "replace-host", reason) as trail:
+    with Trail(cluster, console, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
-        _clean(cluster, desk, seen, old)
-        _keep_out(cluster, desk, old, expected)
+        _clean(cluster, console, seen, old)
+        _keep_out(cluster, console, old, expected)
         lines = [f"write {new} instead of {old}", f"ansible_host: {where}"]
-        _change(inventory, desk, edit, expected, lines, old, new, variables)
-    desk.say(
+        _change(inventory, console, edit, expected, lines, old, new, variables)
+    console.print(
         f"{new} has the place of {old}: connect to it once with ssh and compare its host key, then "
         f"`{playbook}` and `fab start-cluster`"
     )
-    _answer(desk, "replace-host", "done", [old, new], steps, playbook)
+    _answer(console, "replace-host", "done", [old, new], steps, playbook)
 
 
 def _takes_over(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> str:
@@ -213,7 +216,7 @@ def refusals_of(cluster: Cluster, seen: Observation, host: str, chief_may_go: bo
 
 def _planned(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     command: str,
     seen: Observation,
     host: str,
@@ -226,22 +229,22 @@ def _planned(
     verb = command.partition(" ")[0]
     refusals = refusals_of(cluster, seen, host, chief_may_go)
     if plan_only or not refusals:
-        desk.say("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
+        console.print("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
     if plan_only:
         last = "nothing was done" if refusals else f"nothing was done. Do it: fab {command}"
-        desk.say("\n".join([*(f"  refused {each}" for each in refusals), last]))
+        console.print("\n".join([*(f"  refused {each}" for each in refusals), last]))
         outcome, following = ("refused", "fab hosts") if refusals else ("planned", f"fab {command}")
-        _answer(desk, verb, outcome, hosts, steps, following)
+        _answer(console, verb, outcome, hosts, steps, following)
     if refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
     return plan_only
 
 
-def _clean(cluster: Cluster, desk: Desk, seen: Observation, host: str) -> None:
+def _clean(cluster: Cluster, console: Console, seen: Observation, host: str) -> None:
     """Take tasks and files off a host that answers, and forget its drain."""
     if untouched := _why_untouched(cluster.inventory, seen, host):
         back = ". Should it come back, its tasks find no place" if host in seen.unreachable else ""
-        desk.say(f"{host} {untouched}, and was not cleaned{back}")
+        console.print(f"{host} {untouched}, and was not cleaned{back}")
     else:
         answer = cluster.hosts.run({host: f"root sh -c {shlex.quote(CLEAN)}"}, STOP_SECONDS)[host]
         if answer.unreachable or answer.code:
@@ -283,7 +286,7 @@ def _step(inventory: Inventory, edit: Callable[[str], str], text: str) -> str:
 
 def _change(
     inventory: Inventory,
-    desk: Desk,
+    console: Console,
     edit: Callable[[str], str],
     expected: Sequence[Task],
     by_hand: Sequence[str],
@@ -299,21 +302,21 @@ def _change(
             f"{f'name it {new}' if new else 'take away'}: {_short(each)}"
             for each in inventory_file.own_files(inventory, old)
         ]
-        desk.say(
+        console.print(
             "\n".join([f"change {inventory.source} by hand ({why}):", *(f"  {line}" for line in [*by_hand, *files])])
         )
         return
-    desk.say(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
+    console.print(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
 
 
-def _keep_out(cluster: Cluster, desk: Desk, old: str, expected: Sequence[Task]) -> None:
+def _keep_out(cluster: Cluster, console: Console, old: str, expected: Sequence[Task]) -> None:
     """Have the tasks of a replaced host not join at their old addresses, where others are expected."""
     now = {task.name: task.endpoint for task in expected}
     had = {task.name: task.endpoint for task in cluster.inventory.tasks_on(old) if task.port is not None}
     try:
         cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
     except FleetError as error:
-        desk.say(f"the other hosts can't be informed ({first_line(error)}): keep {old} off until site.yml has run")
+        console.print(f"the other hosts can't be informed ({first_line(error)}): keep {old} off until site.yml has run")
 
 
 def _short(path: Path) -> str:
@@ -326,7 +329,7 @@ def _composed(edits: Sequence[Callable[[str], str]]) -> Callable[[str], str]:
 
 
 def _answer(
-    desk: Desk, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str], following: str = PLAYBOOK
+    console: Console, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str], following: str = PLAYBOOK
 ) -> None:
-    if desk.answers is not None:
-        desk.answer(verb, {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": following})
+    if console.json_out is not None:
+        console.print_json(verb, {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": following})

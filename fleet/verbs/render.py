@@ -7,7 +7,7 @@ import re
 from fleet.errors import OperatorMistake
 from fleet.render import SHARED_DIR, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 MANAGERS = ("kubernetes", "slurm", "spark")
 # A label of DNS, short enough for the pods' names made of it.
@@ -16,7 +16,7 @@ NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
 
 def render(
     inventory: Inventory,
-    desk: Desk,
+    console: Console,
     manager: str,
     name: str,
     run: str | None = None,
@@ -48,7 +48,7 @@ def render(
     else:
         cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
         text = (slurm if manager == "slurm" else spark).render(cluster, python)
-    if desk.answers:
-        desk.answer("render", {"manager": manager, "text": text})
+    if console.json_out:
+        console.print_json("render", {"manager": manager, "text": text})
     else:
-        desk.say(text.rstrip("\n"))
+        console.print(text.rstrip("\n"))

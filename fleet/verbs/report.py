@@ -10,12 +10,12 @@ from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
 def make_report(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     runs: Sequence[str],
     out: Path | None = None,
     then: Callable[[str], object] | None = None,
@@ -32,10 +32,10 @@ def make_report(
     except OSError as error:
         raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
     size = place.stat().st_size
-    if desk.answers is not None:
-        desk.answer("report", {"runs": made["runs"], "report": str(place.resolve()), "size": size})
+    if console.json_out is not None:
+        console.print_json("report", {"runs": made["runs"], "report": str(place.resolve()), "size": size})
     else:
-        desk.say(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
+        console.print(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
     if then is not None:
         then(place.resolve().as_uri())
 

@@ -6,21 +6,26 @@ import shlex
 
 from fleet.cluster import Cluster
 from fleet.run_work import have_copied, reject_name, reject_path
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
 def restore_run(
-    cluster: Cluster, desk: Desk, copy: str, name: str | None = None, plan: bool = False, reason: str | None = None
+    cluster: Cluster,
+    console: Console,
+    copy: str,
+    name: str | None = None,
+    plan: bool = False,
+    reason: str | None = None,
 ) -> None:
     """Prove a copy and make a run of it, under its own name or another one."""
     reject_path("the copy", copy)
     if name is not None:
         reject_name(name)
     words = [copy, *(["--as", name] if name else [])]
-    answer, size = have_copied(cluster, desk, "restore-run", words, plan, reason)
+    answer, size = have_copied(cluster, console, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":
         command = shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])])
-        desk.say(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")
+        console.print(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")
         return
     there = "exists already" if answer["outcome"] == "there already" else "is restored"
-    desk.say(f"run {answer['run']} {there}: {size}\ngo on with it: fab start-cluster --run {answer['run']}")
+    console.print(f"run {answer['run']} {there}: {size}\ngo on with it: fab start-cluster --run {answer['run']}")

@@ -9,21 +9,21 @@ from functools import partial
 from typing import Any
 
 from fleet import history
-from fleet.asked import sources
+from fleet.agent_request import sources
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign import reject_foreign
+from fleet.foreign_hosts import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.run import SETTINGS
-from fleet.short import SWITCH_SECONDS, leave_stale, reject_failures
+from fleet.short_way import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
-from fleet.verbs import Desk
-from fleet.verbs.alone import begin_alone
-from fleet.verbs.members_then import Members, Return, drain_new, members_back
-from fleet.verbs.members_then import read as read_members
+from fleet.verbs import Console
+from fleet.verbs.exclusive import begin_exclusively
+from fleet.verbs.noted_members import Members, Return, drain_new, members_back
+from fleet.verbs.noted_members import read as read_members
 from fleet.verbs.waiting import wait
 
 RELEASES = "/opt/trainer/releases"
@@ -33,7 +33,7 @@ TRAIN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class State:
+class DeployedState:
     """A release with its run settings and members; None where nobody wrote them down."""
 
     release: str
@@ -42,23 +42,23 @@ class State:
     act: str | None = None
     """The `id` of what has brought it in the history; None where nothing noted did."""
 
-    def differs(self, other: State) -> bool:
+    def differs(self, other: DeployedState) -> bool:
         """Whether going to the other changes a file."""
         return self.release != other.release or (other.settings is not None and self.settings != other.settings)
 
     @classmethod
-    def read(cls, act: Mapping[str, Any]) -> State:
+    def read(cls, act: Mapping[str, Any]) -> DeployedState:
         """Read what an act of the history has brought."""
         return cls(str(act["release"]), act.get("settings"), read_members(act), act["id"])
 
 
 @dataclass(frozen=True)
-class Work:
+class RollbackWork:
     """What a rollback does."""
 
     hosts: Sequence[str]
-    present: State
-    target: State
+    present: DeployedState
+    target: DeployedState
     again: bool
     """Whether it is the target of the last rollback."""
     files: bool
@@ -90,38 +90,38 @@ class Work:
 
 
 def rollback(
-    cluster: Cluster, desk: Desk, to: str | None = None, reason: str | None = None, plan_only: bool = False
+    cluster: Cluster, console: Console, to: str | None = None, reason: str | None = None, plan_only: bool = False
 ) -> None:
     """Switch the hosts to what they had before, or to a release that they have kept; then drain those that came since.
 
     The run goes on: the coordinator saves, and each task restarts on the older files. Raises OperatorMistake where
     nothing is known of it, or hosts don't have it any more.
     """
-    begin_alone(cluster, desk, "rollback", plan_only)
+    begin_exclusively(cluster, console, "rollback", plan_only)
     seen = cluster.observe(new_is_enough=True)
     reject_foreign(cluster.inventory, seen, cluster.inventory.hosts)
     work = plan(cluster, seen, to)
-    desk.say(work.describe())
+    console.print(work.describe())
     if not work.files and not work.back.drained:
-        _answer(desk, "nothing to do", work)
+        _answer(console, "nothing to do", work)
         return
     if plan_only:
-        desk.say("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
-        _answer(desk, "planned", work)
+        console.print("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
+        _answer(console, "planned", work)
         return
-    with Trail(cluster, desk, "rollback", reason, settings=True) as trail:
+    with Trail(cluster, console, "rollback", reason, settings=True) as trail:
         run = seen.run
         about = {"run": run.run, "training": run.numbers, "accounted": run.accounted} if run else {"run": None}
         states = {"release": work.target.release, "before": work.present.release, "target": work.target.act}
-        trail.begin(partial(cluster.remember, work.hosts) if work.files else None, **states, **about)
-        trained = work.files and _switch_and_wait(cluster, desk, seen, work, trail)
-        work = replace(work, back=drain_new(cluster, desk, work.back, reason))
+        trail.begin(partial(cluster.save_state, work.hosts) if work.files else None, **states, **about)
+        trained = work.files and _switch_and_wait(cluster, console, seen, work, trail)
+        work = replace(work, back=drain_new(cluster, console, work.back, reason))
         trail.end()
-    desk.say(work.describe_end(trained))
-    _answer(desk, "done", work)
+    console.print(work.describe_end(trained))
+    _answer(console, "done", work)
 
 
-def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
+def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     """Work out what a rollback does.
 
     Members alone make no earlier state a target: a plain rollback is for code and settings. Raises HostsUnreachable
@@ -134,8 +134,8 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
         )
         raise HostsUnreachable(lost, f"{why} {next(iter(lost))}")
     hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
-    kept, settings = _look(cluster, hosts)
-    present = State(seen.releases[cluster.inventory.chief.host] or "", settings)
+    kept, settings = _observe(cluster, hosts)
+    present = DeployedState(seen.releases[cluster.inventory.chief.host] or "", settings)
     acts = history.read(cluster)[0]
     last = last_target(acts, present) if to is None else None
     target = last or choose(acts, present, to, kept)
@@ -146,10 +146,10 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> Work:
     files = present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
     up = [name for name, unit in seen.units.items() if unit.up]
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
-    return Work(hosts, present, target, last is not None, files, restarts, back)
+    return RollbackWork(hosts, present, target, last is not None, files, restarts, back)
 
 
-def last_target(acts: Sequence[Mapping[str, Any]], present: State) -> State | None:
+def last_target(acts: Sequence[Mapping[str, Any]], present: DeployedState) -> DeployedState | None:
     """Return the target of the last rollback, where nothing else was brought since.
 
     One that is done leaves its members be: who has a host back keeps it. One that is not is to go on.
@@ -165,21 +165,21 @@ def last_target(acts: Sequence[Mapping[str, Any]], present: State) -> State | No
         return None
     act = brought[-1]
     if act.get("outcome") == "done":
-        return None if present.differs(State.read(act)) else present
-    noted = [State.read(each) for each in acts if each["id"] == act.get("target") and each.get("release")]
-    target = noted[-1] if noted else State(str(act["release"]), None)
+        return None if present.differs(DeployedState.read(act)) else present
+    noted = [DeployedState.read(each) for each in acts if each["id"] == act.get("target") and each.get("release")]
+    target = noted[-1] if noted else DeployedState(str(act["release"]), None)
     return None if act.get("switched") and present.differs(target) else target
 
 
 def choose(
-    acts: Sequence[Mapping[str, Any]], present: State, to: str | None, kept: Mapping[str, Sequence[str]]
-) -> State:
+    acts: Sequence[Mapping[str, Any]], present: DeployedState, to: str | None, kept: Mapping[str, Sequence[str]]
+) -> DeployedState:
     """Return the state to go to: the last one before the present, or the last one of release `to`.
 
     `kept` has the releases of each host. Raises OperatorMistake where there is none.
     """
     states = [
-        State.read(act)
+        DeployedState.read(act)
         for act in acts
         if act.get("verb") in SHIPPING and act.get("outcome") == "done" and act.get("release")
     ]
@@ -194,7 +194,7 @@ def choose(
             )
         if len(names) > 1:
             raise OperatorMistake(f"--to {show(to)} names {', '.join(sorted(names))}: give more of it")
-        target = found[-1] if found else State(names.pop(), None)
+        target = found[-1] if found else DeployedState(names.pop(), None)
     else:
         earlier = [state for state in states if present.differs(state)]
         if not earlier:
@@ -206,7 +206,7 @@ def choose(
     return target
 
 
-def reject_missing(target: State, kept: Mapping[str, Sequence[str]]) -> None:
+def reject_missing(target: DeployedState, kept: Mapping[str, Sequence[str]]) -> None:
     """Raise OperatorMistake where a host lacks the release to go to."""
     if without := [host for host, names in kept.items() if target.release not in names]:
         raise OperatorMistake(
@@ -215,7 +215,7 @@ def reject_missing(target: State, kept: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def describe(present: State, target: State, running: Sequence[Task]) -> list[str]:
+def describe(present: DeployedState, target: DeployedState, running: Sequence[Task]) -> list[str]:
     """Return what becomes of the files and the tasks, a line for each thing."""
     changes = f"{present.release} -> " if present.release != target.release else ""
     lines = [f"  release  {changes}{target.release}"]
@@ -235,7 +235,7 @@ def describe(present: State, target: State, running: Sequence[Task]) -> list[str
     return lines
 
 
-def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
+def _observe(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
     """Return the releases that each host has whole, and the run settings of the chief's."""
     # One that an installation left half has no link to its environment.
     script = f'for each in {RELEASES}/*/env; do [ -d "$each/" ] && basename "${{each%/env}}"; done; true'
@@ -254,15 +254,20 @@ def _look(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]],
     return kept, settings if isinstance(settings, dict) else None
 
 
-def _switch_and_wait(cluster: Cluster, desk: Desk, seen: Observation, work: Work, trail: Trail) -> bool:
+def _switch_and_wait(cluster: Cluster, console: Console, seen: Observation, work: RollbackWork, trail: Trail) -> bool:
     """Switch, and return whether the training was seen to go on; False where nothing trained before."""
-    _switch(cluster, desk, work.hosts, work.present, work.target, work.restarts)
+    _switch(cluster, console, work.hosts, work.present, work.target, work.restarts)
     trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
-    return _wait_for_a_step(cluster, desk, seen, [*work.back.drained])
+    return _wait_for_a_step(cluster, console, seen, [*work.back.drained])
 
 
 def _switch(
-    cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State, target: State, running: Sequence[Task]
+    cluster: Cluster,
+    console: Console,
+    hosts: Sequence[str],
+    present: DeployedState,
+    target: DeployedState,
+    running: Sequence[Task],
 ) -> None:
     """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
     try:
@@ -274,26 +279,26 @@ def _switch(
             cluster.start(running)
     except BaseException:
         with undisturbed():
-            desk.say("the rollback is broken off: what was there before is put back")
-            _put_back(cluster, desk, hosts, present)
+            console.print("the rollback is broken off: what was there before is put back")
+            _restore(cluster, console, hosts, present)
         raise
 
 
-def _put_back(cluster: Cluster, desk: Desk, hosts: Sequence[str], present: State) -> None:
+def _restore(cluster: Cluster, console: Console, hosts: Sequence[str], present: DeployedState) -> None:
     """Put back what was there before, and start what ran; a host that is lost keeps no other from it."""
     steps = {
-        "put back release and settings": lambda: cluster.put_back(hosts),
+        "put back release and settings": lambda: cluster.restore_state(hosts),
         "name the release to the tasks": lambda: cluster.publish_release(present.release),
-        "start what ran before": lambda: cluster.start_again(hosts),
+        "start what ran before": lambda: cluster.restart_previous(hosts),
     }
     for what, step in steps.items():
         try:
             step()
         except FleetError as error:
-            desk.say(f"could not {what}: {error}\nwhen that is fixed: fab rollback --to {present.release}")
+            console.print(f"could not {what}: {error}\nwhen that is fixed: fab rollback --to {present.release}")
 
 
-def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[str, Any]:
+def _steps(cluster: Cluster, host: str, present: DeployedState, target: DeployedState) -> dict[str, Any]:
     """Return what fleet/agent.py does on a host; the modules are the roles' own."""
     readers = [task.name for task in cluster.inventory.tasks_on(host) if not task.server]
     steps: list[dict[str, Any]] = [
@@ -313,7 +318,7 @@ def _steps(cluster: Cluster, host: str, present: State, target: State) -> dict[s
     return {"steps": steps, "sources": sources(steps), "alone": True}
 
 
-def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation, newcomers: Sequence[str]) -> bool:
+def _wait_for_a_step(cluster: Cluster, console: Console, seen: Observation, newcomers: Sequence[str]) -> bool:
     """Wait until a step is trained on what was switched to; False where nothing trained before.
 
     Raises ClusterTrouble where none is in time; it names the command that drains the `newcomers` after all.
@@ -327,7 +332,7 @@ def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation, newcomers:
     def trains(now: Observation) -> bool:
         return now.run is not None and now.run.state == "training" and (now.run.step or 0) > before
 
-    if not wait(cluster, desk, "the training goes on", trains, TRAIN_SECONDS):
+    if not wait(cluster, console, "the training goes on", trains, TRAIN_SECONDS):
         chief = cluster.inventory.chief
         then = f". Not drained yet: {', '.join(newcomers)}, new since. When it trains: fab rollback" * bool(newcomers)
         raise ClusterTrouble(
@@ -337,10 +342,10 @@ def _wait_for_a_step(cluster: Cluster, desk: Desk, seen: Observation, newcomers:
     return True
 
 
-def _answer(desk: Desk, outcome: str, work: Work) -> None:
-    if desk.answers is not None:
+def _answer(console: Console, outcome: str, work: RollbackWork) -> None:
+    if console.json_out is not None:
         settings = work.target.settings
-        desk.answer(
+        console.print_json(
             "rollback",
             {
                 "outcome": outcome,

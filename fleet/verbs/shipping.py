@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fleet import report
+from fleet import status_text
 from fleet.cluster import RELEASE, SELECTION, Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.history import Trail
@@ -14,11 +14,11 @@ from fleet.host_scripts import REMOUNT
 from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.quorum import chosen_minimum, find_shortages
-from fleet.release import SWITCH, Shipment, Shipped
+from fleet.release import SWITCH, Shipment, ShipmentResult
 from fleet.run import PATH_SECONDS
 from fleet.site.inventory import Inventory
 from fleet.ssh import ANSWER_SECONDS
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 # For a script that writes on the shared path and then looks at it: both may hang.
 BOTH_SECONDS = ANSWER_SECONDS + 2 * PATH_SECONDS
@@ -26,7 +26,7 @@ NOTHING_DONE = "nothing was stopped, switched or selected: what ran goes on"
 
 
 def agree_on_missing(
-    inventory: Inventory, desk: Desk, missing: Mapping[str, str], allowed: bool, drained: Collection[str] = ()
+    inventory: Inventory, console: Console, missing: Mapping[str, str], allowed: bool, drained: Collection[str] = ()
 ) -> None:
     """Raise unless a start may go on without hosts that don't answer, and without those that were drained.
 
@@ -51,7 +51,7 @@ def agree_on_missing(
     away = ", ".join(task.name for task in inventory.tasks if task.host in missing)
     if allowed or chosen_minimum(inventory):
         return
-    if not desk.ask(f"{', '.join(missing)} can't be reached. Start without {away}? [y/N] "):
+    if not console.ask(f"{', '.join(missing)} can't be reached. Start without {away}? [y/N] "):
         raise HostsUnreachable(
             missing,
             f"Nothing was started. Bring the host back, or start without {away}: --allow-missing, or cluster_minimum "
@@ -59,13 +59,13 @@ def agree_on_missing(
         )
 
 
-def remember(cluster: Cluster, desk: Desk, trail: Trail, plan: Plan, before: Observation) -> None:
+def save_state(cluster: Cluster, console: Console, trail: Trail, plan: Plan, before: Observation) -> None:
     """Have the hosts keep what they have, and leave the first line of the history."""
     try:
         cluster.reject_when_others_may_start()  # before the notes of another's start would be overwritten
-        trail.begin(partial(cluster.remember, plan.hosts), **_describe_choice(plan, before))
+        trail.begin(partial(cluster.save_state, plan.hosts), **_describe_choice(plan, before))
     except BaseException:
-        desk.say(NOTHING_DONE)
+        console.print(NOTHING_DONE)
         raise
 
 
@@ -83,7 +83,7 @@ def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
     return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
 
 
-def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
+def select_and_observe(cluster: Cluster, console: Console, plan: Plan) -> Observation:
     """Publish the release and select what is chosen, then observe the hosts that take part; one script does all.
 
     Raises ClusterTrouble where the shared path can't be written. Shows what is known and raises when a host is away.
@@ -105,7 +105,7 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
         first_seconds=BOTH_SECONDS,
     )
     if seen.unreachable:
-        desk.say(report.render_tasks(report.task_rows(cluster.inventory, seen)))
+        console.print(status_text.render_tasks(status_text.task_rows(cluster.inventory, seen)))
         raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")
     if why := seen.failed.get(chief):
         paths = " and ".join(f"{cluster.inventory.shared_dir}/{name}" for name in records)
@@ -113,7 +113,7 @@ def select_and_observe(cluster: Cluster, desk: Desk, plan: Plan) -> Observation:
     return seen
 
 
-def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False) -> Shipped:
+def _ship(console: Console, plan: Plan, playbooks: Sequence[str], check: bool = False) -> ShipmentResult:
     """Run playbooks on the hosts that take part, and show meanwhile what they do."""
     shipment = Shipment(
         plan.inventory,
@@ -124,37 +124,41 @@ def _ship(desk: Desk, plan: Plan, playbooks: Sequence[str], check: bool = False)
         without=list(plan.missing),
         check=check,
     )
-    with desk.progress() as progress:
-        return desk.ship(shipment, progress)
+    with console.progress() as progress:
+        return console.ship(shipment, progress)
 
 
-def ship_to_present(desk: Desk, plan: Plan, playbooks: Sequence[str], allowed: bool) -> tuple[Plan, Shipped]:
+def ship_to_present(
+    console: Console, plan: Plan, playbooks: Sequence[str], allowed: bool
+) -> tuple[Plan, ShipmentResult]:
     """Ship; go on without a host that dies meanwhile, where a start may. Return the plan without it."""
     while True:
         try:
-            return plan, _ship(desk, plan, playbooks)
+            return plan, _ship(console, plan, playbooks)
         except HostsUnreachable as error:
             lost = {host: reason for host, reason in error.reasons.items() if host in plan.hosts}
             if not lost:
                 raise
-            agree_on_missing(plan.inventory, desk, {**plan.missing, **lost}, allowed, plan.drained)
+            agree_on_missing(plan.inventory, console, {**plan.missing, **lost}, allowed, plan.drained)
             plan = plan.without(lost)
-            desk.say(f"going on without {', '.join(lost)}")
+            console.print(f"going on without {', '.join(lost)}")
 
 
-def show_changes(desk: Desk, plan: Plan) -> Mapping[str, Sequence[str]]:
+def show_changes(console: Console, plan: Plan) -> Mapping[str, Sequence[str]]:
     """Say what the switch would change on the hosts, and return it.
 
     Nothing is done, and nothing is shipped that could be proven.
     """
-    changes = _ship(desk, plan, SWITCH, check=True).changes
+    changes = _ship(console, plan, SWITCH, check=True).changes
     for task, hosts in changes.items():
-        desk.say(f"  change  {task}: {', '.join(hosts)}")
-    desk.say("nothing was done, and nothing is proven yet: that needs the release on the hosts")
+        console.print(f"  change  {task}: {', '.join(hosts)}")
+    console.print("nothing was done, and nothing is proven yet: that needs the release on the hosts")
     return changes
 
 
-def compare(cluster: Cluster, desk: Desk, before: Observation, after: Observation, shipped: Shipped) -> bool:
+def compare(
+    cluster: Cluster, console: Console, before: Observation, after: Observation, shipped: ShipmentResult
+) -> bool:
     """Say what the switch to a release and its settings changed; return whether that is anything."""
     recaps = shipped.recaps
     changed = [host for host, recap in recaps.items() if recap.changed and host in cluster.inventory.hosts]
@@ -162,8 +166,8 @@ def compare(cluster: Cluster, desk: Desk, before: Observation, after: Observatio
     configured = {host for host, settings in after.settings.items() if settings != before.settings[host]}
     touched = {*changed, *moved, *configured}
     if not after.release:
-        raise ClusterTrouble(f"after shipping, the hosts' code differs: {report.render_release(after)}")
+        raise ClusterTrouble(f"after shipping, the hosts' code differs: {status_text.render_release(after)}")
     what = " and ".join(name for name, hosts in (("code", moved), ("settings", configured)) if hosts)
     text = f"shipped to {len(touched)} of {len(after.releases)} hosts" + (f" ({what})" if what else "")
-    desk.say(f"release {after.release}: {text if touched else 'unchanged'}")
+    console.print(f"release {after.release}: {text if touched else 'unchanged'}")
     return bool(moved or configured)

@@ -6,47 +6,47 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import report
+from fleet import status_text
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.tables import ProgressLine, render_duration
 from fleet.terminal import is_terminal
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def show_status(cluster: Cluster, desk: Desk, deep: bool = False) -> None:
+def show_status(cluster: Cluster, console: Console, deep: bool = False) -> None:
     """Show each task and the run; raise when a task that should run doesn't.
 
     `deep` has each host compare its code and its environment, byte by byte, with what was installed there.
     """
     observation = cluster.observe(running=True)
     inventory = cluster.inventory
-    rows = report.task_rows(inventory, observation)
-    damage = _look_deeply(inventory, desk, observation) if deep else {}
-    if desk.answers is not None:
-        desk.answer("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
+    rows = status_text.task_rows(inventory, observation)
+    damage = _look_deeply(inventory, console, observation) if deep else {}
+    if console.json_out is not None:
+        console.print_json("status", status_record(inventory, observation) | ({"damage": dict(damage)} if deep else {}))
     else:
-        _say_status(inventory, desk, observation, rows)
+        _say_status(inventory, console, observation, rows)
     _reject_trouble(cluster, observation, rows, damage)
-    if deep and desk.answers is None:
-        desk.say(f"code and environment on {len(observation.releases)} hosts are as they were installed")
+    if deep and console.json_out is None:
+        console.print(f"code and environment on {len(observation.releases)} hosts are as they were installed")
 
 
-def _say_status(inventory: Inventory, desk: Desk, observation: Observation, rows: list[dict[str, Any]]) -> None:
-    if is_terminal(desk.out):
-        from fleet.view import console_of, draw  # its library takes longer than all that a pipe needs
+def _say_status(inventory: Inventory, console: Console, observation: Observation, rows: list[dict[str, Any]]) -> None:
+    if is_terminal(console.out):
+        from fleet.status_view import draw, screen_of  # its library takes longer than all that a pipe needs
 
-        console_of(desk.out).print(draw(inventory, observation))
+        screen_of(console.out).print(draw(inventory, observation))
         return
-    desk.say(report.render_tasks(rows))
-    desk.say(report.render_release(observation))
-    desk.say(report.render_run(observation.run))
-    for line in report.render_selection(observation.selection):
-        desk.say(line)
-    if account := report.render_account(observation.run):
-        desk.say(account)
+    console.print(status_text.render_tasks(rows))
+    console.print(status_text.render_release(observation))
+    console.print(status_text.render_run(observation.run))
+    for line in status_text.render_selection(observation.selection):
+        console.print(line)
+    if account := status_text.render_account(observation.run):
+        console.print(account)
 
 
 def _reject_trouble(
@@ -79,19 +79,19 @@ def status_record(
     return {
         "inventory": inventory.source,
         "releases": observation.releases,
-        "tasks": report.task_rows(inventory, observation, quiet),
+        "tasks": status_text.task_rows(inventory, observation, quiet),
         "run": observation.run.as_json() if observation.run else None,
         "unreachable": dict(observation.unreachable)
         | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
     }
 
 
-def _look_deeply(inventory: Inventory, desk: Desk, observation: Observation) -> Mapping[str, str]:
+def _look_deeply(inventory: Inventory, console: Console, observation: Observation) -> Mapping[str, str]:
     """Have the hosts that answered look at every byte; returns what is wrong by host."""
     if not observation.releases:
         return {}
-    progress = ProgressLine(sys.stderr, clock=desk.clock)  # standard output may be JSON
+    progress = ProgressLine(sys.stderr, clock=console.clock)  # standard output may be JSON
     try:
-        return desk.look(inventory, list(observation.unreachable), progress)
+        return console.verify_hosts(inventory, list(observation.unreachable), progress)
     finally:
         progress.end()

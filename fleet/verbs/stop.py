@@ -4,68 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fleet import report
+from fleet import status_text
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.foreign import foreign_hosts, reject_foreign
+from fleet.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation
 from fleet.site.topology import Task
 from fleet.units import Health
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.status import status_record
 
 DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
 
 
-def stop_cluster(cluster: Cluster, desk: Desk, reason: str | None = None, plan_only: bool = False) -> None:
+def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, plan_only: bool = False) -> None:
     """Stop and disable every task; what trains saves a checkpoint before the servers go.
 
     Raises HostsUnreachable after the others are stopped, or shown where it is to `plan_only`.
     """
     before = cluster.observe(new_is_enough=True)
     reject_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
-    installed = _own_tasks(cluster, desk, before)
+    installed = _own_tasks(cluster, console, before)
     if plan_only:
-        _show_plan(cluster, desk, before, installed)
+        _show_plan(cluster, console, before, installed)
         return
-    with Trail(cluster, desk, "stop-cluster", reason) as trail:
+    with Trail(cluster, console, "stop-cluster", reason) as trail:
         trail.begin(run=before.run.run if before.run else None)
         errors: list[FleetError] = []
         try:
-            stop_tasks(cluster, desk, before, [task for task in installed if task.trains])
+            stop_tasks(cluster, console, before, [task for task in installed if task.trains])
         except FleetError as error:
             errors.append(error)
         others = [task for task in installed if not task.trains and before.units[task.name].health not in DOWN]
         if others:
-            desk.say(f"stopping {', '.join(task.name for task in others)}")
+            console.print(f"stopping {', '.join(task.name for task in others)}")
         after = cluster.take_down(others, installed)
         if after.failed:
             errors.append(
                 ClusterTrouble("\n".join(f"{host}: systemctl failed: {why}" for host, why in after.failed.items()))
             )
-        rows = report.task_rows(cluster.inventory, after)
-        desk.say(report.render_tasks(rows))
+        rows = status_text.task_rows(cluster.inventory, after)
+        console.print(status_text.render_tasks(rows))
         if after.run:
-            desk.say(report.render_run(after.run))
-        desk.answer("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
+            console.print(status_text.render_run(after.run))
+        console.print_json("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
         _reject_away(after)
         if errors:
             raise errors[0]
         _reject_running(cluster, after)
         trail.end(step=after.run.step if after.run else None)
-    desk.say("start it again: fab start-cluster")
+    console.print("start it again: fab start-cluster")
 
 
-def _show_plan(cluster: Cluster, desk: Desk, seen: Observation, installed: Sequence[Task]) -> None:
+def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed: Sequence[Task]) -> None:
     running = [task for task in installed if seen.units[task.name].health not in DOWN]
-    desk.say("stop-cluster")
+    console.print("stop-cluster")
     saving, others = ([task.name for task in running if task.trains is trains] for trains in (True, False))
     for what, names in (("stops after a checkpoint", saving), ("then stops", others)):
-        desk.say(f"  {what:<24}  {', '.join(names) or 'nothing'}")
-    desk.say("nothing was done. Do it: fab stop-cluster")
+        console.print(f"  {what:<24}  {', '.join(names) or 'nothing'}")
+    console.print("nothing was done. Do it: fab stop-cluster")
     record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
-    desk.answer("stop-cluster", record)
+    console.print_json("stop-cluster", record)
     _reject_away(seen)
 
 
@@ -76,7 +76,7 @@ def _reject_away(seen: Observation) -> None:
 
 def stop_tasks(
     cluster: Cluster,
-    desk: Desk,
+    console: Console,
     seen: Observation,
     tasks: Sequence[Task] | None = None,
     stop: Callable[[Sequence[Task]], None] | None = None,
@@ -99,7 +99,7 @@ def stop_tasks(
     serving = [task for task in candidates if task.server]
     for stopping in filter(None, (training, evaluating, serving)):
         saving = " (a checkpoint is saved first)" if stopping is training else ""
-        desk.say(f"stopping {', '.join(task.name for task in stopping)}{saving}")
+        console.print(f"stopping {', '.join(task.name for task in stopping)}{saving}")
         try:
             (stop or cluster.stop)(stopping)
         except FleetError as error:
@@ -108,11 +108,11 @@ def stop_tasks(
         raise errors[0]
 
 
-def _own_tasks(cluster: Cluster, desk: Desk, before: Observation) -> list[Task]:
+def _own_tasks(cluster: Cluster, console: Console, before: Observation) -> list[Task]:
     """Return the installed tasks, but for those on hosts of another cluster."""
     foreign = foreign_hosts(cluster.inventory, before)
     for what in foreign.values():
-        desk.say(f"left alone: {what}")
+        console.print(f"left alone: {what}")
     there = [task for task in cluster.inventory.tasks if task.host not in foreign and task.name in before.units]
     return [task for task in there if before.units[task.name].health is not Health.ABSENT]
 

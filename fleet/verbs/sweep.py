@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import decision, report
+from fleet import decision, status_text
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.observation import Observation
 from fleet.site.sweep_file import is_same
 from fleet.units import Health
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
 from trainer.core.config import Config
 from trainer.telemetry.sweep import ENDS, describe_sweep
 
 
-def show_sweep(cluster: Cluster, desk: Desk, name: str | None = None) -> None:
+def show_sweep(cluster: Cluster, console: Console, name: str | None = None) -> None:
     """Show how far a sweep is: the one of this name, the selected one, or the last."""
     sweep = cluster.read_sweep(name)
     if sweep is None:
         raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
-    if desk.answers is not None:
-        desk.answer("sweep", {"outcome": None, "sweep": sweep})
+    if console.json_out is not None:
+        console.print_json("sweep", {"outcome": None, "sweep": sweep})
     else:
-        desk.say(describe_sweep(sweep))
+        console.print(describe_sweep(sweep))
 
 
-def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.Choice:
+def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.RunChoice:
     """Choose a sweep by what is selected, what runs, and how far the one of its name is.
 
     Raises OperatorMistake for a search that nobody would evaluate.
@@ -48,51 +48,51 @@ def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]
         == [{**asked.get("program_args", {}), **point} for point in asked["sweep"]["points"]]
     )
     if done and same and is_same(asked, before.selection):
-        return decision.Choice(before.selection, write=False, new=False)
+        return decision.RunChoice(before.selection, write=False, new=False)
     runs = chief is not None and chief.up
     return decision.choose_sweep(asked, before.selection, runs, known, cluster.inventory.run_settings)
 
 
-def follow_sweep(cluster: Cluster, desk: Desk, name: str, detach: bool) -> dict[str, Any] | None:
+def follow_sweep(cluster: Cluster, console: Console, name: str, detach: bool) -> dict[str, Any] | None:
     """Say what becomes of each point, then show the table, and return it; None of a sweep that is left to itself.
 
     Raises where the coordinator is down before the end.
     """
     if detach:
-        desk.say(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
+        console.print(f"sweep {name} goes on by itself. Look: fab sweep --status. Stop it: fab stop-cluster")
         return None
     evaluator = cluster.inventory.evaluator
     seen_ends: set[str] | None = None
-    begun = heard = desk.clock()
+    begun = heard = console.clock()
     deadline = None
-    with desk.progress() as progress:
+    with console.progress() as progress:
         while True:
-            desk.sleep(UNITS_SECONDS)
-            seen, sweep = _look(cluster, name)
+            console.sleep(UNITS_SECONDS)
+            seen, sweep = _observe(cluster, name)
             if sweep is None:
-                if desk.clock() - heard > SILENCE_SECONDS:
+                if console.clock() - heard > SILENCE_SECONDS:
                     raise HostsUnreachable(seen.unreachable, "the sweep may go on unseen: fab sweep --status")
                 continue
-            heard = desk.clock()
+            heard = console.clock()
             ended = {point["run"]: point for point in sweep["points"] if point["state"] in ENDS}
             for run in [] if seen_ends is None else [run for run in ended if run not in seen_ends]:
                 progress.keep(f"{run}: {ended[run]['state']}")
             seen_ends = set(ended)
             if sweep["over"]:
-                deadline = deadline or desk.clock() + EVALUATION_SECONDS
-                if evaluator is None or sweep["evaluated"] or desk.clock() > deadline:
+                deadline = deadline or console.clock() + EVALUATION_SECONDS
+                if evaluator is None or sweep["evaluated"] or console.clock() > deadline:
                     break
             else:
-                _reject_stopped(cluster, seen, name, desk.clock() - begun)
-            trained = report.render_progress(seen.run) if seen.run else "waiting"
+                _reject_stopped(cluster, seen, name, console.clock() - begun)
+            trained = status_text.render_progress(seen.run) if seen.run else "waiting"
             progress.show(f"{len(ended)} of {sweep['size']} points have ended; {sweep['present']}: {trained}")
-    desk.say(describe_sweep(sweep))
+    console.print(describe_sweep(sweep))
     if evaluator is not None and not sweep["evaluated"]:
-        desk.say("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")
+        console.print("Not every point is evaluated yet; the evaluator goes on. Look: fab sweep --status")
     return sweep
 
 
-def _look(cluster: Cluster, name: str) -> tuple[Observation, dict[str, Any] | None]:
+def _observe(cluster: Cluster, name: str) -> tuple[Observation, dict[str, Any] | None]:
     """Ask the chief's host for its unit and the sweep; None of one that can't be asked just now."""
     try:
         seen = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)

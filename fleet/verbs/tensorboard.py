@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
+def open_tensorboard(cluster: Cluster, console: Console, port: int) -> None:
     """Lead a port of this machine to TensorBoard until the operator leaves: strangers don't reach it."""
     url = cluster.inventory.tensorboard_url
     if url is None:
@@ -18,8 +18,8 @@ def open_tensorboard(cluster: Cluster, desk: Desk, port: int) -> None:
     address, _, remote_port = url.removeprefix("http://").rpartition(":")
     chief = cluster.inventory.chief.host
     with cluster.hosts.tunnel(chief, port, address.strip("[]"), int(remote_port)) as is_there:
-        desk.answer("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
-        desk.say(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
+        console.print_json("tensorboard", {"url": f"http://localhost:{port}"}, on_a_line=True)
+        console.print(f"TensorBoard is at http://localhost:{port} until Ctrl-C")
         while is_there():
-            desk.sleep(1.0)
+            console.sleep(1.0)
     raise HostsUnreachable({chief: "the connection was lost, and the tunnel with it"})

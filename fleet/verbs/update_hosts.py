@@ -11,16 +11,16 @@ from typing import Any
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import reject_foreign
+from fleet.foreign_hosts import reject_foreign
 from fleet.history import Trail
 from fleet.observation import Observation, last_line
 from fleet.site.schema.problems import show
 from fleet.tables import render_duration
-from fleet.verbs import Desk
-from fleet.verbs.alone import begin_alone
+from fleet.verbs import Console
 from fleet.verbs.cost import Cost, cost_of
 from fleet.verbs.drain import drain, is_drained, undrain
-from fleet.verbs.names import find_hosts
+from fleet.verbs.exclusive import begin_exclusively
+from fleet.verbs.host_names import find_hosts
 from fleet.verbs.ok_to_stop import look_around
 
 VERB = "update-hosts"
@@ -64,7 +64,7 @@ REBOOT = "systemd-run --quiet --collect --on-active=1 systemctl reboot"
 
 
 @dataclass(frozen=True)
-class Request:
+class UpdateRequest:
     """What an operator asks for."""
 
     hosts: Sequence[str] = ()
@@ -77,7 +77,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class State:
+class HostState:
     """What a host says of its packages and its boot."""
 
     boot: str
@@ -117,8 +117,8 @@ class Rounds:
     """The way from host to host."""
 
     cluster: Cluster
-    desk: Desk
-    request: Request
+    console: Console
+    request: UpdateRequest
     trains: bool
     """Whether the cluster is started, so that a host must leave before it is touched."""
     since: float
@@ -126,14 +126,14 @@ class Rounds:
     rows: list[Row] = field(default_factory=list)
 
     @property
-    def quiet(self) -> Desk:
+    def quiet(self) -> Console:
         """For verbs within this one, which have no answer of their own."""
-        return replace(self.desk, answers=None)
+        return replace(self.console, json_out=None)
 
-    def has_work(self, state: State) -> bool:
+    def has_work(self, state: HostState) -> bool:
         return bool(state.updates) or self.reboots(state)
 
-    def reboots(self, state: State) -> bool:
+    def reboots(self, state: HostState) -> bool:
         asked = {"always": state.began < self.since, "when-needed": bool(state.reboot)}
         return asked.get(self.request.reboot, False)
 
@@ -151,7 +151,7 @@ class Rounds:
             return self.stays(host) or f"its drain is not complete: fab drain {host}"
         return self.stays(host)
 
-    def go_on(self, host: str, state: State) -> Row:
+    def go_on(self, host: str, state: HostState) -> Row:
         """Update a host, and have it back in the training; raises what stops the verb there."""
         seen = self.cluster.observe(new_is_enough=True)
         drained = host in seen.drains
@@ -160,7 +160,7 @@ class Rounds:
             return Row(host)
         if why := self.why_left(seen, host):
             return Row(host, "left", state.updates, why=why)
-        begun = self.desk.clock()
+        begun = self.console.clock()
         if self.trains and (ours or not drained):
             try:
                 drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB)
@@ -170,24 +170,24 @@ class Rounds:
         rebooted = self.touch(host, state)
         if ours:
             self.bring_back(host)
-        row = Row(host, "updated", state.updates, rebooted, self.desk.clock() - begun)
+        row = Row(host, "updated", state.updates, rebooted, self.console.clock() - begun)
         what = ", ".join(filter(None, (state.describe(), "rebooted" * rebooted)))
-        self.desk.say(f"{host}: {what or 'had its updates'}, and back after {row.seconds:.0f} s")
+        self.console.print(f"{host}: {what or 'had its updates'}, and back after {row.seconds:.0f} s")
         return row
 
-    def touch(self, host: str, state: State) -> bool:
+    def touch(self, host: str, state: HostState) -> bool:
         """Install what a host lacks, and reboot it where that is asked for; returns whether it was."""
         if state.updates:
-            self.desk.say(f"{host}: installing {state.describe()}")
+            self.console.print(f"{host}: installing {state.describe()}")
             as_root(self.cluster, [host], INSTALL, INSTALL_SECONDS, f"Fix it there, then {self.again}")
             state = look_at(self.cluster, [host])[host]
         if not self.reboots(state):
             return False
-        self.desk.say(f"{host}: rebooting" + (f" ({state.reboot})" if state.reboot else ""))
+        self.console.print(f"{host}: rebooting" + (f" ({state.reboot})" if state.reboot else ""))
         as_root(self.cluster, [host], REBOOT, LOOK_SECONDS, f"then {self.again}")
-        end, why = self.desk.clock() + self.request.timeout, "it does not go down"
-        while self.desk.clock() < end:
-            self.desk.sleep(BOOT_SECONDS)
+        end, why = self.console.clock() + self.request.timeout, "it does not go down"
+        while self.console.clock() < end:
+            self.console.sleep(BOOT_SECONDS)
             answer = self.cluster.hosts.run({host: BOOT}, BOOT_SECONDS)[host]
             if answer.unreachable:
                 why = answer.unreachable
@@ -222,7 +222,7 @@ class Rounds:
         return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot)))
 
 
-def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
+def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> None:
     """Bring hosts up to date one after the other, each out of the training meanwhile.
 
     Typed again it goes on. Raises HostsUnreachable for a host that is not back, ClusterTrouble where hosts were left.
@@ -232,11 +232,11 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
             f"--reboot is {show(request.reboot)}: expected {', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
         )
     chosen = find_hosts(cluster.inventory, request.hosts) if request.hosts else list(cluster.inventory.hosts)
-    begin_alone(cluster, desk, VERB, request.plan_only)
+    begin_exclusively(cluster, console, VERB, request.plan_only)
     seen, checkpoints = look_around(cluster)
     chief = cluster.inventory.chief
     reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
-    rounds = Rounds(cluster, desk, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
+    rounds = Rounds(cluster, console, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
     if request.reboot == "always":
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
@@ -253,7 +253,7 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
             _end(rounds, away)  # else it does its work, and says at its end what it has left
         return
     if work:
-        with Trail(cluster, desk, VERB, request.reason) as trail:
+        with Trail(cluster, console, VERB, request.reason) as trail:
             trail.begin(hosts=work, **({"since": rounds.since} if request.reboot == "always" else {}))
             for host in work:
                 rounds.rows.append(rounds.go_on(host, states[host]))
@@ -262,7 +262,7 @@ def update_hosts(cluster: Cluster, desk: Desk, request: Request) -> None:
     _say_end(rounds, states, away)
 
 
-def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str, State]:
+def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str, HostState]:
     """Ask hosts for their updates and their boot, all at once."""
     if not hosts:
         return {}
@@ -275,7 +275,7 @@ def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str
             for name, before, after in re.findall(r"^Inst (\S+)(?: \[(\S+)\])? \((\S+)", text, re.MULTILINE)
         ]
         reboot = values["reboot"].strip() or "its packages ask for it" if "reboot" in values else ""
-        found[host] = State(values.get("boot", ""), float(values.get("began", 0)), updates, reboot)
+        found[host] = HostState(values.get("boot", ""), float(values.get("began", 0)), updates, reboot)
     return found
 
 
@@ -305,7 +305,7 @@ def _plan(
     rounds: Rounds,
     seen: Observation,
     checkpoints: Sequence[Mapping[str, Any]],
-    states: Mapping[str, State],
+    states: Mapping[str, HostState],
     hosts: Sequence[str],
 ) -> None:
     """Say what each of these hosts would get, and what that costs."""
@@ -328,16 +328,16 @@ def _plan(
         lines += [f"  refused {row.host}: {row.why}"] if row.why and not row.cost.refusals else []
     same = len(states) - len(hosts)
     lines.append(f"{same} of {len(states)} hosts are up to date. Nothing was done. Do it: {rounds.again}")
-    rounds.desk.say("\n".join(lines))
+    rounds.console.print("\n".join(lines))
     outcomes = {row.outcome for row in rounds.rows}
     _answer(rounds, "planned" if "planned" in outcomes else "refused" if outcomes else "nothing to do", rounds.again)
 
 
-def _say_end(rounds: Rounds, states: Mapping[str, State], away: Mapping[str, str]) -> None:
+def _say_end(rounds: Rounds, states: Mapping[str, HostState], away: Mapping[str, str]) -> None:
     left = [row for row in rounds.rows if row.outcome == "left"]
     done = [row for row in rounds.rows if row.outcome == "updated"]
     look = "" if left or away else ". Look: fab hosts"  # else the error has the next command
-    rounds.desk.say(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date{look}")
+    rounds.console.print(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date{look}")
     incomplete = rounds.stopped if left else rounds.again if away else ""
     _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
     _end(rounds, away)
@@ -353,4 +353,4 @@ def _end(rounds: Rounds, away: Mapping[str, str]) -> None:
 
 def _answer(rounds: Rounds, outcome: str, following: str) -> None:
     rows = [row.as_json() for row in rounds.rows]
-    rounds.desk.answer(VERB, {"outcome": outcome, "hosts": rows, "next": following})
+    rounds.console.print_json(VERB, {"outcome": outcome, "hosts": rows, "next": following})

@@ -8,11 +8,11 @@ from fleet.errors import OperatorMistake
 from fleet.site.inventory import describe, find_problems, list_notes
 from fleet.site.reader import read_source
 from fleet.site.schema.problems import Problem, describe_problems
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
 def validate(
-    desk: Desk,
+    console: Console,
     given: str | None = None,
     ask_vault_pass: bool = False,
 ) -> None:
@@ -36,11 +36,11 @@ def validate(
         "problems": [problem.as_json() for problem in problems],
         "notes": notes,
     }
-    desk.answer("validate", shown)
+    console.print_json("validate", shown)
     if problems:
         listed = f"{source or 'no inventory'}: {len(problems)} wrong\n{describe_problems(problems)}"
-        raise OperatorMistake(listed if desk.answers is None else "")
-    if desk.answers is None:
+        raise OperatorMistake(listed if console.json_out is None else "")
+    if console.json_out is None:
         for note in notes:
-            desk.say(note)
-        desk.say(f"{source} is right: {len(read.variables)} hosts, {tasks} tasks")
+            console.print(note)
+        console.print(f"{source} is right: {len(read.variables)} hosts, {tasks} tasks")

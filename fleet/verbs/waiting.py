@@ -6,20 +6,22 @@ from collections.abc import Callable
 
 from fleet.cluster import Cluster
 from fleet.observation import Observation
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.watch import RUN_SECONDS
 
 
-def wait(cluster: Cluster, desk: Desk, what: str, happened: Callable[[Observation], bool], seconds: float) -> bool:
+def wait(
+    cluster: Cluster, console: Console, what: str, happened: Callable[[Observation], bool], seconds: float
+) -> bool:
     """Look at the coordinator's host until something has happened; False where it does not in so many seconds.
 
     What is seen twice counts: what is seen once may be what a process said that has just gone.
     """
-    chief, end, times = cluster.inventory.chief.host, desk.clock() + seconds, 0
-    with desk.progress() as progress:
-        while desk.clock() < end:
+    chief, end, times = cluster.inventory.chief.host, console.clock() + seconds, 0
+    with console.progress() as progress:
+        while console.clock() < end:
             progress.show(what)
-            desk.sleep(RUN_SECONDS)
+            console.sleep(RUN_SECONDS)
             now = cluster.observe([chief], new_is_enough=True)
             times = times + 1 if chief not in now.unreachable and happened(now) else 0
             if times == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet import decision, report
+from fleet import decision, status_text
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.observation import Observation
@@ -12,7 +12,7 @@ from fleet.run import Run, script_of_news
 from fleet.site.topology import Task
 from fleet.tables import ProgressLine
 from fleet.units import Health
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.shipping import BOTH_SECONDS
 
 # How often the chief's host is asked for the run, and all hosts for their units.
@@ -30,13 +30,13 @@ SILENCE_SECONDS = 180.0
 EVALUATION_SECONDS = 180.0
 
 
-class Watch:
+class StartWatch:
     """Look at a started cluster until it is where the operator wants it."""
 
-    def __init__(self, cluster: Cluster, desk: Desk, started: float, begun: float, hosts: Sequence[str]) -> None:
+    def __init__(self, cluster: Cluster, console: Console, started: float, begun: float, hosts: Sequence[str]) -> None:
         self._cluster = cluster
         self._hosts = hosts
-        self._desk = desk
+        self._console = console
         self._inventory = cluster.inventory
         self._started = started  # by the clock of the chief's host, which stamps the run's state too
         self._begun = begun
@@ -53,22 +53,22 @@ class Watch:
         self.timed_out = False
         self._observation = Observation()
         self.run: Run | None = None
-        self.progress = ProgressLine(desk.meanwhile or desk.out, clock=desk.clock)
+        self.progress = ProgressLine(console.progress_out or console.out, clock=console.clock)
 
     def until_trained(self, timeout: float) -> Run:
         """Wait for the first new step; raise with what is wrong when the timeout passes without one."""
         while True:
-            run = self._look()
+            run = self._poll()
             if run and (run.state == "finished" or self._has_trained(run)):
                 self._trained = True
                 return run
-            if self._desk.clock() - self._begun > timeout:
+            if self._console.clock() - self._begun > timeout:
                 self.timed_out = True
                 raise self._describe_timeout(timeout)
             self.progress.show(
-                report.render_progress(run)
+                status_text.render_progress(run)
                 if run and run.state == "training"
-                else report.render_waiting(self._inventory, self._observation)
+                else status_text.render_waiting(self._inventory, self._observation)
             )
             self._rest()
 
@@ -76,21 +76,21 @@ class Watch:
         """Wait for the run's end. Where a queue took it in meanwhile and has the next, it is returned as it was."""
         watched = self.run
         while True:
-            run = self._look()
+            run = self._poll()
             if run and watched and run.run != watched.run:
                 return watched
             watched = run or watched
             if run:
                 if run.state == "finished":
                     return run
-                self.progress.show(report.render_progress(run, self._desk.clock() - self._last_step_at))
+                self.progress.show(status_text.render_progress(run, self._console.clock() - self._last_step_at))
             self._rest()
 
     def until_evaluated(self, run: Run) -> bool:
         """Wait for the evaluation of the last step; False when none comes in time."""
-        end = self._desk.clock() + EVALUATION_SECONDS
-        while self._desk.clock() < end:
-            latest = self._look() or run
+        end = self._console.clock() + EVALUATION_SECONDS
+        while self._console.clock() < end:
+            latest = self._poll() or run
             if decision.is_evaluated(latest):
                 return True
             self.progress.show(f"step {run.step}: finished, waiting for its evaluation")
@@ -100,7 +100,7 @@ class Watch:
     def _rest(self) -> None:
         """Wait until the next look: a host that is slow to answer is asked less often."""
         awaits = self._awaited is not None and self._took < 2 * NEWS_SECONDS
-        self._desk.sleep(SHORT_SECONDS if awaits else max(RUN_SECONDS, self._took))
+        self._console.sleep(SHORT_SECONDS if awaits else max(RUN_SECONDS, self._took))
 
     @property
     def _awaited(self) -> Run | None:
@@ -114,9 +114,9 @@ class Watch:
             return None
         return (self._last_step - self._first_step) / (self._last_step_at - self._first_step_at)
 
-    def _look(self) -> Run | None:
+    def _poll(self) -> Run | None:
         """Ask for the run, now and then for all units; return the run once this start's coordinator has spoken."""
-        now = self._desk.clock()
+        now = self._console.clock()
         pause = max(UNITS_SECONDS, UNITS_SHARE * self._units_took) if self._trained else UNITS_SECONDS
         whole = self._units_at is None or now - self._units_at >= pause
         chief = self._inventory.chief
@@ -126,9 +126,9 @@ class Watch:
         seen = self._cluster.observe(
             self._hosts if whole else [chief.host], new_is_enough=True, first=first, first_seconds=BOTH_SECONDS
         )
-        self._took = self._desk.clock() - now
+        self._took = self._console.clock() - now
         if whole:
-            self._units_at = self._desk.clock()
+            self._units_at = self._console.clock()
             self._units_took = self._took
             self._observation = seen
         if chief.host in seen.unreachable:
@@ -187,7 +187,7 @@ class Watch:
             return False
         if self._first_step is None:
             self._first_step = run.step
-            self._first_step_at = self._desk.clock()
+            self._first_step_at = self._console.clock()
         # The coordinator tells its first step at once, and the step's number each log_seconds.
         begun = any(each.get("event") == "training" and each.get("time", 0) >= self._started for each in run.events)
         return begun or run.step > self._first_step
@@ -200,7 +200,7 @@ class Watch:
             if unit and unit.health is not Health.RUNNING:
                 late[task] = f"is {unit.active} ({unit.sub})"
         if not late and self._inventory.chief.name in seen.units:
-            late[self._inventory.chief] = f"runs; {report.render_run(seen.run)}"
+            late[self._inventory.chief] = f"runs; {status_text.render_run(seen.run)}"
         message = f"no step was trained in {timeout:.0f} s; the tasks go on trying (fab stop-cluster stops them)"
         trouble = ClusterTrouble(message, self._cluster.trouble(late))
         return HostsUnreachable(seen.unreachable, str(trouble)) if seen.unreachable else trouble

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 
 from rich.live import Live
 
-from fleet import report
+from fleet import status_text
 from fleet.cluster import Cluster
 from fleet.observation import Observation
 from fleet.site.inventory import Inventory
+from fleet.status_view import draw, screen_of
 from fleet.tables import ProgressLine
 from fleet.terminal import is_read, is_terminal
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.status import status_record
 from fleet.verbs.watch import RUN_SECONDS, UNITS_SECONDS, UNITS_SHARE
-from fleet.view import console_of, draw
 
 # Each host is asked by itself, and all of them no more often together than this.
 LOOKS_PER_SECOND = 10.0
@@ -24,15 +24,15 @@ LOOKS_PER_SECOND = 10.0
 QUIET_SECONDS = 5.0
 
 
-class Watch:
+class StatusWatch:
     """Asks every host again and again, each on a thread of its own: one that vanishes holds up no other.
 
     The connections are the cluster's, which stay open.
     """
 
-    def __init__(self, cluster: Cluster, desk: Desk) -> None:
+    def __init__(self, cluster: Cluster, console: Console) -> None:
         self._cluster = cluster
-        self._clock = desk.clock
+        self._clock = console.clock
         self._lock = threading.Lock()
         self._seen = Observation()
         self._asked: dict[str, float] = {}  # hosts that are asked just now, since when
@@ -52,14 +52,14 @@ class Watch:
         with self._lock:
             return all(self._clock() - self._asked.get(host, 0.0) > QUIET_SECONDS for host in self._waited)
 
-    def look(self) -> tuple[Observation, dict[str, float]]:
+    def snapshot(self) -> tuple[Observation, dict[str, float]]:
         """Return what is known, and the seconds of each host that is asked and does not answer."""
         with self._lock:
             now = self._clock()
             quiet = {host: now - since for host, since in self._asked.items() if now - since > QUIET_SECONDS}
             quiet = {host: seconds for host, seconds in quiet.items() if host not in self._seen.unreachable}
             known = Observation()
-            known.take(self._seen)
+            known.merge(self._seen)
             return known, quiet
 
     def _follow(self, host: str) -> None:
@@ -92,47 +92,47 @@ class Watch:
         if host == self._cluster.inventory.chief.host and host not in seen.unreachable:
             self._seen.drains = {name: self._seen.drains[name] for name in self._seen.marked}
             self._seen.run, self._seen.run_error, self._seen.selection = None, None, {}
-        self._seen.take(seen)
+        self._seen.merge(seen)
 
 
-def watch_status(cluster: Cluster, desk: Desk, until: Callable[[], bool] = lambda: False) -> None:
+def watch_status(cluster: Cluster, console: Console, until: Callable[[], bool] = lambda: False) -> None:
     """Show the cluster until Ctrl-C: on a terminal a view that is redrawn, elsewhere a line where it changes.
 
     With `--json` each look is an object on a line. It ends, too, when nobody reads any more.
     """
-    watch, stream = Watch(cluster, desk), desk.answers or desk.out
+    watch, stream = StatusWatch(cluster, console), console.json_out or console.out
     watch.begin()
     try:
-        if desk.answers is None and is_terminal(stream):
-            _draw(cluster, desk, watch, until)
+        if console.json_out is None and is_terminal(stream):
+            _draw(cluster, console, watch, until)
             return
-        line = ProgressLine(stream, clock=desk.clock)
+        line = ProgressLine(stream, clock=console.clock)
         while not until() and is_read(stream):
             if watch.is_known:
-                seen, quiet = watch.look()
-                if desk.answers is not None:
-                    desk.answer("status", status_record(cluster.inventory, seen, quiet), on_a_line=True)
+                seen, quiet = watch.snapshot()
+                if console.json_out is not None:
+                    console.print_json("status", status_record(cluster.inventory, seen, quiet), on_a_line=True)
                 else:
                     line.show(in_a_line(cluster.inventory, seen, quiet))
-            desk.sleep(RUN_SECONDS)
+            console.sleep(RUN_SECONDS)
     finally:
         watch.end()
 
 
-def _draw(cluster: Cluster, desk: Desk, watch: Watch, until: Callable[[], bool]) -> None:
-    console = console_of(desk.out)
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+def _draw(cluster: Cluster, console: Console, watch: StatusWatch, until: Callable[[], bool]) -> None:
+    screen = screen_of(console.out)
+    with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
         while not until():
             if watch.is_known:
-                seen, quiet = watch.look()
-                live.update(draw(cluster.inventory, seen, quiet, console.height), refresh=True)
+                seen, quiet = watch.snapshot()
+                live.update(draw(cluster.inventory, seen, quiet, screen.height), refresh=True)
             else:
                 live.update(f"asking {len(cluster.inventory.hosts)} hosts", refresh=True)
-            desk.sleep(RUN_SECONDS)
+            console.sleep(RUN_SECONDS)
 
 
 def in_a_line(inventory: Inventory, seen: Observation, quiet: Mapping[str, float]) -> str:
     """Say the run, and who is not as it should be."""
-    rows = report.task_rows(inventory, seen, quiet)
+    rows = status_text.task_rows(inventory, seen, quiet)
     wrong = [f"{row['task']} {row['state']}" for row in rows if row["trouble"]]
-    return "; ".join([report.render_run(seen.run).replace("\n", ";"), *wrong])
+    return "; ".join([status_text.render_run(seen.run).replace("\n", ";"), *wrong])

@@ -15,7 +15,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from trainer.cluster.ways import Way, cell, describe, targets
 
 # A way that is silent takes 6 s, and eight are tried at once.
@@ -23,13 +23,13 @@ SECONDS = 120
 MEMBERS = ("chief", "ps", "worker")
 
 
-def show_ways(cluster: Cluster, desk: Desk) -> None:
+def show_ways(cluster: Cluster, console: Console) -> None:
     """Show how each member's host reaches the others; raise where a way is broken or a host did not answer."""
     found, unreachable, wrong = try_ways(cluster)
-    if desk.answers is not None:
-        desk.answer("ways", as_json(found, unreachable))
+    if console.json_out is not None:
+        console.print_json("ways", as_json(found, unreachable))
     else:
-        desk.say(matrix(found, addresses(cluster.inventory)))
+        console.print(matrix(found, addresses(cluster.inventory)))
     if unreachable:
         raise HostsUnreachable(unreachable, "\n".join(wrong))
     if wrong:

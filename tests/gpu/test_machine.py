@@ -64,7 +64,7 @@ def computing() -> Iterator[None]:
 
 def test_the_kernel_shows_as_many_gpus_as_nvml(gpus: list[object]) -> None:
     nvidia_facts = pytest.importorskip("nvidia_facts", reason="it needs ansible-core")
-    seen = nvidia_facts.look(Path("/"), lambda _command: (1, ""), os.uname().release)
+    seen = nvidia_facts.collect_facts(Path("/"), lambda _command: (1, ""), os.uname().release)
     addresses = [re.sub(r"^0000(?=\w{4}:)", "", pynvml.nvmlDeviceGetPciInfo(gpu).busId.lower()) for gpu in gpus]
     assert [gpu["address"] for gpu in seen["gpus"]] == sorted(addresses)
     assert seen["loaded"] == pynvml.nvmlSystemGetDriverVersion()

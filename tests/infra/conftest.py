@@ -108,7 +108,7 @@ class Play:
 
 
 # What they do is done by Ansible itself.
-CONTROL = {"assert", "debug", "fail", "include_role", "include_tasks", "lose_host", "meta", "set_fact",
+CONTROL = {"assert", "debug", "fail", "include_role", "include_tasks", "mark_unreachable", "meta", "set_fact",
            "validate_argument_spec"}  # fmt: skip
 
 

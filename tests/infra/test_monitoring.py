@@ -230,11 +230,11 @@ def test_a_drill_that_kills_the_coordinator_again_and_again(lab, watched):
 def test_a_checkpoint_that_cannot_be_saved(lab, watched):
     path = f"/srv/trainer/runs/{RUN}"
     # Made read-only elsewhere first, as the drill does: what reaches the tasks' own view is one mount, with its flags.
-    strike = f"mkdir -p {ASIDE} && mount --bind {path} {ASIDE} && mount -o remount,bind,ro {ASIDE}"
-    strike += f" && mount --bind {ASIDE} {path}"
+    command = f"mkdir -p {ASIDE} && mount --bind {path} {ASIDE} && mount -o remount,bind,ro {ASIDE}"
+    command += f" && mount --bind {ASIDE} {path}"
     for host in lab.values():
         with host.sudo():
-            host.run_expect([0], strike)
+            host.run_expect([0], command)
     fault = Fault(lab, "`path-read-only`: the run's directory")
     try:
         fault.fires(("PsfleetCheckpointSaveFailed", ""))

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.render import SHARED_DIR, Wanted, kubernetes
+from fleet.render import SHARED_DIR, RenderedCluster, kubernetes
 from tests.managers.conftest import free_port
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VALIDATE = ROOT / ".cache/managers/bin/kubernetes-validate"
 TASKS = {"chief": 1, "worker": 2, "ps": 2, "evaluator": 1}
 SETTINGS = {"program": "trainer.examples.digits:Digits", "run": "pods", "steps": 200, "shared_dir": SHARED_DIR}
-WANTED = Wanted("mine", TASKS, {"worker": 1}, SETTINGS, {"chief": ["WANDB"]})
+WANTED = RenderedCluster("mine", TASKS, {"worker": 1}, SETTINGS, {"chief": ["WANDB"]})
 
 
 def test_the_objects_are_valid_for_the_api(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.render import Wanted, slurm
+from fleet.render import RenderedCluster, slurm
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def submit(cluster, steps: int, *options: str) -> str:  # type: ignore[no-untype
     }
     (cluster.directory / "shared").mkdir()
     script = cluster.directory / "batch.sh"
-    script.write_text(slurm.render(Wanted("psfleet", TASKS, {}, settings), sys.executable))
+    script.write_text(slurm.render(RenderedCluster("psfleet", TASKS, {}, settings), sys.executable))
     output = cluster.call("sbatch", "--parsable", f"--export=ALL,PYTHONPATH={ROOT}", *options, str(script))
     return str(output).strip()
 

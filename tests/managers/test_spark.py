@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fleet.render import Wanted, spark
+from fleet.render import RenderedCluster, spark
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ class Application:
         self.shared.mkdir()
         given = {"program": "trainer.examples.digits:Digits", "run": "batch", "checkpoint_steps": 100, **settings}
         script = directory / "first.py"
-        wanted = Wanted("psfleet", TASKS, {}, {**given, "shared_dir": str(self.shared)})
+        wanted = RenderedCluster("psfleet", TASKS, {}, {**given, "shared_dir": str(self.shared)})
         script.write_text(spark.render(wanted, sys.executable))
         command = [SPARK / "spark-submit", "--master", f"local-cluster[{sum(TASKS.values())},1,1024]"]
         command += ["--conf", f"spark.executorEnv.PSFLEET_PYTHONPATH={ROOT}", script]

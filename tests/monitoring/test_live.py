@@ -172,7 +172,7 @@ class Cluster:
             for alert in alerts
         }
 
-    def fires_and_clears(self, what: str, heal: Callable[[], None], *expected: tuple[str, str]) -> None:
+    def fires_and_clears(self, what: str, revert: Callable[[], None], *expected: tuple[str, str]) -> None:
         """Wait for alerts, take the fault back, wait for their end; print a row for each."""
         began, fired, cleared = time.monotonic(), {}, {}
 
@@ -189,7 +189,7 @@ class Cluster:
         try:
             until(there, 240, f"{expected} after {what}; there are {sorted(fired)}")
         finally:
-            heal()
+            revert()
         ended_at = time.monotonic()
         until(gone, 300, f"the end of {expected}")
         for name, whose in expected:
@@ -268,8 +268,8 @@ def test_a_checkpoint_that_cannot_be_saved(cluster: Cluster) -> None:
     checkpoints.rename(aside)
     checkpoints.write_text("a file in the place of the directory")
 
-    def heal() -> None:
+    def revert() -> None:
         checkpoints.unlink()
         aside.rename(checkpoints)
 
-    cluster.fires_and_clears("a file in the place of `checkpoints/`", heal, ("PsfleetCheckpointSaveFailed", ""))
+    cluster.fires_and_clears("a file in the place of `checkpoints/`", revert, ("PsfleetCheckpointSaveFailed", ""))

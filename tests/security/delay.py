@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from fleet.drills import late as program
+from fleet.drills import packet_delay as program
 from fleet.drills.ways import CONNECT, DELAY_MS, LATE
 
 

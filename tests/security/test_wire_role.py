@@ -64,7 +64,7 @@ def key() -> str:
 def test_the_role_builds_a_tunnel_mends_it_and_takes_it_away(machine: Machine, tmp_path: Path) -> None:
     def build(*arguments: str, **settings: Any) -> list[str]:
         changed: list[str] = machine.play(
-            *arguments, playbook="wire.yml", tags="wireguard", cluster_encryption=True, **settings
+            *arguments, playbook="encryption.yml", tags="wireguard", cluster_encryption=True, **settings
         )["changed"]
         return changed
 

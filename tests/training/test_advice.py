@@ -17,8 +17,8 @@ from processes import Runs, until
 from bench.advise import CAUSES, PART, look, train
 from bench.ahead import DelayedCluster
 from bench.tasks import write_settings
-from fleet.advice import Host, Look, advise
-from fleet.uneven import uneven_data
+from fleet.advice import HostUsage, Measurement, advise
+from fleet.uneven_load import uneven_data
 from trainer import testing
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
@@ -36,7 +36,7 @@ SECONDS = 8.0
 SLOW = 0.2
 IDS, BATCH, WORDS = 8, 64, 20_000
 HOT, HOT_KEY = 0.4, 987_654_321
-EMPTY = Host(2, 0, 0, 0, 0)
+EMPTY = HostUsage(2, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_hot_rows_and_uneven_files_are_known(tmp_path: Path, three: bool, monkey
     assert items["by_ps"]["ps-0"] == pytest.approx(0.5, abs=0.1)
 
     used = {"ps-0": 2 * SECONDS, "ps-1": 0.1 * SECONDS}
-    first = Look(
+    first = Measurement(
         0, {"worker-0": 0, "worker-1": 0}, dict.fromkeys(used, 0), {"here": EMPTY}, dict.fromkeys(TASKS, "here")
     )
     known = {"lookups": status["lookups"], "dynamic": tuple(status["tables"]), "data": status["data"]}

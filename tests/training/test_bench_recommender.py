@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from bench import turns
-from bench.recommender import Judge, Saved
-from bench.turns import Side, sent_and_got
+from bench import interleaved
+from bench.interleaved import Side, sent_and_got
+from bench.recommender import Judge, SavedCheckpoint
 from trainer import testing
 from trainer.examples import criteo
 
@@ -34,7 +34,7 @@ def test_dynamic_tables_have_the_auc_that_their_training_evaluates(
 def test_a_checkpoint_is_there_when_its_index_is(tmp_path: Path) -> None:
     index = tmp_path / "ckpt-3.index"
     index.write_text("")
-    assert Saved.at(tmp_path / "ckpt-3", began=index.stat().st_mtime - 2).seconds == pytest.approx(2)
+    assert SavedCheckpoint.at(tmp_path / "ckpt-3", began=index.stat().st_mtime - 2).seconds == pytest.approx(2)
 
 
 def test_what_all_connections_have_sent_and_got_is_added_up() -> None:
@@ -48,7 +48,7 @@ def test_only_who_shows_traffic_counts_it_and_ended_connections_make_no_number(
 ) -> None:
     """Their bytes are gone with them."""
     counted = [1000, later]
-    monkeypatch.setattr(turns, "bytes_of", lambda addresses: counted.pop(0))
+    monkeypatch.setattr(interleaved, "bytes_of", lambda addresses: counted.pop(0))
     cluster: Any = SimpleNamespace(tasks=[], spec=lambda job: {"ps": ["a:1"]})
     side = Side(cluster, SimpleNamespace(until=lambda *_: None), lambda: [])  # type: ignore[arg-type]
     side.warm_up(0.0, traffic)

@@ -359,16 +359,16 @@ class Deserted(Counting):
         super().__init__()
         self.states: list[tuple[str, str]] = []
         self._run, self._members, self._pass_time, self._seconds = run, members, pass_time, seconds
-        self._scenes = [False, False, True] * 2
+        self._phases = [False, False, True] * 2
 
     def returned(self) -> list[Call]:
         if self.step.numpy() < 50 or len(self.states) == 6:
             return super().returned()
-        if self._members.was_asked and len(self._scenes) < 6:  # the controller has waited since the last scene began
+        if self._members.was_asked and len(self._phases) < 6:  # the controller has waited since the last phase began
             assert not self._run.phases.overdue()
             self.states.append((self._run.progress.status.state, self._run.phases.phase))
-        if len(self.states) == 6 - len(self._scenes) and self._scenes:
-            alive = self._scenes.pop(0)
+        if len(self.states) == 6 - len(self._phases) and self._phases:
+            alive = self._phases.pop(0)
             if not alive and not self._members.alive:
                 self._pass_time(self._seconds / 2)
             self._members.alive, self._members.was_asked = alive, False
@@ -395,15 +395,15 @@ def test_a_worker_that_comes_and_goes_does_not_put_off_the_deadline(
     class Flapping(Counting):
         def __init__(self) -> None:
             super().__init__()
-            self.scenes = [True, False] * 3 + [True]
+            self.phases = [True, False] * 3 + [True]
 
         def returned(self) -> list[Call]:
-            if members.was_asked and not self.scenes:
+            if members.was_asked and not self.phases:
                 assert run.phases.overdue().startswith("training has lasted 2100 s")
                 raise SystemExit
             if members.was_asked:
-                pass_time(700 if len(self.scenes) < 7 else 0)
-                members.alive, members.was_asked = self.scenes.pop(0), False
+                pass_time(700 if len(self.phases) < 7 else 0)
+                members.alive, members.was_asked = self.phases.pop(0), False
             return []
 
     with pytest.raises(SystemExit):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet import verbs
-from fleet.advice import Host, Look, advise
+from fleet.advice import HostUsage, Measurement, advise
 from fleet.cluster import Cluster
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.ssh import Answer
@@ -24,8 +24,8 @@ from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 
 TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
-CALM = Host(cores=4, busy=0, storage=0, sent=0, received=0, link=125e6)
-FIRST = Look(
+CALM = HostUsage(cores=4, busy=0, storage=0, sent=0, received=0, link=125e6)
+FIRST = Measurement(
     0.0,
     dict.fromkeys(TASKS[3:], 0),
     dict.fromkeys(TASKS, 0.0),
@@ -35,14 +35,14 @@ FIRST = Look(
 )
 
 
-def later(pace: float = 10.0, **more: Any) -> Look:
+def later(pace: float = 10.0, **more: Any) -> Measurement:
     """A hundred seconds later: all workers at this pace, each task with a tenth of a processor."""
     hosts = {name: replace(CALM, busy=10.0) for name in TASKS}
     hosts |= more.pop("hosts", {})
     seconds = {**dict.fromkeys(TASKS, 10.0), **more.pop("seconds", {})}
     workers = {**dict.fromkeys(TASKS[3:], int(100 * pace)), **more.pop("workers", {})}
     waits = dict.fromkeys(TASKS[3:], 100 * more["waits"]) if "waits" in more else {}
-    return Look(100.0, workers, seconds, hosts, FIRST.places, waits)
+    return Measurement(100.0, workers, seconds, hosts, FIRST.places, waits)
 
 
 def busy(task: str, cores: float) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def busy(task: str, cores: float) -> dict[str, Any]:
         (later(0), "nothing", "no step was trained in 100 s. See why: fab status"),
     ],
 )  # fmt: skip
-def test_each_cause_is_named_with_its_figures(last: Look, part: str, expected: str) -> None:
+def test_each_cause_is_named_with_its_figures(last: Measurement, part: str, expected: str) -> None:
     found = advise(FIRST, last)
     assert found[0].part == part
     assert expected in found[0].text
@@ -96,7 +96,7 @@ def test_each_cause_is_named_with_its_figures(last: Look, part: str, expected: s
         (later(**busy("chief-0", 0.95)), "more workers or ps give nothing: chief-0 is busy"),
     ],
 )  # fmt: skip
-def test_what_one_more_gives_follows_from_what_all_share(last: Look, expected: str) -> None:
+def test_what_one_more_gives_follows_from_what_all_share(last: Measurement, expected: str) -> None:
     found = advise(FIRST, last)[-1]
     assert found.part == "scale"
     assert expected in found.text
@@ -220,7 +220,7 @@ def test_each_unit_has_its_own_time_in_the_order_that_systemd_prints() -> None:
     lines += ["CPUUsageNSec=2000000000", "Id=a", "", f"CPUUsageNSec={2**64 - 1}", "Id=b", ""]
     lines += ["CPUUsageNSec=[not set]", "Id=c", "", "CPUUsageNSec=3000000000", "Id=d"]
     host, used = read(Answer("\n".join(lines)))
-    assert host == Host(4, 2.0, 0.5, 5, 6, 125e6, 2**21)
+    assert host == HostUsage(4, 2.0, 0.5, 5, 6, 125e6, 2**21)
     assert used == {"a": 2.0, "d": 3.0}
 
 
@@ -260,7 +260,7 @@ class Hosts(day.Hosts):
         return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n\n{units}")
 
 
-def trains(hosts: fleet.Pretence) -> None:
+def trains(hosts: fleet.FakeHosts) -> None:
     steps = int(hosts.now) * 5
     workers = {
         "worker-0": {"steps": steps, "steps_per_second": 5.0},
@@ -278,29 +278,29 @@ def make_hosts() -> Hosts:
 def test_the_verb_looks_twice_and_changes_nothing() -> None:
     hosts = make_hosts()
     clock = fleet.Clock(hosts=hosts)
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
-    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert hosts.done == []
     assert clock.now == 120
-    assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(desk)
+    assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(console)
 
 
 def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
     hosts = make_hosts()
     hosts.unreachable = {"ps-b": "no route"}
     clock = fleet.Clock(hosts=hosts)
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep)
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route"):
-        advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
-    assert "worker: worker-1 is slow" in fleet.printed(desk)
+        advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+    assert "worker: worker-1 is slow" in fleet.printed(console)
     hosts.recorded = {"ps-b": '{"host": "ps-b"}'}
-    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    advise_verb(Cluster(hosts.inventory, hosts), console, 120)
 
 
 def test_a_run_that_has_just_begun_is_waited_for() -> None:
     looks = itertools.count()
 
-    def begins(hosts: fleet.Pretence) -> None:
+    def begins(hosts: fleet.FakeHosts) -> None:
         trains(hosts)
         if next(looks) < 3:
             hosts.run_status = fleet.status("training", 1, hosts.now, workers={})
@@ -308,17 +308,17 @@ def test_a_run_that_has_just_begun_is_waited_for() -> None:
     made = day.make_hosts()
     hosts = Hosts(made.inventory, units=made.units, tick=begins)
     clock = fleet.Clock(hosts=hosts)
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
-    advise_verb(Cluster(hosts.inventory, hosts), desk, 120)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert clock.now == 126
-    assert "worker: worker-1 is slow" in fleet.printed(desk)
+    assert "worker: worker-1 is slow" in fleet.printed(console)
 
 
 def test_without_a_training_there_is_nothing_to_measure() -> None:
     hosts = day.make_hosts()
     hosts.run_status = fleet.status("stopped", 20)
     with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
-        advise_verb(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), 120)
+        advise_verb(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), 120)
 
 
 def test_a_cluster_without_ps_is_refused_at_once() -> None:
@@ -328,5 +328,5 @@ def test_a_cluster_without_ps_is_refused_at_once() -> None:
     hosts.run_status = fleet.status("training", 1, 0, workers={})
     clock = fleet.Clock(hosts=hosts)
     with pytest.raises(OperatorMistake, match="advise is for strategy parameter_server"):
-        advise_verb(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO(), clock, clock.sleep), 120)
+        advise_verb(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO(), clock, clock.sleep), 120)
     assert clock.now == 0

@@ -1,26 +1,26 @@
 import pytest
 
-from bench.faults import Fault, Outcome, Steps, pause_after, schedule, value_at
+from bench.faults import GoodputOutcome, PlannedFault, Steps, pause_after, schedule, value_at
 from bench.goodput import main, rows
-from bench.points import Point
+from bench.timeline import TimedStep
 
 
 def steady(begin, end, step=0, rate=10):
     """A point each 0.1 s, of a training of so many steps a second."""
     count = round((end - begin) * 10)
-    return [Point(begin + i / 10, step + round(i * rate / 10)) for i in range(count)]
+    return [TimedStep(begin + i / 10, step + round(i * rate / 10)) for i in range(count)]
 
 
 # From 100 s to 200 s, with a fault at 130 s that costs 20 s and 50 steps: the checkpoint of step 300 is of 130 s, and
 # what was begun after it is begun again.
 STEPS = [*steady(90, 135), *steady(155, 200, step=450)]
-OUTCOME = Outcome(
+OUTCOME = GoodputOutcome(
     begin=100,
     end=200,
     reference=0.1,
     steps=STEPS,
-    saves=[Point(99.95, 100), Point(129.95, 400), Point(161, 460), Point(199, 840)],
-    faults=[Fault(35, "ps kill", "ps-0")],
+    saves=[TimedStep(99.95, 100), TimedStep(129.95, 400), TimedStep(161, 460), TimedStep(199, 840)],
+    faults=[PlannedFault(35, "ps kill", "ps-0")],
 )
 
 
@@ -34,8 +34,8 @@ def test_steps_that_are_in_no_checkpoint_are_lost():
 
 
 def test_training_without_faults_has_a_goodput_of_one():
-    saves = [Point(100 + 5 * i, 50 * i) for i in range(20)]
-    outcome = Outcome(100, 195, 0.1, steady(100, 195.1), saves, [])
+    saves = [TimedStep(100 + 5 * i, 50 * i) for i in range(20)]
+    outcome = GoodputOutcome(100, 195, 0.1, steady(100, 195.1), saves, [])
     assert outcome.goodput == pytest.approx(1)
     assert outcome.lost == pytest.approx(0)
 
@@ -46,7 +46,7 @@ def test_pause_is_the_time_without_a_step():
 
 
 def test_pause_that_does_not_end_lasts_to_the_end():
-    points = [*steady(0, 10), Point(30, 99)]
+    points = [*steady(0, 10), TimedStep(30, 99)]
     assert pause_after(points, at=9.9, until=30) == pytest.approx(20.1, abs=0.2)
 
 
@@ -56,7 +56,7 @@ def test_pause_belongs_to_the_fault_that_it_began_after():
 
 
 def test_value_grows_evenly_between_two_points():
-    points = [Point(10, 0), Point(20, 100)]
+    points = [TimedStep(10, 0), TimedStep(20, 100)]
     assert [value_at(points, time) for time in (5, 10, 15, 25)] == [0, 0, 50, 100]
 
 
@@ -85,11 +85,11 @@ def test_steps_are_counted_over_all_datasets(tmp_path):
     steps = Steps(tmp_path)
     (tmp_path / "1").write_text("5")
     (tmp_path / "2").write_text("7")
-    steps.look(10.0)
+    steps.poll(10.0)
     (tmp_path / "2").write_text("")  # being written
     (tmp_path / "1").write_text("6")
-    steps.look(11.0)
-    assert steps.points == [Point(10.0, 12), Point(11.0, 13)]
+    steps.poll(11.0)
+    assert steps.points == [TimedStep(10.0, 12), TimedStep(11.0, 13)]
     assert (steps.datasets, steps.newest, steps.active(10.5)) == (2, 11.0, 1)
 
 

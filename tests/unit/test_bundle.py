@@ -25,10 +25,10 @@ from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.site.inventory import load_inventory
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs import bundle as verb
-from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_json_output as answers
 
 KEY = """-----BEGIN OPENSSH PRIVATE KEY-----
 b3BlbnNzaC1rZXktdjEAAAAABG5vbm
@@ -244,7 +244,7 @@ def test_the_inventorys_secrets_are_known_and_not_shown(site: Path) -> None:
     assert '"program": "p:P"' in shown
 
 
-class Hosts(fleet.Pretence):
+class Hosts(fleet.FakeHosts):
     """Hosts whose journals have secrets."""
 
     def _answer(self, host: str, script: str) -> Answer:
@@ -273,14 +273,14 @@ def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeyp
         run_status={**fleet.status("training", 5), "message": f"it read {VAULTED}"},
         unreachable={"far": f"no {BECOME}"},
     )
-    desk = Desk(io.StringIO(), answers=io.StringIO(), meanwhile=io.StringIO())
+    console = Console(io.StringIO(), json_out=io.StringIO(), progress_out=io.StringIO())
     place = tmp_path / "report.tar.gz"
-    verb.bundle(Cluster(inventory, hosts), desk, str(place))
-    found = answers.answer_of(desk)
+    verb.bundle(Cluster(inventory, hosts), console, str(place))
+    found = answers.answer_of(console)
     assert place.stat().st_mode & 0o777 == 0o600
     with tarfile.open(place) as archive:
         texts = {member.name: (archive.extractfile(member) or io.BytesIO()).read().decode() for member in archive}
-    whole = "\n".join([*texts, *texts.values(), fleet.printed(desk), json.dumps(found)])
+    whole = "\n".join([*texts, *texts.values(), fleet.printed(console), json.dumps(found)])
     planted = [VAULTED, INLINE, quote(INLINE), BECOME, "quite-secret", "private-words", "AAAABG5vbm", "pw12345"]
     planted += ["wJalr", "arg-word", "event-word", "env word", "db-word", "glpat-", "inventory-word", "url-word"]
     for secret in planted:
@@ -297,7 +297,7 @@ def test_nothing_is_written_where_a_secret_is_left(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(verb, "gather", lambda *_: ({"a.txt": "very-secret"}, {}))
     inventory = fleet.make_inventory()
     with pytest.raises(ClusterTrouble, match=r"nothing was written: .* is still in a.txt"):
-        verb.bundle(Cluster(inventory, fleet.Pretence(inventory)), Desk(io.StringIO()), str(tmp_path / "b.tar.gz"))
+        verb.bundle(Cluster(inventory, fleet.FakeHosts(inventory)), Console(io.StringIO()), str(tmp_path / "b.tar.gz"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -305,7 +305,7 @@ def test_a_place_that_can_not_be_written_is_refused_first(tmp_path: Path) -> Non
     inventory = fleet.make_inventory()
     for out in (str(tmp_path), "/nowhere/at/all.tar.gz"):
         with pytest.raises(OperatorMistake, match="expected a file to write"):
-            verb.bundle(Cluster(inventory, fleet.Pretence(inventory)), Desk(io.StringIO()), out)
+            verb.bundle(Cluster(inventory, fleet.FakeHosts(inventory)), Console(io.StringIO()), out)
 
 
 def test_what_a_host_prints_is_cut_into_files() -> None:

@@ -14,11 +14,11 @@ import pytest
 from fleet import trial, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.release import Shipment, Shipped
+from fleet.release import Shipment, ShipmentResult
 from fleet.ssh import Answer
-from fleet.trial import Seen, Trial
+from fleet.trial import TrialRun, TrialState
 from fleet.verbs import canary as subject
-from fleet.verbs.canary import Ask, canary
+from fleet.verbs.canary import CanaryRequest, canary
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from trainer.command_line import parse
@@ -28,15 +28,15 @@ GIVEN = {"run": "digits", "steps": 1000, "checkpoint_seconds": 5, "notify_webhoo
 TRIED = {"workers": {"worker-0": {}, "worker-1": {}}, "step": 35, "state": "finished"}
 
 
-def make_trial(steps: int = 20) -> Trial:
+def make_trial(steps: int = 20) -> TrialRun:
     settings = trial.settings_of(GIVEN, "sums:Sums", {"rate": 0.5}, 15, steps)
-    return Trial("new", "digits", 15, "/srv/trainer", settings, 2**31, 60.0)
+    return TrialRun("new", "digits", 15, "/srv/trainer", settings, 2**31, 60.0)
 
 
-def seen(losses: Sequence[float] = (0.5, 0.4), **more: Any) -> Seen:
+def seen(losses: Sequence[float] = (0.5, 0.4), **more: Any) -> TrialState:
     steps = [(25 + 10 * number, loss) for number, loss in enumerate(losses)]
     values = {"over": True, "result": "success", "status": TRIED, "losses": steps, "speeds": [6.0, 8.0]}
-    return Seen(**{**values, **more})  # type: ignore[arg-type]
+    return TrialState(**{**values, **more})  # type: ignore[arg-type]
 
 
 def test_a_trial_has_the_settings_of_the_training_and_bothers_nobody() -> None:
@@ -74,7 +74,7 @@ def test_the_trainer_reads_the_settings_of_a_trial_from_its_flags() -> None:
         (seen(code=1, status={}, log=["chief-0 | Traceback"]), "Traceback"),
     ],
 )
-def test_a_trial_is_judged(found: Seen, problem: str | None) -> None:
+def test_a_trial_is_judged(found: TrialState, problem: str | None) -> None:
     problems = trial.judge(make_trial(), found, 2.0)
     assert bool(problems) == bool(problem)
     assert "".join(problems).startswith(problem or "")
@@ -142,9 +142,9 @@ class Short:
     def differences(self, host: str) -> dict[str, list[str]]:
         return {"program": ["sums.py"]}
 
-    def stage_alone(self, host: str, shipment: Shipment, display: Any) -> Shipped:
+    def stage_alone(self, host: str, shipment: Shipment, display: Any) -> ShipmentResult:
         self.hosts.done.append(f"stage {shipment.release} on {host}")
-        return Shipped({}, {})
+        return ShipmentResult({}, {})
 
 
 def told(losses: Sequence[float], code: int = 0, **status: Any) -> Answer:
@@ -180,10 +180,10 @@ def make_hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return found
 
 
-def desk_of(hosts: Hosts) -> verbs.Desk:
+def console_of(hosts: Hosts) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
     build, find = (lambda _: "new"), (lambda *_: None)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, answers=io.StringIO())
+    return verbs.Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=io.StringIO())
 
 
 def lines_of(hosts: Hosts) -> list[tuple[str, str]]:
@@ -194,10 +194,10 @@ TRIAL = ["stage new on w-b", "end on w-b", "begin on w-b", "end on w-b"]
 
 
 def test_a_canary_that_passes_touches_one_host_and_no_task(hosts: Hosts) -> None:
-    desk = desk_of(hosts)
-    canary(day.cluster(hosts), desk, Ask("w-b", 20, reason="faster"))
+    console = console_of(hosts)
+    canary(day.cluster(hosts), console, CanaryRequest("w-b", 20, reason="faster"))
     assert hosts.done == TRIAL
-    assert "Switch all of them: fab start-cluster --detach --reason faster" in fleet.printed(desk)
+    assert "Switch all of them: fab start-cluster --detach --reason faster" in fleet.printed(console)
     assert lines_of(hosts) == [("canary", "begun"), ("canary", "done")]
     assert json.loads(hosts.lines[-1])["hosts"] == ["w-b"]
 
@@ -209,7 +209,7 @@ def test_a_canary_that_passes_touches_one_host_and_no_task(hosts: Hosts) -> None
 def test_a_canary_that_fails_leaves_all_as_it_was(hosts: Hosts, answer: Answer, problem: str) -> None:
     hosts.trial = [answer]
     with pytest.raises(ClusterTrouble, match=problem):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == [*TRIAL, "remove new on w-b"]
     assert lines_of(hosts)[-1] == ("canary", "failed")
 
@@ -218,7 +218,7 @@ def test_a_release_that_was_there_stays_where_its_canary_fails(hosts: Hosts, mon
     hosts.trial = [told([3.0])]
     monkeypatch.setattr(subject, "_list_releases", lambda *_: ["old", "new"])
     with pytest.raises(ClusterTrouble):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == TRIAL
 
 
@@ -228,28 +228,28 @@ def test_a_canary_that_is_left_ends_its_trial(hosts: Hosts, monkeypatch: pytest.
 
     monkeypatch.setattr(trial, "read", leave)
     with pytest.raises(KeyboardInterrupt):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == TRIAL
     assert lines_of(hosts)[-1] == ("canary", "left")
 
 
 def test_a_plan_does_nothing(hosts: Hosts) -> None:
-    desk = desk_of(hosts)
-    canary(day.cluster(hosts), desk, Ask("w-b", 20, plan_only=True))
+    console = console_of(hosts)
+    canary(day.cluster(hosts), console, CanaryRequest("w-b", 20, plan_only=True))
     assert (hosts.done, hosts.lines, hosts.holds) == ([], [], [])
-    assert "20 steps of a copy of run digits from step 15" in fleet.printed(desk)
+    assert "20 steps of a copy of run digits from step 15" in fleet.printed(console)
 
 
 def test_a_canary_without_memory_or_a_checkpoint_is_refused(hosts: Hosts) -> None:
     hosts.available = 2**20  # KiB
     with pytest.raises(OperatorMistake, match=r"0\.8 GiB of memory for it, and 1\.0 are needed: fab drain w-b first"):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     hosts.checkpoints = Answer("[]")
     with pytest.raises(OperatorMistake, match=r"no checkpoint to go on from.* Wait until run digits has"):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     hosts.run_status = {**hosts.run_status, "state": "stopped"}
     with pytest.raises(OperatorMistake, match=r"no checkpoint to go on from.* Begin: fab start-cluster"):
-        canary(day.cluster(hosts), desk_of(hosts), Ask("w-b", 20))
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == []
 
 

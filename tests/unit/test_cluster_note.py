@@ -17,19 +17,19 @@ from host_look import noted
 from fleet import agent, verbs
 from fleet.cluster import Cluster
 from fleet.doctor.hosts import judge_hosts
-from fleet.drills.rehearsal import drill
+from fleet.drills.runner import drill
 from fleet.errors import OperatorMistake
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
 from fleet.site.inventory import load_inventory
 from fleet.ssh import Answer
-from fleet.verbs.canary import Ask, canary
+from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
-from fleet.verbs.update_hosts import Request, update_hosts
+from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as second_day
@@ -185,32 +185,32 @@ def hosts() -> Foreign:
 
 
 @pytest.fixture
-def desk(hosts: Foreign) -> verbs.Desk:
+def console(hosts: Foreign) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep)
+    return verbs.Console(io.StringIO(), clock, clock.sleep)
 
 
-VERBS: dict[str, Callable[[Cluster, verbs.Desk], object]] = {
-    "drain": lambda cluster, desk: drain(cluster, desk, "w-b"),
-    "undrain": lambda cluster, desk: undrain(cluster, desk, "w-b"),
-    "canary": lambda cluster, desk: canary(cluster, desk, Ask("w-b")),
-    "drill": lambda cluster, desk: drill(cluster, desk, ["worker"]),
-    "rollback": lambda cluster, desk: rollback(cluster, desk),
-    "start-cluster": lambda cluster, desk: start_cluster(cluster, desk, StartRequest()),
-    "update-hosts": lambda cluster, desk: update_hosts(cluster, desk, Request()),
+VERBS: dict[str, Callable[[Cluster, verbs.Console], object]] = {
+    "drain": lambda cluster, console: drain(cluster, console, "w-b"),
+    "undrain": lambda cluster, console: undrain(cluster, console, "w-b"),
+    "canary": lambda cluster, console: canary(cluster, console, CanaryRequest("w-b")),
+    "drill": lambda cluster, console: drill(cluster, console, ["worker"]),
+    "rollback": lambda cluster, console: rollback(cluster, console),
+    "start-cluster": lambda cluster, console: start_cluster(cluster, console, StartRequest()),
+    "update-hosts": lambda cluster, console: update_hosts(cluster, console, UpdateRequest()),
 }
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_fab_refuses_a_host_of_another_cluster(
-    hosts: Foreign, desk: verbs.Desk, verb: str, monkeypatch: pytest.MonkeyPatch
+    hosts: Foreign, console: verbs.Console, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.verbs.start._check", lambda *_: None)
-    monkeypatch.setattr("fleet.short.ShortWay.questions", lambda *_, **__: {})
-    monkeypatch.setattr(verbs.Desk, "build", lambda *_: "abc", raising=False)
+    monkeypatch.setattr("fleet.short_way.ShortWay.questions", lambda *_, **__: {})
+    monkeypatch.setattr(verbs.Console, "build", lambda *_: "abc", raising=False)
     hosts.theirs = frozenset({"w-b"})
     with pytest.raises(OperatorMistake, match=r"host 'w-b': it belongs to the cluster 198\.51\.100\.7 since"):
-        VERBS[verb](Cluster(hosts.inventory, hosts), desk)
+        VERBS[verb](Cluster(hosts.inventory, hosts), console)
     assert [line for line in hosts.lines if json.loads(line)["outcome"] == "begun"] == []
 
 
@@ -232,40 +232,40 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
         scripts.append(script) if host == "w-b" else None,
         answer(host, script),
     )[1]
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep)
     if new:
-        replace_host(Cluster(hosts.inventory, hosts), desk, "w-b", new, "192.0.2.99", plan_only=plan)
+        replace_host(Cluster(hosts.inventory, hosts), console, "w-b", new, "192.0.2.99", plan_only=plan)
     else:
-        remove_host(Cluster(hosts.inventory, hosts), desk, "w-b", plan_only=plan)
+        remove_host(Cluster(hosts.inventory, hosts), console, "w-b", plan_only=plan)
     written = (tmp_path / "hosts.yml").read_text()
     assert ("w-b:" in written) is plan
     assert ("gpu-9:" in written) is (new is not None and not plan)
     assert all("@units" in script for script in scripts)  # it was only looked at
     where = "the old host" if new else "the host"
     said = f"nothing on {where}: it belongs to another cluster" if plan else "w-b belongs to another cluster, and was"
-    assert said in fleet.printed(desk)
+    assert said in fleet.printed(console)
 
 
-def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, desk: verbs.Desk) -> None:
+def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, console: verbs.Console) -> None:
     hosts.theirs = frozenset({hosts.inventory.chief.host})
     for old in (hosts.inventory.chief.host, "w-b"):
         with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
-            replace_host(Cluster(hosts.inventory, hosts), desk, old, "gpu-9", "192.0.2.99")
+            replace_host(Cluster(hosts.inventory, hosts), console, old, "gpu-9", "192.0.2.99")
     assert hosts.lines == []
 
 
-def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, desk: verbs.Desk) -> None:
+def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, console: verbs.Console) -> None:
     hosts.theirs = frozenset({hosts.inventory.chief.host})
     with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
-        stop_cluster(Cluster(hosts.inventory, hosts), desk)
+        stop_cluster(Cluster(hosts.inventory, hosts), console)
     assert hosts.units[hosts.inventory.chief.name].active == "active"
 
 
-def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, desk: verbs.Desk) -> None:
+def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: verbs.Console) -> None:
     hosts.theirs = frozenset({"w-b"})
-    stop_cluster(Cluster(hosts.inventory, hosts), desk)
+    stop_cluster(Cluster(hosts.inventory, hosts), console)
     assert (hosts.units["worker-1"].active, hosts.units["worker-0"].active) == ("active", "inactive")
-    assert "left alone: host 'w-b': it belongs to the cluster 198.51.100.7" in fleet.printed(desk)
+    assert "left alone: host 'w-b': it belongs to the cluster 198.51.100.7" in fleet.printed(console)
 
 
 def test_a_host_that_was_removed_is_free_for_another_cluster() -> None:

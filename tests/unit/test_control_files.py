@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.site.preflight import inventory_problems
-from fleet.site.schema.control import key_problem
+from fleet.site.schema.control_files import key_problem
 from tests.unit.hostile import inventory
 
 ROOT = Path(__file__).resolve().parents[2]

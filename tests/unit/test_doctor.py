@@ -19,20 +19,20 @@ import pytest
 
 from fleet import agent
 from fleet.cluster import Cluster, Observation
-from fleet.doctor import whole
+from fleet.doctor import cluster
+from fleet.doctor.cluster import judge_control, judge_look
+from fleet.doctor.examination import PROBE, Examination
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
-from fleet.doctor.look import PROBE, Look
-from fleet.doctor.whole import judge_control, judge_look
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.run import Run
 from fleet.site.inventory import Host
 from fleet.ssh import Answer
 from fleet.units import Unit
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs import doctor as verb
-from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_json_output as answers
 from trainer.cluster.ways import Way
 
 GB = 10**9
@@ -131,7 +131,7 @@ def test_a_host_that_is_not_reached_is_found_with_the_way_to_see_why() -> None:
 
 
 @pytest.fixture
-def look() -> Look:
+def look() -> Examination:
     observation = Observation(
         units={
             task.name: Unit(task.unit, active="active", sub="running", file_state="enabled") for task in INVENTORY.tasks
@@ -142,22 +142,22 @@ def look() -> Look:
         clocks=dict.fromkeys(INVENTORY.hosts, 1000.0),
         run=Run("digits", state="training", updated=999.0, step=5),
     )
-    return Look(observation)
+    return Examination(observation)
 
 
-def test_a_cluster_that_trains_is_right(look: Look) -> None:
+def test_a_cluster_that_trains_is_right(look: Examination) -> None:
     assert judge_look(INVENTORY, look, "abc") == []
 
 
-def set_run(**changes: Any) -> Callable[[Look], None]:
-    def change(look: Look) -> None:
+def set_run(**changes: Any) -> Callable[[Examination], None]:
+    def change(look: Examination) -> None:
         assert look.observation.run is not None
         look.observation.run = replace(look.observation.run, **changes)
 
     return change
 
 
-CAUSES: list[tuple[Callable[[Look], Any], str, str, str, str]] = [
+CAUSES: list[tuple[Callable[[Examination], Any], str, str, str, str]] = [
     (lambda look: setattr(look, "unfit", "no lock"), "control machine", "release", "no lock", "fab validate"),
     (lambda look: look.broken.update(far="no python3"), "far", "look", "no python3", "site.yml --limit far"),
     (
@@ -196,7 +196,7 @@ CAUSES: list[tuple[Callable[[Look], Any], str, str, str, str]] = [
 
 @pytest.mark.parametrize(("cause", "where", "part", "what", "mend"), CAUSES)
 def test_what_is_wrong_with_the_whole_is_found(
-    look: Look, cause: Callable[[Look], Any], where: str, part: str, what: str, mend: str
+    look: Examination, cause: Callable[[Examination], Any], where: str, part: str, what: str, mend: str
 ) -> None:
     cause(look)
     found = [each for each in judge_look(INVENTORY, look, "abc") if each.part == part]
@@ -205,7 +205,7 @@ def test_what_is_wrong_with_the_whole_is_found(
     assert mend in found[0].mend
 
 
-def test_what_only_ansible_can_tell_is_no_finding(look: Look) -> None:
+def test_what_only_ansible_can_tell_is_no_finding(look: Examination) -> None:
     look.differs = {
         "far": "what it should hold can't be worked out here: x",
         "store": "roles/trainer: only Ansible can",
@@ -218,16 +218,16 @@ def test_the_control_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     key.write_text("x")
     key.chmod(0o600)
     inventory = replace(INVENTORY, hosts={"head": Host("head", "192.0.2.1", key_file=key)})
-    monkeypatch.setattr(whole.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100 * GB))
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100 * GB))
     assert judge_control(tmp_path, inventory, []) == []
     key.chmod(0o644)
     assert judge_control(tmp_path, inventory, [])[0].mend == f"chmod 600 {key}"
     key.unlink()
     assert "can't be read" in judge_control(tmp_path, inventory, [])[0].what
-    monkeypatch.setattr(whole.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=GB))
-    monkeypatch.setattr(whole, "find_ansible", lambda: (_ for _ in ()).throw(OperatorMistake("not installed")))
+    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=GB))
+    monkeypatch.setattr(cluster, "find_ansible", lambda: (_ for _ in ()).throw(OperatorMistake("not installed")))
     tmp_path.chmod(0o777)
-    found = judge_control(tmp_path, None, [whole.Problem("steps is -1")])
+    found = judge_control(tmp_path, None, [cluster.Problem("steps is -1")])
     assert [each.part for each in found] == ["inventory", "Ansible", "rights", "room"]
     tmp_path.chmod(0o755)
 
@@ -338,50 +338,50 @@ def test_what_a_user_cant_read_is_named(probe: Any, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def calm(monkeypatch: pytest.MonkeyPatch, look: Look) -> Look:
+def calm(monkeypatch: pytest.MonkeyPatch, look: Examination) -> Examination:
     monkeypatch.setattr(verb, "judge_control", lambda *_: [])
     monkeypatch.setattr(verb, "inventory_problems", lambda _: [])
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, []))
-    monkeypatch.setattr(verb, "look_at", lambda _: look)
+    monkeypatch.setattr(verb, "examine", lambda _: look)
     look.facts = facts()
     return look
 
 
-def desk_of() -> Desk:
-    return Desk(io.StringIO(), build=lambda _: "abc", answers=io.StringIO(), meanwhile=io.StringIO())
+def console_of() -> Console:
+    return Console(io.StringIO(), build=lambda _: "abc", json_out=io.StringIO(), progress_out=io.StringIO())
 
 
-def test_a_right_cluster_ends_with_0_and_says_the_next_command(calm: Look) -> None:
-    desk = desk_of()
-    verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
-    assert answers.answer_of(desk)["findings"] == []
-    assert "nothing is wrong with 3 hosts" in fleet.printed(desk)
-    assert fleet.printed(desk).endswith("next: fab status\n")
+def test_a_right_cluster_ends_with_0_and_says_the_next_command(calm: Examination) -> None:
+    console = console_of()
+    verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
+    assert answers.answer_of(console)["findings"] == []
+    assert "nothing is wrong with 3 hosts" in fleet.printed(console)
+    assert fleet.printed(console).endswith("next: fab status\n")
 
 
-def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Look) -> None:
+def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Examination) -> None:
     calm.facts = facts(unreadable=["/etc/trainer/run.json"], limits={"trainer@ps-0.service": 1024})
-    desk = desk_of()
+    console = console_of()
     with pytest.raises(ClusterTrouble) as ended:
-        verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
+        verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
     assert (ended.value.code, str(ended.value)) == (1, "")
-    found = answers.answer_of(desk)
+    found = answers.answer_of(console)
     assert (found["errors"], found["warnings"]) == (1, 1)
-    assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fleet.printed(desk)
+    assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fleet.printed(console)
 
 
-def test_a_drained_host_that_is_off_is_no_trouble(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = calm.observation
     seen.drains["far"], seen.unreachable["far"] = {"host": "far"}, "no route"
     del seen.units["worker-1"], seen.releases["far"], calm.facts["far"]
     set_run(without={"worker-1": "drained"})(calm)
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["ps-0 can't reach worker-1 at 192.0.2.31:2400 (no)"]))
-    desk = desk_of()
-    verb.doctor(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), desk)
-    assert answers.answer_of(desk)["findings"] == []
+    console = console_of()
+    verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
+    assert answers.answer_of(console)["findings"] == []
 
 
-def test_a_clock_that_is_ahead_makes_no_run_silent(look: Look) -> None:
+def test_a_clock_that_is_ahead_makes_no_run_silent(look: Examination) -> None:
     look.observation.clocks["far"] = 5000.0
     assert judge_look(INVENTORY, look, "abc") == []
 
@@ -392,9 +392,9 @@ def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch
     assert verb.inventory_problems(replace(INVENTORY, vault_password="x")) == []
 
 
-def test_ways_that_are_broken_or_slow_are_found(calm: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_that_are_broken_or_slow_are_found(calm: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each host found is made up; test_doctor_causes.py has a way without a route, and nothing a slow one."""
-    cluster = Cluster(INVENTORY, fleet.Pretence(INVENTORY))
+    cluster = Cluster(INVENTORY, fleet.FakeHosts(INVENTORY))
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
     (found,) = verb.judge_ways(cluster, calm)
     assert (found.level, found.mend) == (ERROR, "fab ways")
@@ -412,7 +412,7 @@ def way(seconds: float) -> Way:
 def test_gpus_that_are_not_as_expected_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is made up; test_doctor_causes.py has that of this machine."""
     monkeypatch.setattr(verb, "ask_gpus", lambda *_: ({"far": {"problems": ["no driver"]}}, {}))
-    (found,) = verb.judge_gpus(Cluster(INVENTORY, fleet.Pretence(INVENTORY)), ["far"])
+    (found,) = verb.judge_gpus(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), ["far"])
     assert (found.where, found.part, found.what) == ("far", "GPU", "no driver")
 
 
@@ -424,7 +424,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
     monkeypatch: pytest.MonkeyPatch, pace: dict[str, Any], found: dict[str, Any]
 ) -> None:
     """What the probe found counts where the pace could not be measured, too."""
-    from fleet.doctor import look as looking
+    from fleet.doctor import examination as looking
 
     class Short:
         def __init__(self, cluster: Cluster) -> None:
@@ -436,7 +436,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
         def judge(self, answers: Mapping[str, Any], hosts: list[str]) -> dict[str, str]:
             return {"far": "/etc/x differs"}
 
-    class Hosts(fleet.Pretence):
+    class Hosts(fleet.FakeHosts):
         def run(self, scripts: Any, timeout: float = 30, data: Any = None) -> dict[str, Answer]:
             if not data:
                 return {host: Answer("1000.5\n") for host in scripts}
@@ -459,7 +459,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
             }
 
     monkeypatch.setattr(looking, "ShortWay", Short)
-    seen = looking.look_at(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
+    seen = looking.examine(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
     assert (seen.differs, seen.broken, sorted(seen.facts)) == (
         {"far": "/etc/x differs"},
         {"head": "no disk", "store": "OSError: no place for files"},

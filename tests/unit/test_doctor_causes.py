@@ -23,10 +23,10 @@ import pytest
 
 from fleet.cluster import Cluster, Observation
 from fleet.doctor import probe
+from fleet.doctor.cluster import judge_look
+from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import Finding
 from fleet.doctor.hosts import judge_hosts
-from fleet.doctor.look import Look, look_at
-from fleet.doctor.whole import judge_look
 from fleet.release import make_release
 from fleet.run import Run
 from fleet.site.inventory import Host
@@ -55,7 +55,7 @@ import json, sys
 from pathlib import Path
 import host_pace
 from fleet.doctor import probe
-from fleet.doctor.whole import judge_control
+from fleet.doctor.cluster import judge_control
 place = Path(sys.argv[1])
 small, fixed = str(place / "small"), str(place / "fixed")
 host_pace.DISK, host_pace.AS_TRAINER = fixed, ()
@@ -164,7 +164,7 @@ def test_a_full_disk_of_the_control_machine_is_found(looked: dict[str, Any]) -> 
 
 
 def test_a_host_without_a_route_and_one_whose_packets_leave_from_another_address_are_found(parted: list[str]) -> None:
-    found = judge_look(INVENTORY, Look(Observation(), ways={"far": json.loads(parted[0])}), None)
+    found = judge_look(INVENTORY, Examination(Observation(), ways={"far": json.loads(parted[0])}), None)
     assert [(each.level, each.where, each.part) for each in found] == [("error", "far", "addresses and routes")] * 2
     what = "\n".join(each.what for each in found)
     assert re.search(r"198\.51\.100\.10.*(unreachable|[Nn]o route)", what), what
@@ -173,19 +173,19 @@ def test_a_host_without_a_route_and_one_whose_packets_leave_from_another_address
 
 def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
     """By `fab doctor` itself, and by the coordinator in the run's status."""
-    hosts = fleet.Pretence(INVENTORY)
+    hosts = fleet.FakeHosts(INVENTORY)
     hosts.run = lambda scripts, *_: {host: Answer(parted[1] if host == "far" else "") for host in scripts}  # type: ignore[method-assign]
-    found = judge_ways(Cluster(INVENTORY, hosts), Look(Observation()))
+    found = judge_ways(Cluster(INVENTORY, hosts), Examination(Observation()))
     (broken,) = [each for each in found if each.where == "worker-1"]
     assert (broken.level, broken.part) == ("error", "addresses and routes")
     assert re.search("chief-0 at 198.51.100.10:2222.*nreachable", broken.what), broken.what
     ways = status_of(read_ways(Answer(parted[1])))
     run = Run("digits", "p:P", state="training", step=5, ways=ways)
-    (told,) = judge_look(INVENTORY, Look(Observation(run=run)), None)
+    (told,) = judge_look(INVENTORY, Examination(Observation(run=run)), None)
     assert (told.level, told.where, told.mend) == ("error", "run digits", "fab ways")
 
 
-class Machine(fleet.Pretence):
+class Machine(fleet.FakeHosts):
     """A host of the group gpu that is this machine, of which another driver is expected than any machine has."""
 
     def run(self, scripts: Mapping[str, str], *_: Any, **__: Any) -> dict[str, Answer]:
@@ -215,7 +215,7 @@ def test_another_release_and_files_that_were_edited_are_found(rooted: test_short
 
     def look() -> list[tuple[str, str, str, str]]:
         here = make_release(rooted.inventory)[0]["id"]
-        found = judge_look(rooted.inventory, look_at(cluster), here)
+        found = judge_look(rooted.inventory, examine(cluster), here)
         return [(each.level, each.where, each.part, each.what) for each in found if each.part in PARTS]
 
     assert look() == []
@@ -316,5 +316,5 @@ def test_a_run_is_judged_by_its_files(hosts: test_run_look.Shell, state: str, ag
     told.write(directory)
     hosts.now = time.time() + ago
     seen = Cluster(hosts.inventory, hosts).observe(["head"])  # type: ignore[arg-type]
-    found = [each for each in judge_look(hosts.inventory, Look(seen), "abc123") if each.where == "run digits"]
+    found = [each for each in judge_look(hosts.inventory, Examination(seen), "abc123") if each.where == "run digits"]
     assert [each.what[: len(what)] for each in found] == ([what] if what else [])

@@ -18,32 +18,32 @@ from typing import Any
 import pytest
 
 from fleet.cluster import Cluster
-from fleet.drills import rehearsal, soak
+from fleet.drills import runner, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
 from fleet.drills.drill import Drill, Findings
 from fleet.drills.faults import Fault, Freeze, Kill, one
 from fleet.drills.host_faults import Cut, Damage, PowerOff
 from fleet.drills.recovery import Traffic, read_traffic, recovers
-from fleet.drills.soak import Blow, Moment, Outcome, Round, Soak, judge, rounds, went_back_too_far
-from fleet.drills.stage import (
+from fleet.drills.soak import Injection, Round, RoundOutcome, RoundPhase, SoakTest, judge, rounds, went_back_too_far
+from fleet.drills.testbed import (
     DrillFailed,
     Process,
-    Sample,
-    Stage,
+    RunSample,
+    Testbed,
     read_checkpoints,
     read_processes,
     read_sample,
     show_units,
 )
-from fleet.drills.watch import Watch, longest_pause, lowest_step, new_steps, steps_lost
-from fleet.drills.ways import AWay
+from fleet.drills.watch import FaultWatch, longest_pause, lowest_step, new_steps, steps_lost
+from fleet.drills.ways import WayFault
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_WAYS = ("address-doubled", "ps-unreached")
@@ -57,7 +57,7 @@ TASKS = [
 RUNS = Process("a1", "active", "running", "success", 0, 100)
 
 
-class Pretence:
+class FakeHosts:
     """Hosts that answer a script by the first pattern that it contains."""
 
     def __init__(self, answers: Mapping[str, str | Answer] | None = None) -> None:
@@ -95,16 +95,16 @@ def inventory(**site: Any) -> Inventory:
     return Inventory("test", {}, hosts, TASKS, variables)
 
 
-def stage(hosts: Pretence, **site: Any) -> Stage:
+def make_testbed(hosts: FakeHosts, **site: Any) -> Testbed:
     time = iter(range(10_000))
-    desk = Desk(out=io.StringIO(), clock=lambda: float(next(time)), sleep=lambda _: None)
-    made = Stage(Cluster(inventory(**site), hosts), desk)
+    console = Console(out=io.StringIO(), clock=lambda: float(next(time)), sleep=lambda _: None)
+    made = Testbed(Cluster(inventory(**site), hosts), console)
     made.run = "drill-1"
     return made
 
 
-def sample(at: float, step: int | None, state: str = "training") -> Sample:
-    return Sample(at, at, RUNS, state, step, "", {}, ())
+def sample(at: float, step: int | None, state: str = "training") -> RunSample:
+    return RunSample(at, at, RUNS, state, step, "", {}, ())
 
 
 def named(name: str) -> Drill:
@@ -112,15 +112,15 @@ def named(name: str) -> Drill:
 
 
 def test_no_drill_is_begun_while_a_start_is_at_work() -> None:
-    hosts = Pretence({"flock": "taken by a start of ann@laptop since 10:41:07 UTC"})
+    hosts = FakeHosts({"flock": "taken by a start of ann@laptop since 10:41:07 UTC"})
     with pytest.raises(OperatorMistake, match="this cluster is taken by a start of ann@laptop"):
-        rehearsal.drill(Cluster(inventory(), hosts), Desk(out=io.StringIO()), ["worker"])
+        runner.drill(Cluster(inventory(), hosts), Console(out=io.StringIO()), ["worker"])
     ((host, script),) = hosts.scripts
     assert host == "head"
     assert "a drill of " in script
 
 
-class Loses(Pretence):
+class Loses(FakeHosts):
     """Hosts of which the chief's has lost the connection that keeps starts away."""
 
     def is_holding(self) -> bool:
@@ -139,9 +139,9 @@ def as_left(**changes: str | Answer) -> dict[str, str | Answer]:
     }
 
 
-def drilled(hosts: Pretence) -> Stage:
-    """The stage after a drill's run."""
-    made = stage(hosts)
+def drilled(hosts: FakeHosts) -> Testbed:
+    """The testbed after a drill's run."""
+    made = make_testbed(hosts)
     made._before, made._settings = Observation(selection={"run": "big"}), dict.fromkeys(made.inventory.hosts, "{}")
     made._write_settings(dict.fromkeys(made.inventory.hosts, '{"run": "drill-1"}'))
     return made
@@ -198,7 +198,7 @@ def test_every_freeze_cut_and_power_off_has_its_long_step() -> None:
 def test_whatever_cuts_reboots_fills_or_powers_off_is_destructive() -> None:
     marked = {each.name.removesuffix("-long-step") for each in CATALOGUE if each.destructive}
     off = {"worker-off", "ps-off", "data-off"}
-    ways = {each.name for each in CATALOGUE if isinstance(each.fault, AWay)}
+    ways = {each.name for each in CATALOGUE if isinstance(each.fault, WayFault)}
     assert ways == {*(f"way-{what}" for what in ("lost", "port", "large", "syn", "loss", "late")), *OTHER_WAYS}
     assert marked == {"worker-cut", "ps-cut", *off, *ways, "reboot", "path-full", "path-read-only"}
 
@@ -297,20 +297,20 @@ def test_steps_that_are_trained_again_are_new_and_the_way_back_is_none() -> None
 def test_findings_beyond_a_bound_fail() -> None:
     drill = replace(named("worker"), detected=5, paused=10)
     good = Findings(proof="gone", detected=0.4, paused=1.0, lost=0)
-    rehearsal.judge(good, drill)
+    runner.judge(good, drill)
     assert good.problems == []
     late = Findings(proof="gone", detected=6.0, paused=11.0)
-    rehearsal.judge(late, drill)
+    runner.judge(late, drill)
     assert len(late.problems) == 2
     unseen = Findings(proof="gone", detected=None, paused=1.0)
-    rehearsal.judge(unseen, drill)
+    runner.judge(unseen, drill)
     assert unseen.problems == ["nobody noticed"]
-    assert rehearsal.describe(late, drill)[0].startswith("FAIL  worker: noticed 6 s (bound 5 s); paused 11 s")
+    assert runner.describe(late, drill)[0].startswith("FAIL  worker: noticed 6 s (bound 5 s); paused 11 s")
 
 
 def test_a_factor_loosens_the_bounds() -> None:
     late = Findings(proof="gone", detected=6.0, paused=11.0)
-    rehearsal.judge(late, replace(named("worker"), detected=5, paused=10).with_bounds_times(1.5))
+    runner.judge(late, replace(named("worker"), detected=5, paused=10).with_bounds_times(1.5))
     assert late.problems == []
     assert named("evaluator").with_bounds_times(2).detected is None
 
@@ -318,19 +318,19 @@ def test_a_factor_loosens_the_bounds() -> None:
 @pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
 def test_a_bounds_factor_that_is_no_factor_is_refused(factor: float) -> None:
     with pytest.raises(OperatorMistake, match=f"--bounds-factor {factor:g}.*from 1 on"):
-        rehearsal.drill(Cluster(inventory(), Pretence()), Desk(out=io.StringIO()), ["worker"], factor=factor)
+        runner.drill(Cluster(inventory(), FakeHosts()), Console(out=io.StringIO()), ["worker"], factor=factor)
 
 
 def test_a_host_that_says_half_of_it_is_named() -> None:
     with pytest.raises(ClusterTrouble, match="head: systemd does not say how chief-0 is"):
-        stage(Pretence({"date": "12.5\n@unit\n@status\n@files\n@events\n"})).look()
+        make_testbed(FakeHosts({"date": "12.5\n@unit\n@status\n@files\n@events\n"})).sample()
 
 
 def test_hosts_that_are_asked_for_must_answer() -> None:
-    hosts = Pretence({"show": Answer(unreachable="no answer")})
-    assert stage(hosts).processes() == {}
+    hosts = FakeHosts({"show": Answer(unreachable="no answer")})
+    assert make_testbed(hosts).processes() == {}
     with pytest.raises(HostsUnreachable):
-        stage(hosts).processes(["far"])
+        make_testbed(hosts).processes(["far"])
 
 
 @pytest.mark.parametrize(
@@ -343,16 +343,16 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
     ],
 )
 def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, message: str) -> None:
-    assert message in (rehearsal.why_not_allowed(named(name), inventory(**site)) or "")
-    hosts = Pretence()
+    assert message in (runner.why_not_allowed(named(name), inventory(**site)) or "")
+    hosts = FakeHosts()
     with pytest.raises(OperatorMistake, match=re.escape(message)):
-        rehearsal.drill(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), [name])
+        runner.drill(Cluster(inventory(**site), hosts), Console(out=io.StringIO()), [name])
     assert hosts.scripts == []
 
 
 def test_a_permitted_drill_is_not_refused() -> None:
     site = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
-    refused = {each.name: rehearsal.why_not_allowed(each, inventory(**site)) for each in CATALOGUE}
+    refused = {each.name: runner.why_not_allowed(each, inventory(**site)) for each in CATALOGUE}
     assert [name for name, why in refused.items() if why] == [
         "data",
         "data-all",
@@ -380,25 +380,25 @@ def test_a_data_workers_host_loses_no_power_with_a_ps_on_it(host: str, address: 
     ]
     made = replace(inventory(**site), tasks=[*TASKS, *data])
     message = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
-    assert rehearsal.why_not_allowed(named("data-off"), made) == (message if beside_a_ps else None)
-    assert rehearsal.why_not_allowed(named("data"), made) is None
+    assert runner.why_not_allowed(named("data-off"), made) == (message if beside_a_ps else None)
+    assert runner.why_not_allowed(named("data"), made) is None
 
 
 @pytest.mark.parametrize("words", [[], ["no-such"]])
 def test_a_wrong_name_is_a_mistake_that_lists_the_drills(words: list[str]) -> None:
     with pytest.raises(OperatorMistake, match="fab drill --list"):
-        rehearsal.choose(words, everything=False)
+        runner.choose(words, everything=False)
 
 
 UNITS = "Id=trainer@worker-1.service\nInvocationID=x\nActiveState=active\nSubState=running\nMainPID=41\n"
 
 
 def test_a_fault_that_did_not_happen_stops_the_drill() -> None:
-    hosts = Pretence({"systemctl show": UNITS, "kill": Answer(stderr="process 41 lives on", code=1)})
+    hosts = FakeHosts({"systemctl show": UNITS, "kill": Answer(stderr="process 41 lives on", code=1)})
     with pytest.raises(DrillFailed, match="lives on"):
-        Kill(one("worker")).strike(stage(hosts))
+        Kill(one("worker")).inject(make_testbed(hosts))
     with pytest.raises(DrillFailed, match="the fault on far"):
-        Freeze(one("worker")).strike(stage(hosts))
+        Freeze(one("worker")).inject(make_testbed(hosts))
 
 
 def test_a_fault_hits_the_task_or_the_whole_unit() -> None:
@@ -409,36 +409,36 @@ def test_a_fault_hits_the_task_or_the_whole_unit() -> None:
         (Freeze(one("worker")), "worker-1's process 42 stopped"),
         (Freeze(one("worker"), part="unit"), "worker-1's processes 41 and 42 stopped"),
     ):
-        hosts = Pretence({"systemctl show": both})
-        assert fault.strike(stage(hosts)) == proof
+        hosts = FakeHosts({"systemctl show": both})
+        assert fault.inject(make_testbed(hosts)) == proof
         killed = re.findall(r"kill -\w+ ([\d ]+)", hosts.scripts[-1][1])
         assert [int(pid) for pids in killed for pid in pids.split()] == [int(pid) for pid in re.findall(r"4\d", proof)]
 
 
 def test_a_victim_without_a_process_stops_the_drill() -> None:
     with pytest.raises(DrillFailed, match="worker-1 on far has no process"):
-        Kill(one("worker")).strike(stage(Pretence({"systemctl show": UNITS.replace("41", "0")})))
+        Kill(one("worker")).inject(make_testbed(FakeHosts({"systemctl show": UNITS.replace("41", "0")})))
 
 
 def test_a_cut_needs_a_dropped_packet_for_proof() -> None:
     dropped = "chain in { counter packets 3 bytes 9 drop }\nchain out { counter packets 4 bytes 9 drop }"
-    assert Cut(one("worker")).strike(stage(Pretence({"nft list": dropped}))) == "far dropped 7 packets"
+    assert Cut(one("worker")).inject(make_testbed(FakeHosts({"nft list": dropped}))) == "far dropped 7 packets"
     with pytest.raises(DrillFailed, match="far drops a packet"):
-        Cut(one("worker")).strike(stage(Pretence({"nft list": "counter packets 0 bytes 0 drop"})))
+        Cut(one("worker")).inject(make_testbed(FakeHosts({"nft list": "counter packets 0 bytes 0 drop"})))
 
 
 def test_victims_are_not_on_the_coordinators_host() -> None:
-    made = stage(Pretence())
+    made = make_testbed(FakeHosts())
     assert [made.victim(job).name for job in ("ps", "worker", "chief")] == ["ps-1", "worker-1", "chief-0"]
 
 
 def test_power_goes_off_by_the_sites_own_command(tmp_path: Path) -> None:
     site = {"drill_power_off": f"echo {{host}} {{address}} > {tmp_path}/off", "drill_power_on": "false"}
-    made = stage(Pretence({"true": Answer(unreachable="no answer")}), **site)
-    assert PowerOff(one("worker")).strike(made) == "far is unreachable"
+    made = make_testbed(FakeHosts({"true": Answer(unreachable="no answer")}), **site)
+    assert PowerOff(one("worker")).inject(made) == "far is unreachable"
     assert (tmp_path / "off").read_text() == "far 192.0.2.far\n"
     with pytest.raises(DrillFailed, match="`false` ended with 1"):
-        PowerOff(one("worker")).heal(made)
+        PowerOff(one("worker")).revert(made)
 
 
 def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
@@ -447,10 +447,10 @@ def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
         (tmp_path / f"{name}.manifest.json").write_text("{}")
     (tmp_path / "ckpt-300.index").write_text("no manifest")
     units = "\n".join(UNITS.replace("worker-1", task) for task in ("chief-0", "ps-1"))
-    hosts = Pretence({"systemctl show": units})
-    made = stage(hosts)
+    hosts = FakeHosts({"systemctl show": units})
+    made = make_testbed(hosts)
     made.run = "x"
-    Damage('echo "$newest"').strike(made)
+    Damage('echo "$newest"').inject(made)
     script = next(script for _, script in hosts.scripts if "newest" in script).replace(
         made.checkpoint_dir, str(tmp_path)
     )
@@ -473,14 +473,14 @@ def test_traffic_is_counted_of_one_process_and_of_its_partners_only() -> None:
     assert read_traffic(text, 41, {"10.0.3.20", "10.0.3.21"}) == 120
 
 
-class Simulated(Stage):
+class Simulated(Testbed):
     """A cluster that trains ten steps a second, saves each hundred, and recovers in its own way from a lost ps."""
 
     def __init__(self, after: float, back_to: int, restarted: tuple[str, ...]) -> None:
-        self.now, self.struck, self.healed = 100.0, 1e9, 0.0
+        self.now, self.injected, self.reverted = 100.0, 1e9, 0.0
         self.after, self.back_to, self.again = after, back_to, restarted
-        desk = Desk(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
-        super().__init__(Cluster(inventory(), Pretence()), desk)
+        console = Console(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
+        super().__init__(Cluster(inventory(), FakeHosts()), console)
         self.run = "drill-1"
 
     def sleep(self, seconds: float) -> None:
@@ -492,46 +492,46 @@ class Simulated(Stage):
     def takes_part(self) -> bool:
         return True
 
-    def look(self) -> Sample:
-        recovered = self.struck + self.after
-        if self.now < self.struck:
+    def sample(self) -> RunSample:
+        recovered = self.injected + self.after
+        if self.now < self.injected:
             step, events = int(self.now * 10), []
         elif self.now < recovered:
-            step, events = int(self.struck * 10), [{"time": self.struck + 0.5, "event": "ps-lost"}]
+            step, events = int(self.injected * 10), [{"time": self.injected + 0.5, "event": "ps-lost"}]
         else:
             step = self.back_to + int((self.now - recovered) * 10)
-            events = [{"time": self.struck + 0.5, "event": "ps-lost"}]
+            events = [{"time": self.injected + 0.5, "event": "ps-lost"}]
         chief = self.processes()["chief-0"]
-        return Sample(self.now, self.now, chief, "training", step, "", {}, (900, 1000), events)
+        return RunSample(self.now, self.now, chief, "training", step, "", {}, (900, 1000), events)
 
     def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
-        again = self.again if self.now >= self.struck + self.after / 2 else ()
+        again = self.again if self.now >= self.injected + self.after / 2 else ()
         return {task.name: replace(RUNS, invocation="b2" if task.name in again else "a1") for task in TASKS}
 
 
-class Strike(Fault):
-    def strike(self, stage: Stage) -> str:
-        assert isinstance(stage, Simulated)
-        stage.struck = stage.now
-        return "struck"
+class InjectedFault(Fault):
+    def inject(self, testbed: Testbed) -> str:
+        assert isinstance(testbed, Simulated)
+        testbed.injected = testbed.now
+        return "injected"
 
-    def hits(self, stage: Stage) -> list[Task]:
-        return [stage.victim("ps")]
+    def hits(self, testbed: Testbed) -> list[Task]:
+        return [testbed.victim("ps")]
 
-    def heal(self, stage: Stage) -> None:
-        assert isinstance(stage, Simulated)
-        stage.healed = stage.now
+    def revert(self, testbed: Testbed) -> None:
+        assert isinstance(testbed, Simulated)
+        testbed.reverted = testbed.now
 
 
 @pytest.fixture
 def _takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Traffic, "grows", lambda self: self._stage.takes_part())
+    monkeypatch.setattr(Traffic, "grows", lambda self: self._testbed.takes_part())
 
 
 def rehearsed(after: float = 8.0, back_to: int = 1000, restarted: tuple[str, ...] = ("ps-1",)) -> Findings:
-    drill = replace(named("ps"), fault=Strike(), detected=5, paused=20)
+    drill = replace(named("ps"), fault=InjectedFault(), detected=5, paused=20)
     found = recovers()(Simulated(after, back_to, restarted), drill)
-    rehearsal.judge(found, drill)
+    runner.judge(found, drill)
     return found
 
 
@@ -546,9 +546,9 @@ def test_a_recovery_is_measured_and_passes() -> None:
 
 @pytest.mark.usefixtures("_takes_part")
 def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
-    stage = Simulated(8.0, 1000, ("ps-1",))
-    recovers()(stage, replace(named("ps-frozen"), fault=Strike()))
-    assert stage.healed >= stage.struck + stage.after
+    testbed = Simulated(8.0, 1000, ("ps-1",))
+    recovers()(testbed, replace(named("ps-frozen"), fault=InjectedFault()))
+    assert testbed.reverted >= testbed.injected + testbed.after
 
 
 class Boots(Simulated):
@@ -570,33 +570,33 @@ class Boots(Simulated):
         units = super().processes()
         return {task.name: units[task.name] for task in TASKS if task.host not in away}
 
-    def look(self) -> Sample:
+    def sample(self) -> RunSample:
         units = super().processes()
-        return Sample(self.now, self.now, units["chief-0"], "training", int(self.now * 10), "", {}, (900, 1000))
+        return RunSample(self.now, self.now, units["chief-0"], "training", int(self.now * 10), "", {}, (900, 1000))
 
 
 def test_a_host_that_boots_holds_up_neither_the_steps_nor_the_other_hosts_units() -> None:
-    stage = Boots()
-    watch = Watch(stage)
+    testbed = Boots()
+    watch = FaultWatch(testbed)
     watch.begin()
-    stage.asked = watch._asked
-    stage.up.clear()
-    stage.struck, stage.after, stage.again = stage.now, 1.0, ("ps-1", "worker-1")
+    testbed.asked = watch._asked
+    testbed.up.clear()
+    testbed.injected, testbed.after, testbed.again = testbed.now, 1.0, ("ps-1", "worker-1")
     watch.until(lambda: False, 11.0)
     assert longest_pause(watch.begun, watch.samples) < 1.0
     assert watch.restarted() == ["worker-1"]
-    stage.up.set()
+    testbed.up.set()
     assert watch.until(lambda: watch.run_again(["ps-1", "worker-1"]), 5.0)
 
 
-class Leave(Strike):
+class Leave(InjectedFault):
     lasts = 30.0
     takes_away = True
 
 
 class TakesIn(Simulated):
     def takes_part(self) -> bool:
-        return bool(self.healed) and self.now > self.healed + 7.0
+        return bool(self.reverted) and self.now > self.reverted + 7.0
 
 
 class SaysSomethingAndGoes(Simulated):
@@ -612,7 +612,7 @@ class SaysSomethingAndGoes(Simulated):
 class RestartsAtTheReturn(TakesIn):
     def processes(self, hosts: Any = None, away: Any = ()) -> dict[str, Process]:
         found = super().processes(hosts, away)
-        if self.healed:
+        if self.reverted:
             found["worker-0"] = replace(RUNS, invocation="c3")
         return found
 
@@ -651,9 +651,9 @@ MANY = 2000
 
 def by_chance(seed: int, number: int = MANY) -> list[Round]:
     drills = [
-        each for each in CATALOGUE if each.name in BY_CHANCE and not rehearsal.why_not_allowed(each, inventory(**SITE))
+        each for each in CATALOGUE if each.name in BY_CHANCE and not runner.why_not_allowed(each, inventory(**SITE))
     ]
-    return list(islice(rounds(seed, stage(Pretence(), **SITE), drills), number))
+    return list(islice(rounds(seed, make_testbed(FakeHosts(), **SITE), drills), number))
 
 
 def test_a_seed_decides_on_every_fault() -> None:
@@ -663,45 +663,49 @@ def test_a_seed_decides_on_every_fault() -> None:
 
 
 def test_every_fault_comes_at_every_task_that_it_may_hit_and_at_every_moment() -> None:
-    seen = {(blow.drill.name, blow.task and blow.task.name) for each in by_chance(1) for blow in each.blows}
+    seen = {
+        (injection.drill.name, injection.task and injection.task.name)
+        for each in by_chance(1)
+        for injection in each.injections
+    }
     assert {name for name, _ in seen} == set(BY_CHANCE) - {"evaluator"}
     assert {task for name, task in seen if name == "ps-frozen"} == {"ps-0", "ps-1"}
     assert {task for name, task in seen if name == "data-truncated"} == {"ps-0", "ps-1"}  # the one that is killed
     # What cuts off or powers off spares the coordinator's host, on which ps-0 is.
     assert {task for name, task in seen if name == "ps-cut"} == {"ps-1"}
-    assert {each.moment for each in by_chance(1)} == set(Moment)
-    assert {len(each.blows) for each in by_chance(1)} == {1, 2}
+    assert {each.phase for each in by_chance(1)} == set(RoundPhase)
+    assert {len(each.injections) for each in by_chance(1)} == {1, 2}
 
 
 def test_two_faults_at_once_leave_each_other_alone_unless_both_kill() -> None:
-    together = [each.blows for each in by_chance(1) if len(each.blows) == 2]
+    together = [each.injections for each in by_chance(1) if len(each.injections) == 2]
     same = [(one, other) for one, other in together if one.task and other.task and one.task.host == other.task.host]
     assert same
-    assert all(isinstance(blow.fault, Kill) for blows in same for blow in blows)
-    assert {blows[0].after == blows[1].after for blows in together} == {True, False}
+    assert all(isinstance(injection.fault, Kill) for injections in same for injection in injections)
+    assert {injections[0].after == injections[1].after for injections in together} == {True, False}
 
 
 def test_a_fault_by_chance_hits_the_task_that_was_drawn() -> None:
-    drill, made = named("ps-frozen"), stage(Pretence())
-    assert Blow(drill, TASKS[1], 0.0, 10.0).fault.hits(made) == [TASKS[1]]
-    assert Blow(drill, TASKS[1], 0.0, 10.0).fault.lasts == 0
-    cut, full = Blow(named("worker-cut"), TASKS[2], 0.0, 10.0), Blow(named("path-full"), None, 0.0, 10.0)
+    drill, made = named("ps-frozen"), make_testbed(FakeHosts())
+    assert Injection(drill, TASKS[1], 0.0, 10.0).fault.hits(made) == [TASKS[1]]
+    assert Injection(drill, TASKS[1], 0.0, 10.0).fault.lasts == 0
+    cut, full = Injection(named("worker-cut"), TASKS[2], 0.0, 10.0), Injection(named("path-full"), None, 0.0, 10.0)
     assert cut.fault.hits(made) == [TASKS[2], TASKS[3]]  # all of its host
     assert full.fault.hits(made) == []
     for ps in made.tasks("ps"):
-        assert Blow(named("data-truncated"), ps, 0.0, 10.0).fault.aims(made) == [made.chief, ps]
+        assert Injection(named("data-truncated"), ps, 0.0, 10.0).fault.aims(made) == [made.chief, ps]
     assert (cut.fault.lasts, full.fault.lasts) == (10, 10)
 
 
 def test_the_bound_of_a_round_is_that_of_its_drills_one_after_the_other() -> None:
-    kill = Blow(replace(named("ps"), paused=40), TASKS[1], 1.0, 10.0)
-    cut = Blow(replace(named("worker-cut"), paused=60), TASKS[4], 2.0, 120.0)
-    slow = Blow(replace(named("coordinator-slow"), paused=90), TASKS[0], 1.0, 60.0)
-    assert Round(1, Moment.TRAINING, (kill,)).bound(2) == 80
-    assert Round(1, Moment.TRAINING, (cut,)).bound(1) == 60  # training goes on meanwhile
-    assert Round(1, Moment.TRAINING, (kill, cut)).bound(2) == 200 + 120  # the ps may need the worker's host
-    assert Round(1, Moment.START, (kill,)).bound(1) == 40 + 90
-    assert Round(1, Moment.TRAINING, (slow,)).bound(1) == 90 + 60
+    kill = Injection(replace(named("ps"), paused=40), TASKS[1], 1.0, 10.0)
+    cut = Injection(replace(named("worker-cut"), paused=60), TASKS[4], 2.0, 120.0)
+    slow = Injection(replace(named("coordinator-slow"), paused=90), TASKS[0], 1.0, 60.0)
+    assert Round(1, RoundPhase.TRAINING, (kill,)).bound(2) == 80
+    assert Round(1, RoundPhase.TRAINING, (cut,)).bound(1) == 60  # training goes on meanwhile
+    assert Round(1, RoundPhase.TRAINING, (kill, cut)).bound(2) == 200 + 120  # the ps may need the worker's host
+    assert Round(1, RoundPhase.START, (kill,)).bound(1) == 40 + 90
+    assert Round(1, RoundPhase.TRAINING, (slow,)).bound(1) == 90 + 60
 
 
 @pytest.mark.parametrize(
@@ -724,26 +728,26 @@ def test_steps_go_back_to_the_newest_whole_checkpoint_at_most(
 @pytest.mark.parametrize(
     ("outcome", "last", "processes", "problems"),
     [
-        (Outcome(paused=30), sample(9, 120), {"ps-0": RUNS}, []),
-        (Outcome(paused=31), sample(9, 120), {"ps-0": RUNS}, ["no step for 31 s, and 30 s is the bound"]),
-        (Outcome(), sample(9, None, "failed"), {}, ["the run has failed: "]),
+        (RoundOutcome(paused=30), sample(9, 120), {"ps-0": RUNS}, []),
+        (RoundOutcome(paused=31), sample(9, 120), {"ps-0": RUNS}, ["no step for 31 s, and 30 s is the bound"]),
+        (RoundOutcome(), sample(9, None, "failed"), {}, ["the run has failed: "]),
         (
-            Outcome(),
+            RoundOutcome(),
             sample(9, 120),
             {"ps-0": replace(RUNS, active="failed", sub="failed", exit_status=78)},
             ["ps-0 is failed (failed), success, exit status 78"],
         ),
         (
-            Outcome(),
+            RoundOutcome(),
             replace(sample(9, 90), checkpoints=(90, 100)),
             {},
             ["it went back to step 90, before the checkpoint 100"],
         ),
-        (Outcome(proofs=["ckpt-100.data-00000-of-00002 truncated, chief-0 killed"]), sample(9, 90), {}, []),
+        (RoundOutcome(proofs=["ckpt-100.data-00000-of-00002 truncated, chief-0 killed"]), sample(9, 90), {}, []),
     ],
 )
 def test_a_round_is_held_against_what_is_promised(
-    outcome: Outcome, last: Sample, processes: dict[str, Process], problems: list[str]
+    outcome: RoundOutcome, last: RunSample, processes: dict[str, Process], problems: list[str]
 ) -> None:
     before = replace(sample(0, 110), checkpoints=(90, 100))
     judge(outcome, [before, last], processes, bound=30)
@@ -759,9 +763,9 @@ def test_a_round_is_held_against_what_is_promised(
     ],
 )
 def test_chance_without_a_fault_or_a_time_is_refused(site: Any, words: Any, message: str) -> None:
-    hosts = Pretence()
+    hosts = FakeHosts()
     with pytest.raises(OperatorMistake, match=message):
-        rehearsal.soak(Cluster(inventory(**site), hosts), Desk(out=io.StringIO()), **words)
+        runner.soak(Cluster(inventory(**site), hosts), Console(out=io.StringIO()), **words)
     assert hosts.scripts == []
 
 
@@ -776,33 +780,33 @@ class Ends(Simulated):
 
     stopped = False
 
-    def look(self) -> Sample:
-        sample = super().look()
+    def sample(self) -> RunSample:
+        sample = super().sample()
         return replace(sample, state="stopped", status={"state": "stopped", "step": 1000}) if self.stopped else sample
 
 
-class Interrupted(Strike):
-    def strike(self, stage: Stage) -> str:
-        super().strike(stage)
+class Interrupted(InjectedFault):
+    def inject(self, testbed: Testbed) -> str:
+        super().inject(testbed)
         raise KeyboardInterrupt
 
 
 def soaked(made: Ends, fault: Fault | None = None, paused: float = 20.0, count: int = 1) -> list[str]:
-    blow = Blow(replace(named("ps"), fault=fault or Strike(), paused=paused), None, 1.0, 10.0)
-    coming = (Round(number, Moment.TRAINING, (blow,)) for number in range(1, count + 1))
-    return Soak(made, seed=1, factor=1.0).go_on_until(made.now + 3600, coming)
+    injection = Injection(replace(named("ps"), fault=fault or InjectedFault(), paused=paused), None, 1.0, 10.0)
+    coming = (Round(number, RoundPhase.TRAINING, (injection,)) for number in range(1, count + 1))
+    return SoakTest(made, seed=1, factor=1.0).go_on_until(made.now + 3600, coming)
 
 
 @pytest.fixture
 def _all_used(monkeypatch: pytest.MonkeyPatch, _takes_part: None) -> None:
-    monkeypatch.setattr(soak, "tensors_that_equal", lambda stage, since: 3)
+    monkeypatch.setattr(soak, "tensors_that_equal", lambda testbed, since: 3)
 
 
 @pytest.mark.usefixtures("_all_used")
 def test_a_soak_whose_promises_are_kept_ends_well() -> None:
     made = Ends(8.0, 1000, ("ps-1",))
     assert soaked(made) == []
-    assert made.healed >= made.struck + made.after
+    assert made.reverted >= made.injected + made.after
 
 
 @pytest.mark.usefixtures("_all_used")
@@ -817,7 +821,7 @@ def test_a_soak_whose_promises_are_kept_ends_well() -> None:
 def test_a_soak_says_which_promise_was_not_kept_in_which_round(made: Ends, problem: str) -> None:
     found = soaked(made, count=2)
     assert any(text.startswith(problem) for text in found), found
-    output = made.desk.out.getvalue()  # type: ignore[attr-defined]
+    output = made.console.out.getvalue()  # type: ignore[attr-defined]
     assert "FAIL    1  while it trains, after 1 s: ps" in output
     assert ("  2  while it trains" in output) == (made.after < 1e6)  # a run that doesn't train can't be asked any more
 
@@ -834,10 +838,10 @@ def test_a_soak_says_which_promise_was_not_kept_in_which_round(made: Ends, probl
 def test_a_soak_ends_with_tables_that_equal_its_last_checkpoint(
     monkeypatch: pytest.MonkeyPatch, status: dict[str, Any], equal: int, problem: str
 ) -> None:
-    monkeypatch.setattr(soak, "tensors_that_equal", lambda stage, since: equal)
+    monkeypatch.setattr(soak, "tensors_that_equal", lambda testbed, since: equal)
     made = Ends(8.0, 1000, ("ps-1",))
-    look = made.look
-    monkeypatch.setattr(made, "look", lambda: replace(look(), status=status) if made.stopped else look())
+    sample = made.sample
+    monkeypatch.setattr(made, "sample", lambda: replace(sample(), status=status) if made.stopped else sample())
     (text,) = soaked(made)
     assert text.startswith(problem)
 
@@ -847,4 +851,4 @@ def test_an_interrupted_soak_takes_its_fault_back() -> None:
     made = Ends(8.0, 1000, ("ps-1",))
     with pytest.raises(KeyboardInterrupt):
         soaked(made, Interrupted())
-    assert made.healed
+    assert made.reverted

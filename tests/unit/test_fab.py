@@ -14,7 +14,7 @@ from fabric.main import make_program
 from invoke import Context, Exit
 
 from fleet import command_line
-from fleet.command_line import Call, leaving, verb
+from fleet.command_line import VerbCall, leaving, verb
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 VERBS = ["start-cluster", "stop-cluster", "restart-cluster", "status", "logs", "runs", "export", "checkpoints", "hosts"]
@@ -64,8 +64,8 @@ def test_a_terminal_that_lacks_letters_gets_their_numbers(monkeypatch: pytest.Mo
     monkeypatch.setattr(command_line, "_VERBS", set())
 
     @verb()
-    def say(call: Call) -> None:
-        call.desk.say("für 漢字")
+    def say(call: VerbCall) -> None:
+        call.console.print("für 漢字")
 
     say(Context())
     assert written.getvalue() == b"f\xfcr \\u6f22\\u5b57\n"
@@ -228,9 +228,9 @@ def test_a_terminal_that_is_shut_and_kill_are_as_ctrl_c(number: signal.Signals) 
 
 @pytest.mark.parametrize("as_json", [True, False])
 def test_how_far_a_verb_is_goes_to_standard_error(as_json: bool) -> None:
-    desk = Call(Context(), as_json, None, False).desk
-    assert (desk.meanwhile or desk.out) is sys.stderr
-    assert (desk.answers or desk.out) is sys.stdout
+    console = VerbCall(Context(), as_json, None, False).console
+    assert (console.progress_out or console.out) is sys.stderr
+    assert (console.json_out or console.out) is sys.stdout
 
 
 @pytest.mark.parametrize("words", [["--sweep", "rates.yml"], ["--sweep=rates.yml"]])
@@ -247,7 +247,7 @@ def test_commands_that_are_named_are_for_the_same_inventory(
     monkeypatch.delenv("PSFLEET_INVENTORY", raising=False)
     assert fab("undrain", "here", "--inventory", str(silent_inventory)) == 4
     assert f"fab undrain --inventory {silent_inventory} here when it is back" in capsys.readouterr().err
-    call = Call(Context(), True, "inventory/my lab", False)
+    call = VerbCall(Context(), True, "inventory/my lab", False)
     text = (
         "`fab drain w`; fab by itself; ansible-playbook site.yml --limit w; fab status --inventory x, fab queue-add r"
     )
@@ -255,12 +255,14 @@ def test_commands_that_are_named_are_for_the_same_inventory(
         "`fab drain --inventory 'inventory/my lab' w`; fab by itself; ansible-playbook site.yml --inventory "
         "'inventory/my lab' --limit w; fab status --inventory x, fab queue-add --inventory 'inventory/my lab' r"
     )
-    call.desk.say(text)
-    call.desk.answer("drain", {"next": "fab hosts"})
+    call.console.print(text)
+    call.console.print_json("drain", {"next": "fab hosts"})
     printed = capsys.readouterr()
     assert json.loads(printed.out)["next"] == "fab hosts --inventory 'inventory/my lab'"
     assert "`fab drain --inventory" in printed.err
-    assert Call(Context(), True, None, False).complete(text) == text
+    assert VerbCall(Context(), True, None, False).complete(text) == text
     monkeypatch.setenv("PSFLEET_INVENTORY", "x")
     text = "ansible-playbook site.yml, fab status"
-    assert Call(Context(), True, None, False).complete(text) == "ansible-playbook site.yml --inventory x, fab status"
+    assert (
+        VerbCall(Context(), True, None, False).complete(text) == "ansible-playbook site.yml --inventory x, fab status"
+    )

@@ -16,7 +16,7 @@ import pytest
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.journal import Chosen, parse, read_time, script
+from fleet.journal import JournalQuery, parse, read_time, script
 from fleet.site.topology import Task
 from fleet.ssh import PREAMBLE, Answer
 from fleet.verbs.logs import clock, show_logs
@@ -88,23 +88,23 @@ def asked(journalctl: Path, text: str) -> list[str]:
 
 
 def test_a_pattern_and_a_time_reach_journalctl_as_they_are(journalctl: Path) -> None:
-    (line,) = asked(journalctl, script([TASK], 50, Chosen(since=12.4, grep="a b'c; touch x")))
+    (line,) = asked(journalctl, script([TASK], 50, JournalQuery(since=12.4, grep="a b'c; touch x")))
     assert "--lines=50" in line
     assert line.endswith("--unit=trainer@worker-0.service --grep=a b'c; touch x --since=@12")
 
 
 def test_a_run_is_all_that_was_said_from_its_first_line_to_its_last(journalctl: Path) -> None:
-    *_, line = asked(journalctl, script([TASK], 50, Chosen(run="digits")))
+    *_, line = asked(journalctl, script([TASK], 50, JournalQuery(run="digits")))
     assert line.endswith("--unit=trainer@worker-0.service --since=@10 --until=@95")
     assert "RUN=" not in line.replace("MESSAGE,UNIT,_SYSTEMD_UNIT,PRIORITY,RUN", "")
 
 
 def test_a_run_that_said_nothing_asks_for_no_lines(journalctl: Path) -> None:
-    assert len(asked(journalctl, script([TASK], 50, Chosen(run="none")))) == 2
+    assert len(asked(journalctl, script([TASK], 50, JournalQuery(run="none")))) == 2
 
 
 def test_a_run_is_followed_from_its_first_line(journalctl: Path) -> None:
-    *_, line = asked(journalctl, script([TASK], 50, Chosen(run="digits"), follow=True))
+    *_, line = asked(journalctl, script([TASK], 50, JournalQuery(run="digits"), follow=True))
     assert line.endswith("--follow --since=@10")
 
 
@@ -122,7 +122,7 @@ def test_an_entry_has_its_run_and_step() -> None:
     }
 
 
-class Journals(fleet.Pretence):
+class Journals(fleet.FakeHosts):
     """Hosts whose journals have these lines, of (time, run, message)."""
 
     lines: ClassVar[list[tuple[int, str | None, str]]] = [
@@ -150,15 +150,15 @@ def hosts() -> Journals:
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
-    desk = verbs.Desk(io.StringIO())
-    show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow, Chosen(run="digits"))
-    assert sorted(line.split()[-1] for line in fleet.printed(desk).splitlines()) == ["first", "third"]
+    console = verbs.Console(io.StringIO())
+    show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow, JournalQuery(run="digits"))
+    assert sorted(line.split()[-1] for line in fleet.printed(console).splitlines()) == ["first", "third"]
 
 
 def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
-    desk = verbs.Desk(io.StringIO())
-    show_logs(Cluster(hosts.inventory, hosts), desk, "ps-0", None, follow=False)
-    assert [line.split()[-1] for line in fleet.printed(desk).splitlines()] == ["first", "second", "third"]
+    console = verbs.Console(io.StringIO())
+    show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow=False)
+    assert [line.split()[-1] for line in fleet.printed(console).splitlines()] == ["first", "second", "third"]
 
 
 def test_a_line_has_its_time_here_and_its_date_where_it_is_another_days() -> None:
@@ -168,22 +168,22 @@ def test_a_line_has_its_time_here_and_its_date_where_it_is_another_days() -> Non
 
 
 def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_operators(hosts: Journals) -> None:
-    cluster, desk, chosen = Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), Chosen(grep="(")
+    cluster, console, chosen = Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), JournalQuery(grep="(")
     hosts.failed = Answer("", "", 1)
-    show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
-    assert fleet.printed(desk) == ""
+    show_logs(cluster, console, None, None, follow=False, chosen=chosen)
+    assert fleet.printed(console) == ""
     hosts.failed = Answer("", 'Bad pattern "(": missing closing parenthesis', 1)
     with pytest.raises(OperatorMistake, match="--grep: expected a regular expression"):
-        show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+        show_logs(cluster, console, None, None, follow=False, chosen=chosen)
     hosts.failed = Answer("", "sudo: a password is required", 1)
     with pytest.raises(ClusterTrouble, match="the journal can't be read"):
-        show_logs(cluster, desk, None, None, follow=False, chosen=chosen)
+        show_logs(cluster, console, None, None, follow=False, chosen=chosen)
 
 
 def test_what_was_cut_off_is_said_where_lines_were_chosen(
     hosts: Journals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fleet.verbs.logs.CHOSEN_LINES", 3)
-    chosen = Chosen(since=time.time())
-    show_logs(Cluster(hosts.inventory, hosts), verbs.Desk(io.StringIO()), "ps-0", None, False, chosen)
+    chosen = JournalQuery(since=time.time())
+    show_logs(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), "ps-0", None, False, chosen)
     assert capsys.readouterr().err == "these are the last 3 lines of ps-0; for more: --lines 30\n"

@@ -14,7 +14,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.ways import show_ways
 from trainer.cluster.ways import Way
 
@@ -27,7 +27,7 @@ TASKS = [
 ]
 
 
-class Pretence:
+class FakeHosts:
     """Hosts that answer what a test says, or are reached by nobody."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
@@ -60,10 +60,10 @@ RIGHT = {
 }
 
 
-def shown(answers: Mapping[str, Answer]) -> tuple[str, Pretence]:
-    hosts, out = Pretence(answers), io.StringIO()
+def shown(answers: Mapping[str, Answer]) -> tuple[str, FakeHosts]:
+    hosts, out = FakeHosts(answers), io.StringIO()
     try:
-        show_ways(Cluster(inventory(), hosts), Desk(out=out))  # type: ignore[arg-type]
+        show_ways(Cluster(inventory(), hosts), Console(out=out))  # type: ignore[arg-type]
     finally:
         text = out.getvalue()
     return text, hosts
@@ -99,4 +99,4 @@ def test_a_host_that_says_nothing_or_is_away_is_named() -> None:
 
 def test_without_ps_there_is_no_matrix() -> None:
     with pytest.raises(OperatorMistake, match="has no ps"):
-        show_ways(Cluster(inventory(TASKS[:1]), Pretence({})), Desk(out=io.StringIO()))  # type: ignore[arg-type]
+        show_ways(Cluster(inventory(TASKS[:1]), FakeHosts({})), Console(out=io.StringIO()))  # type: ignore[arg-type]

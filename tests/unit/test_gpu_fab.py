@@ -12,7 +12,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.gpu_check import check_gpus
 
 RIGHT = {
@@ -30,7 +30,7 @@ WRONG = RIGHT | {
 }
 
 
-class Pretence:
+class FakeHosts:
     def __init__(self, **answers):
         self.answers = answers
         self.asked = {}
@@ -48,9 +48,9 @@ def show(as_json=False, gpu=("a", "b"), **answers):
     hosts = {name: Host(name, "192.0.2.1") for name in ("head", *answers)}
     tasks = [Task("chief", 0, "head", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("inventory/x", {"gpu": list(gpu)}, hosts, tasks, {})
-    pretence, out = Pretence(**answers), io.StringIO()
+    pretence, out = FakeHosts(**answers), io.StringIO()
     try:
-        check_gpus(Cluster(inventory, pretence), Desk(out, answers=out if as_json else None))
+        check_gpus(Cluster(inventory, pretence), Console(out, json_out=out if as_json else None))
     finally:
         show.text = out.getvalue()
     return pretence

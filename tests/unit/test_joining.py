@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleet.decision import Choice
+from fleet.decision import RunChoice
 from fleet.plan import AT_A_SAVE, AT_ONCE, NEVER, Plan, render_plan
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
@@ -26,7 +26,7 @@ def plan(start: list[Task], behind: dict[str, str | None] | None = None, **setti
     variables = {task.host: {"trainer_run": settings} for task in TASKS}
     hosts = {task.host: Host(task.host, task.address) for task in TASKS}
     inventory = Inventory("site", {"chief": ["head"], "ps": ["store"], "worker": ["far"]}, hosts, TASKS, variables, "")
-    return Plan(inventory, "abc", Choice({}, write=False, new=False), behind or {}, [], start, {}, untried=False)
+    return Plan(inventory, "abc", RunChoice({}, write=False, new=False), behind or {}, [], start, {}, untried=False)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_nobody_joins_a_coordinator_that_starts_too() -> None:
     assert "join" not in render_plan(plan([]))
 
 
-class Pretence:
+class FakeHosts:
     """Members, a runner and calls that write down what they are asked."""
 
     def __init__(self, *, takes_in: bool = True, divides: bool = True) -> None:
@@ -94,7 +94,7 @@ class Pretence:
 
 
 def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined() -> None:
-    all_of_them = Pretence()
+    all_of_them = FakeHosts()
     joining = Joining(all_of_them, all_of_them, all_of_them)
     joining.poll()
     assert all_of_them.calls == []
@@ -107,14 +107,14 @@ def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined()
 
 
 def test_where_workers_join_at_a_save_nobody_is_asked() -> None:
-    pretence = Pretence(takes_in=False)
+    pretence = FakeHosts(takes_in=False)
     pretence.new = {"worker-2": "e:1"}
     Joining(pretence, pretence, pretence).poll()
     assert pretence.calls == []
 
 
 def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
-    pretence = Pretence(divides=False)
+    pretence = FakeHosts(divides=False)
     pretence.new = {"worker-2": "e:1", "worker-3": "f:1"}
     joining = Joining(pretence, pretence, pretence)
     joining.poll()
@@ -123,7 +123,7 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
 
 
 def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
-    pretence = Pretence(takes_in=False)  # which no drain needs
+    pretence = FakeHosts(takes_in=False)  # which no drain needs
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll()
@@ -141,7 +141,7 @@ def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
 
 
 def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_has_stopped() -> None:
-    pretence = Pretence(divides=False)
+    pretence = FakeHosts(divides=False)
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll()
@@ -156,7 +156,7 @@ def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_
 
 def test_the_data_are_not_divided_while_a_worker_joins() -> None:
     """It has been promised a part."""
-    pretence = Pretence()
+    pretence = FakeHosts()
     joining = Joining(pretence, pretence, pretence)
     pretence.new = {"worker-2": "e:1"}
     joining.poll()
@@ -171,8 +171,8 @@ def test_the_data_are_not_divided_while_a_worker_joins() -> None:
 
 
 def test_the_plan_names_a_run_that_was_chosen_before_and_the_inventory_does_not_name() -> None:
-    made = replace(plan([], run="digits"), choice=Choice({"run": "digits-2"}, write=False, new=False))
+    made = replace(plan([], run="digits"), choice=RunChoice({"run": "digits-2"}, write=False, new=False))
     line = "  run     digits-2, chosen before; the inventory names digits (--run digits)"
     assert line in render_plan(made).splitlines()
-    same = replace(made, choice=Choice({"run": "digits"}, write=False, new=False))
+    same = replace(made, choice=RunChoice({"run": "digits"}, write=False, new=False))
     assert "chosen before" not in render_plan(same)

@@ -191,8 +191,8 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture
 def plugin() -> Any:
-    path = KIT / "ansible/action_plugins/keep_starts_away.py"
-    spec = importlib.util.spec_from_file_location("keep_starts_away", path)
+    path = KIT / "ansible/action_plugins/acquire_start_lock.py"
+    spec = importlib.util.spec_from_file_location("acquire_start_lock", path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

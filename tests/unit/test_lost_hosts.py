@@ -111,7 +111,7 @@ TURNS = """
   gather_facts: false
   tasks:
     - name: Leave the host out
-      lose_host:
+      mark_unreachable:
       when: psfleet_lost is defined
 - name: Last phase
   hosts: a:b:c
@@ -156,7 +156,7 @@ def test_no_further_host_is_rebooted_once_as_many_are_lost_as_may_be_away(
                 "block": [
                     *BEFORE_REBOOT,
                     {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} reboots"}},
-                    {"lose_host": {}, "when": "inventory_hostname in vanish"},
+                    {"mark_unreachable": {}, "when": "inventory_hostname in vanish"},
                     {"ansible.builtin.assert": {"that": "inventory_hostname not in broken"}},
                     {"ansible.builtin.set_fact": {"psfleet_away": False}},
                 ],

@@ -15,7 +15,7 @@ def look(root, commands=None):
     def run(command):
         return (commands or {}).get(" ".join(command), (1, ""))
 
-    return nvidia_facts.look(root, run, KERNEL)
+    return nvidia_facts.collect_facts(root, run, KERNEL)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from fleet.desired_state import Pass, load
 from fleet.places import CODE as ROOT
 from fleet.roles import Ahead, Role
-from fleet.short import ShortWay
+from fleet.short_way import ShortWay
 from fleet.site.inventory import load_inventory
-from fleet.site.owed import owed
-from fleet.wanted import Pass, load
+from fleet.site.owed_restarts import owed
 from tests.rendered_firewall import FACTS
 
 HOST = "alpha"

@@ -16,20 +16,20 @@ from fleet.cluster import Cluster
 from fleet.errors import FleetError, HostsUnreachable
 from fleet.places import KIT
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.backup import back_up
-from fleet.verbs.canary import Ask, canary
+from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.clone_run import clone_run
 from fleet.verbs.delete_run import delete_run
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.prune import prune
-from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove
+from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.restore_run import restore_run
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
-from fleet.verbs.update_hosts import Request, update_hosts
+from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import test_canary as canaries
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_queue_verbs as queues
@@ -45,17 +45,17 @@ from trainer.run.records import write_record
 Act = Callable[[bool], None]
 
 
-class Scene:
+class Case:
     """Where a case has its hosts; each call of a verb finds them as they were at first."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path, self.monkeypatch = path, monkeypatch
         self.answers = io.StringIO()
 
-    def desk(self, hosts: Any, release: str = "abc123") -> Desk:
+    def console(self, hosts: Any, release: str = "abc123") -> Console:
         clock = fleet.Clock(hosts=hosts)
         find, build = (lambda *_: None), (lambda _: release)
-        return Desk(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, answers=self.answers)
+        return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=self.answers)
 
     def config(self) -> Config:
         for name in ("backups", "shared"):
@@ -79,164 +79,170 @@ class Scene:
         return place
 
 
-def start(scene: Scene) -> Act:
+def start(case: Case) -> Act:
     hosts = day.make_hosts()
     hosts.runs = json.dumps([{**fleet.status("stopped", 20), "run": name} for name in ("old", "new")])
     request = {"run_name": "new", "source": "old@20"}
     return lambda plan: start_cluster(
-        day.cluster(hosts), scene.desk(hosts), StartRequest(**request, plan_only=plan)  # type: ignore[arg-type]
+        day.cluster(hosts), case.console(hosts), StartRequest(**request, plan_only=plan)  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def restart(scene: Scene) -> Act:
+def restart(case: Case) -> Act:
     hosts = day.make_hosts()
     hosts.unreachable["w-b"] = "no route"
     return lambda plan: start_cluster(
-        day.cluster(hosts), scene.desk(hosts), StartRequest(restart=True, plan_only=plan)
+        day.cluster(hosts), case.console(hosts), StartRequest(restart=True, plan_only=plan)
     )  # fmt: skip
 
 
-def stop(scene: Scene) -> Act:
+def stop(case: Case) -> Act:
     hosts = day.make_hosts()
     hosts.unreachable["w-b"] = "no route"
-    return lambda plan: stop_cluster(day.cluster(hosts), scene.desk(hosts), plan_only=plan)
+    return lambda plan: stop_cluster(day.cluster(hosts), case.console(hosts), plan_only=plan)
 
 
-def sweep(scene: Scene) -> Act:
+def sweep(case: Case) -> Act:
     hosts = day.make_hosts()
     asked = {"sweep": {"name": "rates", "points": [{"rate": "{{ x }}"}]}}
-    return lambda plan: start_cluster(day.cluster(hosts), scene.desk(hosts), StartRequest(sweep=asked, plan_only=plan))
+    return lambda plan: start_cluster(
+        day.cluster(hosts), case.console(hosts), StartRequest(sweep=asked, plan_only=plan)
+    )
 
 
-def add(scene: Scene) -> Act:
-    hosts = queues.make_hosts(scene.path)
-    return lambda plan: queue_add(queues.cluster(hosts), scene.desk(hosts, "other"), Asked("next"), plan_only=plan)
+def add(case: Case) -> Act:
+    hosts = queues.make_hosts(case.path)
+    return lambda plan: queue_add(
+        queues.cluster(hosts), case.console(hosts, "other"), QueueRequest("next"), plan_only=plan
+    )
 
 
-def move(scene: Scene) -> Act:
-    hosts = queues.make_hosts(scene.path)
-    return lambda plan: queue_move(queues.cluster(hosts), scene.desk(hosts), "nobody", "first", plan_only=plan)
+def move(case: Case) -> Act:
+    hosts = queues.make_hosts(case.path)
+    return lambda plan: queue_move(queues.cluster(hosts), case.console(hosts), "nobody", "first", plan_only=plan)
 
 
-def take_out(scene: Scene) -> Act:
-    hosts = queues.make_hosts(scene.path)
-    queue_add(queues.cluster(hosts), queues_desk(hosts), Asked("next"))
-    return lambda plan: queue_remove(queues.cluster(hosts), scene.desk(hosts), "digits", plan_only=plan)
+def take_out(case: Case) -> Act:
+    hosts = queues.make_hosts(case.path)
+    queue_add(queues.cluster(hosts), queues_desk(hosts), QueueRequest("next"))
+    return lambda plan: queue_remove(queues.cluster(hosts), case.console(hosts), "digits", plan_only=plan)
 
 
-def queues_desk(hosts: queues.Hosts) -> Desk:
+def queues_desk(hosts: queues.Hosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    desk = Desk(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: "abc123")
-    desk.prove = lambda *_: None
-    return desk
+    console = Console(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: "abc123")
+    console.prove = lambda *_: None
+    return console
 
 
-def leave(scene: Scene) -> Act:
+def leave(case: Case) -> Act:
     hosts = day.make_hosts()
-    return lambda plan: drain(day.cluster(hosts), scene.desk(hosts), "head", plan_only=plan)
+    return lambda plan: drain(day.cluster(hosts), case.console(hosts), "head", plan_only=plan)
 
 
-def come_back(scene: Scene) -> Act:
+def come_back(case: Case) -> Act:
     hosts = day.make_hosts()
-    drain(day.cluster(hosts), scene.desk(hosts), "w-b")
+    drain(day.cluster(hosts), case.console(hosts), "w-b")
     hosts.unreachable["w-b"] = "no route"
 
     def act(plan: bool) -> None:
-        undrain(day.cluster(hosts), scene.desk(hosts), "w-b", plan_only=plan)
+        undrain(day.cluster(hosts), case.console(hosts), "w-b", plan_only=plan)
 
     return act
 
 
-def update(scene: Scene) -> Act:
+def update(case: Case) -> Act:
     hosts = updates.make_hosts()
     hosts.updates = {"head": ["openssl"]}
-    return lambda plan: update_hosts(day.cluster(hosts), scene.desk(hosts), Request(plan_only=plan))
+    return lambda plan: update_hosts(day.cluster(hosts), case.console(hosts), UpdateRequest(plan_only=plan))
 
 
-def update_too_few(scene: Scene) -> Act:
+def update_too_few(case: Case) -> Act:
     hosts = updates.make_hosts()
-    drain(day.cluster(hosts), scene.desk(hosts), "ps-b")
+    drain(day.cluster(hosts), case.console(hosts), "ps-b")
     hosts.updates = {"ps-a": ["openssl"]}
-    return lambda plan: update_hosts(day.cluster(hosts), scene.desk(hosts), Request(plan_only=plan))
+    return lambda plan: update_hosts(day.cluster(hosts), case.console(hosts), UpdateRequest(plan_only=plan))
 
 
-def update_away(scene: Scene) -> Act:
+def update_away(case: Case) -> Act:
     hosts = updates.make_hosts()
     hosts.unreachable["w-b"] = "no route"
-    return lambda plan: update_hosts(day.cluster(hosts), scene.desk(hosts), Request(plan_only=plan))
+    return lambda plan: update_hosts(day.cluster(hosts), case.console(hosts), UpdateRequest(plan_only=plan))
 
 
-def try_out(scene: Scene) -> Act:
-    hosts = canaries.make_hosts(scene.monkeypatch)
+def try_out(case: Case) -> Act:
+    hosts = canaries.make_hosts(case.monkeypatch)
     hosts.available = 2**20
-    return lambda plan: canary(day.cluster(hosts), scene.desk(hosts, "new"), Ask("w-b", 20, plan_only=plan))
+    return lambda plan: canary(day.cluster(hosts), case.console(hosts, "new"), CanaryRequest("w-b", 20, plan_only=plan))
 
 
-def go_back(scene: Scene) -> Act:
-    hosts = day.keep_releases(day.make_hosts(), scene.monkeypatch)
-    return lambda plan: rollback(day.cluster(hosts), scene.desk(hosts), "gone", plan_only=plan)
+def go_back(case: Case) -> Act:
+    hosts = day.keep_releases(day.make_hosts(), case.monkeypatch)
+    return lambda plan: rollback(day.cluster(hosts), case.console(hosts), "gone", plan_only=plan)
 
 
-def take_away(scene: Scene) -> Act:
-    hosts = day.Hosts(load_inventory(str(scene.site())), run_status=fleet.status("training", 20))
+def take_away(case: Case) -> Act:
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **fleet.UP)
-    return lambda plan: remove_host(day.cluster(hosts), scene.desk(hosts), "w-a", plan_only=plan)
+    return lambda plan: remove_host(day.cluster(hosts), case.console(hosts), "w-a", plan_only=plan)
 
 
-def replace(scene: Scene) -> Act:
-    hosts = day.Hosts(load_inventory(str(scene.site())), run_status=fleet.status("training", 20))
+def replace(case: Case) -> Act:
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **fleet.UP)
-    return lambda plan: replace_host(day.cluster(hosts), scene.desk(hosts), "w-a", "w-x", "192.0.2.99", plan_only=plan)
+    return lambda plan: replace_host(
+        day.cluster(hosts), case.console(hosts), "w-a", "w-x", "192.0.2.99", plan_only=plan
+    )
 
 
-def delete(scene: Scene) -> Act:
-    train(make(scene.config(), "digits"))
-    cluster = scene.keeper()
-    return lambda plan: delete_run(cluster, scene.desk(cluster.hosts), "digits", yes=True, plan=plan)
+def delete(case: Case) -> Act:
+    train(make(case.config(), "digits"))
+    cluster = case.keeper()
+    return lambda plan: delete_run(cluster, case.console(cluster.hosts), "digits", yes=True, plan=plan)
 
 
-def remove_old(scene: Scene) -> Act:
-    cluster = scene.keeper()
-    return lambda plan: prune(cluster, scene.desk(cluster.hosts), 1, ["logs"], yes=True, plan=plan)
+def remove_old(case: Case) -> Act:
+    cluster = case.keeper()
+    return lambda plan: prune(cluster, case.console(cluster.hosts), 1, ["logs"], yes=True, plan=plan)
 
 
-def fill(scene: Scene) -> None:
+def fill(case: Case) -> None:
     class Full:
         f_bavail, f_frsize = 0, 4096
 
-    scene.monkeypatch.setattr(copies.os, "statvfs", lambda _: Full)
+    case.monkeypatch.setattr(copies.os, "statvfs", lambda _: Full)
 
 
-def copy(scene: Scene) -> Act:
-    make(scene.config(), "digits")
-    fill(scene)
-    cluster = scene.keeper()
-    return lambda plan: back_up(cluster, scene.desk(cluster.hosts), "digits", str(scene.path / "backups"), plan)
+def copy(case: Case) -> Act:
+    make(case.config(), "digits")
+    fill(case)
+    cluster = case.keeper()
+    return lambda plan: back_up(cluster, case.console(cluster.hosts), "digits", str(case.path / "backups"), plan)
 
 
-def copy_where_nobody_may_write(scene: Scene) -> Act:
-    make(scene.config(), "digits")
-    scene.monkeypatch.setattr("trainer.run.upkeep.os.access", lambda *_: False)
-    cluster = scene.keeper()
-    return lambda plan: back_up(cluster, scene.desk(cluster.hosts), "digits", str(scene.path / "backups"), plan)
+def copy_where_nobody_may_write(case: Case) -> Act:
+    make(case.config(), "digits")
+    case.monkeypatch.setattr("trainer.run.upkeep.os.access", lambda *_: False)
+    cluster = case.keeper()
+    return lambda plan: back_up(cluster, case.console(cluster.hosts), "digits", str(case.path / "backups"), plan)
 
 
-def take_back(scene: Scene) -> Act:
-    make(scene.config(), "digits")
-    cluster = scene.keeper()
-    back_up(cluster, scene.desk(cluster.hosts), "digits", str(scene.path / "backups"))
-    fill(scene)
-    where = str(scene.path / "backups/digits@20")
-    return lambda plan: restore_run(cluster, scene.desk(cluster.hosts), where, "again", plan)
+def take_back(case: Case) -> Act:
+    make(case.config(), "digits")
+    cluster = case.keeper()
+    back_up(cluster, case.console(cluster.hosts), "digits", str(case.path / "backups"))
+    fill(case)
+    where = str(case.path / "backups/digits@20")
+    return lambda plan: restore_run(cluster, case.console(cluster.hosts), where, "again", plan)
 
 
-def clone(scene: Scene) -> Act:
-    make(scene.config(), "digits")
-    fill(scene)
-    cluster = scene.keeper()
-    return lambda plan: clone_run(cluster, scene.desk(cluster.hosts), "digits", "twin", plan)
+def clone(case: Case) -> Act:
+    make(case.config(), "digits")
+    fill(case)
+    cluster = case.keeper()
+    return lambda plan: clone_run(cluster, case.console(cluster.hosts), "digits", "twin", plan)
 
 
 CASES = {
@@ -264,9 +270,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", [case for cases in CASES.values() for case in cases])
 def test_a_plan_ends_as_the_verb_would(
-    case: Callable[[Scene], Act], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Callable[[Case], Act], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act, ends = case(Scene(tmp_path, monkeypatch)), []
+    act, ends = case(Case(tmp_path, monkeypatch)), []
     for plan in (True, False):
         with pytest.raises(FleetError) as error:
             act(plan)
@@ -285,22 +291,22 @@ def test_a_plan_of_hosts_of_which_some_can_be_updated_is_a_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verb updates them, and says at its end what it has left."""
-    scene, hosts = Scene(tmp_path, monkeypatch), updates.make_hosts()
+    case, hosts = Case(tmp_path, monkeypatch), updates.make_hosts()
     hosts.updates = {"head": ["openssl"], "w-a": ["openssl"]}
-    update_hosts(day.cluster(hosts), scene.desk(hosts), Request(plan_only=True))
-    rows = json.loads(scene.answers.getvalue())["hosts"]
+    update_hosts(day.cluster(hosts), case.console(hosts), UpdateRequest(plan_only=True))
+    rows = json.loads(case.answers.getvalue())["hosts"]
     assert [(row["host"], row["outcome"]) for row in rows] == [("w-a", "planned"), ("head", "left")]
     assert hosts.work == []
 
 
 def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene, hosts = Scene(tmp_path, monkeypatch), day.make_hosts()
+    case, hosts = Case(tmp_path, monkeypatch), day.make_hosts()
     hosts.set("worker-1", active="inactive", sub="dead")
-    desk = scene.desk(hosts)
-    stop_cluster(day.cluster(hosts), desk, plan_only=True)
+    console = case.console(hosts)
+    stop_cluster(day.cluster(hosts), console, plan_only=True)
     assert hosts.done == []
-    assert json.loads(scene.answers.getvalue())["planned"] == ["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"]
-    first, *then, last = fleet.printed(desk).splitlines()
+    assert json.loads(case.answers.getvalue())["planned"] == ["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"]
+    first, *then, last = fleet.printed(console).splitlines()
     assert (first, last) == ("stop-cluster", "nothing was done. Do it: fab stop-cluster")
     assert then == [
         "  stops after a checkpoint  chief-0",
@@ -312,16 +318,16 @@ def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeyp
 def test_of_a_host_that_is_away_a_stop_says_what_is_true_of_a_plan_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool
 ) -> None:
-    scene, hosts = Scene(tmp_path, monkeypatch), day.make_hosts()
+    case, hosts = Case(tmp_path, monkeypatch), day.make_hosts()
     hosts.unreachable["w-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="What runs there goes on until `fab stop-cluster` reaches it"):
-        stop_cluster(day.cluster(hosts), scene.desk(hosts), plan_only=plan)
+        stop_cluster(day.cluster(hosts), case.console(hosts), plan_only=plan)
     assert (hosts.done == []) is plan
 
 
 @pytest.mark.parametrize("plan", [True, False])
 def test_a_host_that_is_gone_is_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool) -> None:
-    scene = Scene(tmp_path, monkeypatch)
-    hosts = day.Hosts(load_inventory(str(scene.site())), run_status=fleet.status("training", 20))
-    remove_host(day.cluster(hosts), scene.desk(hosts), "w-gone", plan_only=plan)
-    assert json.loads(scene.answers.getvalue())["outcome"] == "nothing to do"
+    case = Case(tmp_path, monkeypatch)
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
+    remove_host(day.cluster(hosts), case.console(hosts), "w-gone", plan_only=plan)
+    assert json.loads(case.answers.getvalue())["outcome"] == "nothing to do"

@@ -20,7 +20,7 @@ from fleet.cluster import Cluster
 from fleet.errors import OperatorMistake
 from fleet.release import Display
 from fleet.ssh import Answer
-from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove, show_queue
+from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
@@ -89,7 +89,7 @@ def proven() -> list[Any]:
 
 
 @pytest.fixture
-def desk(hosts: Hosts, proven: list[Any]) -> verbs.Desk:
+def console(hosts: Hosts, proven: list[Any]) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
 
     def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: Display) -> None:
@@ -97,9 +97,11 @@ def desk(hosts: Hosts, proven: list[Any]) -> verbs.Desk:
             raise OperatorMistake("program p:P: build_model failed")
         proven.append((release, selection))
 
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or "")
-    desk.prove = prove
-    return desk
+    console = verbs.Console(
+        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or ""
+    )
+    console.prove = prove
+    return console
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -113,10 +115,10 @@ def idle(hosts: Hosts) -> None:
 
 
 def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
-    hosts: Hosts, desk: verbs.Desk, proven: list[Any]
+    hosts: Hosts, console: verbs.Console, proven: list[Any]
 ) -> None:
-    asked = Asked("next", "p:Q", {"rate": 0.1}, settings={"steps": 50}, minutes=30, reason="as agreed")
-    queue_add(cluster(hosts), desk, asked)
+    asked = QueueRequest("next", "p:Q", {"rate": 0.1}, settings={"steps": 50}, minutes=30, reason="as agreed")
+    queue_add(cluster(hosts), console, asked)
     assert proven == [("abc123", {"run": "next", "program": "p:Q", "program_args": {"rate": 0.1}})]
     assert hosts.done == []  # nothing was stopped or started
     assert [entry.name for entry in hosts.queue.entries] == ["digits", "next"]
@@ -127,83 +129,85 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
         ("queue-add", "begun", "next", "as agreed"),
         ("queue-add", "done", "next", "as agreed"),
     ]
-    assert fleet.printed(desk).endswith("next is added after digits\nlook: fab queue\n")
+    assert fleet.printed(console).endswith("next is added after digits\nlook: fab queue\n")
 
 
 @pytest.mark.parametrize(
     ("asked", "as_shipped", "command"),
     [
-        (Asked("next"), False, "fab queue-add next"),
+        (QueueRequest("next"), False, "fab queue-add next"),
         (
-            Asked("next", "p:Q", {"rate": 0.1, "name": "a b"}, None, {"steps": 50}, -3, 1.5),
+            QueueRequest("next", "p:Q", {"rate": 0.1, "name": "a b"}, None, {"steps": 50}, -3, 1.5),
             True,
             "fab queue-add next --program p:Q --set rate=0.1 --set 'name=\"a b\"' --setting steps=50 --minutes 1.5 "
             "--priority=-3 --as-shipped",
         ),
         (
-            Asked("rates", "p:Q", {"rate": 1}, [{"rate": 1}], {}, 2, sweep_file="my sweeps/rates.yml"),
+            QueueRequest("rates", "p:Q", {"rate": 1}, [{"rate": 1}], {}, 2, sweep_file="my sweeps/rates.yml"),
             False,
             "fab queue-add --sweep 'my sweeps/rates.yml' --priority=2",
         ),
     ],
 )
 def test_a_plan_names_the_whole_command(
-    hosts: Hosts, desk: verbs.Desk, asked: Asked, as_shipped: bool, command: str
+    hosts: Hosts, console: verbs.Console, asked: QueueRequest, as_shipped: bool, command: str
 ) -> None:
-    queue_add(cluster(hosts), desk, asked, True, as_shipped)
-    assert fleet.printed(desk).endswith(f"nothing was done. Do it: {command}\n")
+    queue_add(cluster(hosts), console, asked, True, as_shipped)
+    assert fleet.printed(console).endswith(f"nothing was done. Do it: {command}\n")
     sets = [after for flag, after in itertools.pairwise(shlex.split(command)) if flag == "--set"]
     assert parse_assignments(sets) == ({} if asked.sweep_file else asked.program_args)
 
 
-def test_typed_twice_it_is_added_once(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
+def test_typed_twice_it_is_added_once(hosts: Hosts, console: verbs.Console, proven: list[Any]) -> None:
     for _ in range(2):
-        queue_add(cluster(hosts), desk, Asked("next"))
+        queue_add(cluster(hosts), console, QueueRequest("next"))
     assert len(proven) == 1
     assert len(hosts.lines) == 2
-    assert "next waits already after digits\n" in fleet.printed(desk)
+    assert "next waits already after digits\n" in fleet.printed(console)
 
 
-def test_a_plan_says_where_it_would_go_and_adds_nothing(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
-    queue_add(cluster(hosts), desk, Asked("one"))
+def test_a_plan_says_where_it_would_go_and_adds_nothing(
+    hosts: Hosts, console: verbs.Console, proven: list[Any]
+) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("one"))
     before = (hosts.place / "queue.json").read_text()
-    queue_add(cluster(hosts), desk, Asked("two", priority=3), plan_only=True)
-    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fleet.printed(desk)
-    queue_add(cluster(hosts), desk, Asked("one"), plan_only=True)
-    assert "one waits already after digits\nnothing was done" in fleet.printed(desk)
+    queue_add(cluster(hosts), console, QueueRequest("two", priority=3), plan_only=True)
+    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fleet.printed(console)
+    queue_add(cluster(hosts), console, QueueRequest("one"), plan_only=True)
+    assert "one waits already after digits\nnothing was done" in fleet.printed(console)
     assert (hosts.place / "queue.json").read_text() == before
     assert len(proven) == 1
 
 
-def test_what_can_not_be_built_is_refused_and_not_added(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_what_can_not_be_built_is_refused_and_not_added(hosts: Hosts, console: verbs.Console) -> None:
     with pytest.raises(OperatorMistake, match="build_model failed"):
-        queue_add(cluster(hosts), desk, Asked("broken"))
+        queue_add(cluster(hosts), console, QueueRequest("broken"))
     assert not (hosts.place / "queue.json").exists()
 
 
 def test_another_checkout_is_refused_beside_a_training_unless_asked_for(
-    hosts: Hosts, desk: verbs.Desk, proven: list[Any]
+    hosts: Hosts, console: verbs.Console, proven: list[Any]
 ) -> None:
-    desk.build = lambda _: "def456"
+    console.build = lambda _: "def456"
     with pytest.raises(OperatorMistake, match="the hosts train with release abc123, and this checkout is def456"):
-        queue_add(cluster(hosts), desk, Asked("next"))
-    queue_add(cluster(hosts), desk, Asked("next"), as_shipped=True)
+        queue_add(cluster(hosts), console, QueueRequest("next"))
+    queue_add(cluster(hosts), console, QueueRequest("next"), as_shipped=True)
     assert proven[0][0] == "abc123"
 
 
-def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, desk: verbs.Desk, proven: list[Any]) -> None:
+def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: verbs.Console, proven: list[Any]) -> None:
     RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
     idle(hosts)
-    queue_add(cluster(hosts), desk, Asked("next", reason="as agreed"))
+    queue_add(cluster(hosts), console, QueueRequest("next", reason="as agreed"))
     assert proven == []  # the start proves it
     assert "start chief-0" in hosts.done
-    output = fleet.printed(desk)
+    output = fleet.printed(console)
     assert "next is added as the next\nthe cluster has nothing else to train: it is started\n" in output
     assert "the queue is worked off without this machine. Look: fab queue." in output
     assert json.loads(hosts.lines[-1])["reason"] == "as agreed"
 
 
-def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: verbs.Console) -> None:
     RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
     idle(hosts)
 
@@ -211,81 +215,85 @@ def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, desk: verbs.De
         raise OperatorMistake("program p:P: build_model failed")
 
     with pytest.raises(OperatorMistake, match="build_model failed"):
-        queue_add(cluster(hosts), replace(desk, ship=refuse), Asked("broken"))
+        queue_add(cluster(hosts), replace(console, ship=refuse), QueueRequest("broken"))
     assert hosts.queue.present() is None
-    assert "broken is taken back\n" in fleet.printed(desk)
+    assert "broken is taken back\n" in fleet.printed(console)
 
 
-def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, desk: verbs.Desk) -> None:
-    stop_cluster(cluster(hosts), desk, "maintenance")
+def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console: verbs.Console) -> None:
+    stop_cluster(cluster(hosts), console, "maintenance")
     assert json.loads(hosts.lines[-1])["reason"] == "maintenance"
     hosts.done.clear()
-    queue_add(cluster(hosts), desk, Asked("next"))
+    queue_add(cluster(hosts), console, QueueRequest("next"))
     assert hosts.done == []
-    assert "the cluster is stopped: `fab start-cluster` proves what waits" in fleet.printed(desk)
-    start_cluster(cluster(hosts), desk, StartRequest())
+    assert "the cluster is stopped: `fab start-cluster` proves what waits" in fleet.printed(console)
+    start_cluster(cluster(hosts), console, StartRequest())
     assert "start chief-0" in hosts.done
 
 
-def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(hosts: Hosts, desk: verbs.Desk) -> None:
-    queue_add(cluster(hosts), desk, Asked("one"))
+def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(
+    hosts: Hosts, console: verbs.Console
+) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("one"))
     for run in ("digits", "one"):
         hosts.finish(run)
     looks = iter(range(100))
 
-    def end(_: fleet.Pretence) -> None:
+    def end(_: fleet.FakeHosts) -> None:
         if next(looks) == 4:
             idle(hosts)
 
     hosts.tick = end
-    queue_add(cluster(hosts), desk, Asked("two"))
+    queue_add(cluster(hosts), console, QueueRequest("two"))
     assert "start chief-0" in hosts.done
 
 
-def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, desk: verbs.Desk) -> None:
-    queue_add(cluster(hosts), desk, Asked("one"))
+def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, console: verbs.Console) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("one"))
     hosts.finish("digits")
     hosts.finish("one", RunState.FAILED)
     idle(hosts)
-    start_cluster(cluster(hosts), desk, StartRequest())
+    start_cluster(cluster(hosts), console, StartRequest())
     assert hosts.done == []
-    output = fleet.printed(desk)
+    output = fleet.printed(console)
     assert "queue: over, 1 failed; nothing is left to train\n" in output
     assert output.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
 
 
-def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, desk: verbs.Desk) -> None:
-    queue_add(cluster(hosts), desk, Asked("one"))
+def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, console: verbs.Console) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("one"))
     hosts.tick = fleet.train()
-    start_cluster(cluster(hosts), desk, StartRequest("mine", detach=True))
+    start_cluster(cluster(hosts), console, StartRequest("mine", detach=True))
     assert json.loads(hosts.selection) == {"run": "mine"}
-    show_queue(cluster(hosts), desk)
-    assert fleet.printed(desk).endswith("go on with it: fab start-cluster --queue\n")
-    start_cluster(cluster(hosts), desk, StartRequest(queue=True, reason="his turn"))
+    show_queue(cluster(hosts), console)
+    assert fleet.printed(console).endswith("go on with it: fab start-cluster --queue\n")
+    start_cluster(cluster(hosts), console, StartRequest(queue=True, reason="his turn"))
     assert json.loads(hosts.selection) == {"queue": {}}
-    assert "  select  the queue\n" in fleet.printed(desk)
+    assert "  select  the queue\n" in fleet.printed(console)
     assert json.loads(hosts.lines[-1])["reason"] == "his turn"
 
 
 @pytest.mark.parametrize("request_", [StartRequest("mine", queue=True), StartRequest(program="p:P", queue=True)])
-def test_the_queue_and_a_run_are_not_asked_for_together(hosts: Hosts, desk: verbs.Desk, request_: StartRequest) -> None:
+def test_the_queue_and_a_run_are_not_asked_for_together(
+    hosts: Hosts, console: verbs.Console, request_: StartRequest
+) -> None:
     with pytest.raises(OperatorMistake, match="--queue goes on with what waits"):
-        start_cluster(cluster(hosts), desk, request_)
+        start_cluster(cluster(hosts), console, request_)
 
 
-def test_a_program_is_not_laid_over_the_queue(hosts: Hosts, desk: verbs.Desk) -> None:
-    queue_add(cluster(hosts), desk, Asked("one"))
+def test_a_program_is_not_laid_over_the_queue(hosts: Hosts, console: verbs.Console) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("one"))
     with pytest.raises(OperatorMistake, match="the queue is selected, and each of its runs has its own program"):
-        start_cluster(cluster(hosts), desk, StartRequest(program="p:Q"))
+        start_cluster(cluster(hosts), console, StartRequest(program="p:Q"))
 
 
-def test_an_empty_queue_is_not_started(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_an_empty_queue_is_not_started(hosts: Hosts, console: verbs.Console) -> None:
     with pytest.raises(OperatorMistake, match="the queue is empty: add a run with fab queue-add RUN"):
-        start_cluster(cluster(hosts), desk, StartRequest(queue=True))
+        start_cluster(cluster(hosts), console, StartRequest(queue=True))
 
 
-def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, desk: verbs.Desk) -> None:
-    def tick(_: fleet.Pretence) -> None:
+def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, console: verbs.Console) -> None:
+    def tick(_: fleet.FakeHosts) -> None:
         begun.setdefault("at", hosts.now)
         seconds = hosts.now - begun["at"]
         name = "digits" if seconds < 10 else "next"
@@ -293,31 +301,31 @@ def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, des
 
     begun: dict[str, float] = {}
     hosts.tick = tick
-    start_cluster(cluster(hosts), desk, StartRequest())
-    assert fleet.printed(desk).endswith(
+    start_cluster(cluster(hosts), console, StartRequest())
+    assert fleet.printed(console).endswith(
         "run digits is trained no more, and another one is. Look: fab status, fab queue\n"
     )
 
 
-def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, console: verbs.Console) -> None:
     for name in ("a", "b"):
-        queue_add(cluster(hosts), desk, Asked(name))
-    queue_move(cluster(hosts), desk, "b", "first", plan_only=True)
-    queue_move(cluster(hosts), desk, "b", "first", "it is urgent")
-    output = fleet.printed(desk)
+        queue_add(cluster(hosts), console, QueueRequest(name))
+    queue_move(cluster(hosts), console, "b", "first", plan_only=True)
+    queue_move(cluster(hosts), console, "b", "first", "it is urgent")
+    output = fleet.printed(console)
     assert "the order would be digits, b, a\nnothing was done. Do it: fab queue-move b --first\n" in output
     assert "the order is digits, b, a\nlook: fab queue\n" in output
-    queue_remove(cluster(hosts), desk, "a", plan_only=True)
+    queue_remove(cluster(hosts), console, "a", plan_only=True)
     assert "a" in [point.run for point in hosts.queue.to_prove()]
-    queue_remove(cluster(hosts), desk, "a", reason="no need")
-    queue_remove(cluster(hosts), desk, "a")
-    assert fleet.printed(desk).endswith("a does not wait in the queue, and does not train\nlook: fab queue\n")
+    queue_remove(cluster(hosts), console, "a", reason="no need")
+    queue_remove(cluster(hosts), console, "a")
+    assert fleet.printed(console).endswith("a does not wait in the queue, and does not train\nlook: fab queue\n")
     for plan in (True, False):
         with pytest.raises(OperatorMistake, match="digits has begun: with --stop"):
-            queue_remove(cluster(hosts), desk, "digits", plan_only=plan)
-    queue_remove(cluster(hosts), desk, "digits", stop=True, plan_only=True)
-    assert fleet.printed(desk).endswith("Do it: fab queue-remove digits --stop\n")
-    queue_remove(cluster(hosts), desk, "digits", stop=True)
+            queue_remove(cluster(hosts), console, "digits", plan_only=plan)
+    queue_remove(cluster(hosts), console, "digits", stop=True, plan_only=True)
+    assert fleet.printed(console).endswith("Do it: fab queue-remove digits --stop\n")
+    queue_remove(cluster(hosts), console, "digits", stop=True)
     acts = [json.loads(line) for line in hosts.lines][4:]
     assert [(act["verb"], act["outcome"], act.get("reason")) for act in acts] == [
         ("queue-move", "begun", "it is urgent"),
@@ -329,13 +337,13 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
     ]
 
 
-def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, desk: verbs.Desk) -> None:
-    queue_add(cluster(hosts), desk, Asked("next"))
-    show_status(cluster(hosts), desk)
-    assert "\nof the queue: fab queue\n" in fleet.printed(desk)
+def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: verbs.Console) -> None:
+    queue_add(cluster(hosts), console, QueueRequest("next"))
+    show_status(cluster(hosts), console)
+    assert "\nof the queue: fab queue\n" in fleet.printed(console)
 
 
-def test_hosts_with_an_older_release_are_named(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_hosts_with_an_older_release_are_named(hosts: Hosts, console: verbs.Console) -> None:
     hosts.knows_queues = False
     with pytest.raises(OperatorMistake, match="the release on the hosts knows no queue: ship this one first"):
-        show_queue(cluster(hosts), desk)
+        show_queue(cluster(hosts), console)

@@ -1,4 +1,4 @@
-"""lab/record, with stand-ins for lab, recorder and time: which commands each scene types, and what it leaves."""
+"""lab/record, with stand-ins for lab, recorder and time: which commands each recording types, and what it leaves."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def lab(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def record(lab: Path, *scenes: str) -> tuple[int, list[list[str]]]:
+def record(lab: Path, *recordings: str) -> tuple[int, list[list[str]]]:
     calls = lab / "calls"
     calls.touch()
     environment = {**os.environ, "CALLS": str(calls)}
-    done = subprocess.run(["lab/record", *scenes], cwd=lab, env=environment, capture_output=True, text=True)
+    done = subprocess.run(["lab/record", *recordings], cwd=lab, env=environment, capture_output=True, text=True)
     return done.returncode, [shlex.split(line, posix=False) for line in calls.read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
-    ("scene", "typed"),
+    ("recording", "typed"),
     [
         ("faults", ["start-cluster", "drill", "status"]),
         ("hosts", ["drain", "hosts", "undrain"]),
@@ -53,13 +53,13 @@ def record(lab: Path, *scenes: str) -> tuple[int, list[list[str]]]:
         ("queue", ["queue-add", "queue-add", "queue", "queue-move", "queue"]),
     ],
 )
-def test_a_scene_is_played_on_a_cluster_that_is_cleared_up_before_and_after(
-    lab: Path, scene: str, typed: list[str]
+def test_a_recording_is_made_on_a_cluster_that_is_cleared_up_before_and_after(
+    lab: Path, recording: str, typed: list[str]
 ) -> None:
-    code, calls = record(lab, scene)
+    code, calls = record(lab, recording)
     assert code == 0
     (begun,) = [n for n, call in enumerate(calls) if "asciinema" in call]
-    (rendered,) = [n for n, call in enumerate(calls) if f"docs/pictures/{scene}.svg" in call]
+    (rendered,) = [n for n, call in enumerate(calls) if f"docs/pictures/{recording}.svg" in call]
     assert [call[1] for call in calls[begun + 1 : rendered]] == typed
     for part in (calls[:begun], calls[rendered:]):
         ends = [call[1] for call in part if call[0] == "fab"]

@@ -77,9 +77,9 @@ def hosts(place: Path) -> Hosts:
 
 
 @pytest.fixture
-def desk(hosts: Hosts) -> verbs.Desk:
+def console(hosts: Hosts) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep)
+    return verbs.Console(io.StringIO(), clock, clock.sleep)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -90,10 +90,10 @@ def tasks(place: Path) -> dict[str, tuple[str, str]]:
     return {task.name: (task.host, task.address) for task in load_inventory(str(place)).tasks}
 
 
-def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     before = tasks(place)
-    drain(cluster(hosts), desk, "w-a", "sold")
-    remove_host(cluster(hosts), desk, "w-a", "sold")
+    drain(cluster(hosts), console, "w-a", "sold")
+    remove_host(cluster(hosts), console, "w-a", "sold")
     assert tasks(place) == {name: each for name, each in before.items() if each[0] != "w-a"}
     text = (place / "hosts.yml").read_text()
     assert "w-a" not in text
@@ -104,14 +104,14 @@ def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts
     assert hosts.recorded == {}
     assert hosts.leavers == set()
     inventory = load_inventory(str(place))
-    remove_host(Cluster(inventory, hosts), desk, "w-a")  # typed twice
-    assert "has no host w-a with a task: it is removed already" in fleet.printed(desk)
+    remove_host(Cluster(inventory, hosts), console, "w-a")  # typed twice
+    assert "has no host w-a with a task: it is removed already" in fleet.printed(console)
 
 
 def test_an_inventory_is_never_half_written(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drain(cluster(hosts), desk, "w-a", "sold")
+    drain(cluster(hosts), console, "w-a", "sold")
     (place / "hosts.yml").chmod(0o640)
     before, write = (place / "hosts.yml").read_text(), Path.write_bytes
 
@@ -121,19 +121,19 @@ def test_an_inventory_is_never_half_written(
 
     if (child := os.fork()) == 0:
         monkeypatch.setattr(Path, "write_bytes", end)
-        remove_host(cluster(hosts), desk, "w-a", "sold")
+        remove_host(cluster(hosts), console, "w-a", "sold")
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
     assert (place / "hosts.yml").read_text() == before
-    remove_host(cluster(hosts), desk, "w-a", "sold")
+    remove_host(cluster(hosts), console, "w-a", "sold")
     assert "w-a" not in (place / "hosts.yml").read_text()
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     assert (place / "hosts.yml").stat().st_mode & 0o777 == 0o640
 
 
-def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "ps-b")
-    remove_host(cluster(hosts), desk, "ps-b")
+def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "ps-b")
+    remove_host(cluster(hosts), console, "ps-b")
     text = HOSTS.replace("    ps-b:\n      ansible_host: 192.0.2.21\n", "")
     assert (place / "hosts.yml").read_text() == text
 
@@ -146,43 +146,43 @@ def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: H
     ],
 )
 def test_a_host_that_takes_part_is_not_removed(
-    place: Path, hosts: Hosts, desk: verbs.Desk, host: str, message: str
+    place: Path, hosts: Hosts, console: verbs.Console, host: str, message: str
 ) -> None:
     with pytest.raises(OperatorMistake, match=message):
-        remove_host(cluster(hosts), desk, host)
+        remove_host(cluster(hosts), console, host)
     assert (place / "hosts.yml").read_text() == HOSTS
     assert hosts.lines == []
 
 
-def test_a_dead_host_is_removed(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_dead_host_is_removed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     hosts.unreachable["w-c"] = "no route"
-    remove_host(cluster(hosts), desk, "w-c")
-    assert "w-c does not answer, and was not cleaned" in fleet.printed(desk)
+    remove_host(cluster(hosts), console, "w-c")
+    assert "w-c does not answer, and was not cleaned" in fleet.printed(console)
     assert "worker-2" not in tasks(place)
 
 
-def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-a")
+def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-a")
     hosts.held = Answer("taken by a site.yml of ann@laptop since 10:41:07 UTC")
     with pytest.raises(OperatorMistake, match=r"this cluster is taken by a site.yml of ann@laptop"):
-        remove_host(cluster(hosts), desk, "w-a")
+        remove_host(cluster(hosts), console, "w-a")
     with pytest.raises(OperatorMistake, match="this cluster is taken by"):
-        replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
+        replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99", plan_only=True)
     assert (place / "hosts.yml").read_text() == HOSTS
 
 
-def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
-    desk.answers = io.StringIO()
-    drain(cluster(hosts), desk, "w-a")
-    remove_host(cluster(hosts), desk, "w-a", plan_only=True)
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99", plan_only=True)
+def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+    console.json_out = io.StringIO()
+    drain(cluster(hosts), console, "w-a")
+    remove_host(cluster(hosts), console, "w-a", plan_only=True)
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99", plan_only=True)
     with pytest.raises(OperatorMistake, match="w-b stays: worker-1 on w-b runs"):
-        remove_host(cluster(hosts), desk, "w-b", plan_only=True)
+        remove_host(cluster(hosts), console, "w-b", plan_only=True)
     assert (place / "hosts.yml").read_text() == HOSTS
-    assert "refused worker-1 on w-b runs: fab drain w-b first" in fleet.printed(desk)
-    assert isinstance(desk.answers, io.StringIO)
-    assert re.findall(r'"next": "([^"]+)"', desk.answers.getvalue()) == [
+    assert "refused worker-1 on w-b runs: fab drain w-b first" in fleet.printed(console)
+    assert isinstance(console.json_out, io.StringIO)
+    assert re.findall(r'"next": "([^"]+)"', console.json_out.getvalue()) == [
         "fab undrain w-a",
         "fab remove-host w-a",
         "fab replace-host w-a w-x --address 192.0.2.99",
@@ -191,29 +191,29 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
 
 
 def test_a_new_host_takes_the_place_and_the_number(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = {}
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     before = tasks(place)
-    drain(cluster(hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    drain(cluster(hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place) == {**before, "worker-0": ("w-x", "192.0.2.99")}
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # the old one's tasks stay out
     with pytest.raises(OperatorMistake, match="has a host 'w-b' already"):
-        replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-x", "w-b")
+        replace_host(Cluster(load_inventory(str(place)), hosts), console, "w-x", "w-b")
 
 
 def test_with_encryption_the_address_that_counts_is_the_tunnels(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
     hosts.inventory, written = load_inventory(str(place)), {}
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
-    drain(cluster(hosts), desk, "w-a")
+    drain(cluster(hosts), console, "w-a")
     before = tasks(place)["worker-0"][1]
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
     assert written == {"worker-0": [f"[{before}]:2400"]}
 
@@ -234,26 +234,26 @@ def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_
     assert written == {**known, "worker-0": ["192.0.2.30:2400"]}
 
 
-def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     text = HOSTS.replace("    w-a:\n    w-b:\n", "    {w-a: , w-b: }\n").replace("  hosts:\n    {w-a", "  hosts: {w-a")
     (place / "hosts.yml").write_text(text)
-    drain(cluster(hosts), desk, "w-a")
-    remove_host(cluster(hosts), desk, "w-a")
+    drain(cluster(hosts), console, "w-a")
+    remove_host(cluster(hosts), console, "w-a")
     assert (place / "hosts.yml").read_text() == text
-    assert "by hand (line 23 has several hosts in braces):\n  remove the host w-a" in fleet.printed(desk)
-    assert "give w-b worker_index: 1" in fleet.printed(desk)
+    assert "by hand (line 23 has several hosts in braces):\n  remove the host w-a" in fleet.printed(console)
+    assert "give w-b worker_index: 1" in fleet.printed(console)
     assert list(place.parent.glob("*before*")) == []
 
 
 def test_a_host_that_is_replaced_by_hand_stays_out_too(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "more.ini").write_text("[others]\n")
     written = {}
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
-    drain(cluster(hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
-    assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(desk)
+    drain(cluster(hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
+    assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(console)
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}
 
 
@@ -279,32 +279,32 @@ def problems(place: Path) -> list[str]:
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["w-a.yml", "w-a.json", "w-a/more.yml", "w-a"])
 def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
-    place: Path, hosts: Hosts, desk: verbs.Desk, name: str
+    place: Path, hosts: Hosts, console: verbs.Console, name: str
 ) -> None:
     place = elsewhere(place)
     own = place / "host_vars" / name
     own.parent.mkdir(parents=True)
     own.write_text('{"ansible_user": "anna"}\n')
-    drain(read_again(place, hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    drain(read_again(place, hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert load_inventory(str(place)).variables["w-x"]["ansible_user"] == "anna"
     assert problems(place) == []
     hosts.inventory = load_inventory(str(place))
     hosts.unreachable["w-x"] = "no route"
-    remove_host(cluster(hosts), desk, "w-x")
+    remove_host(cluster(hosts), console, "w-x")
     assert "w-x" not in load_inventory(str(place)).variables
     assert problems(place) == []
     assert len(list(place.parent.glob("mine.w-x*.before-*"))) == 1
 
 
 @pytest.mark.usefixtures("silent")
-def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     place = elsewhere(place)
     (place / "hosts.yml").write_text(HOSTS.replace("    w-a:\n      ansible_host: 192.0.2.30\n", "    w-a:\n"))
     (place / "host_vars").mkdir()
     (place / "host_vars/w-a.yml").write_text("# Ours.\nansible_host: 192.0.2.30  # in the cellar\n")
-    drain(read_again(place, hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    drain(read_again(place, hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     assert (place / "host_vars/w-x.yml").read_text() == "# Ours.\nansible_host: 192.0.2.99  # in the cellar\n"
 
@@ -322,29 +322,29 @@ def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: 
     ],
 )
 def test_a_new_host_that_would_be_wrong_is_refused_before_the_old_one_is_cleaned(
-    place: Path, hosts: Hosts, desk: verbs.Desk, new: str, address: str, message: str
+    place: Path, hosts: Hosts, console: verbs.Console, new: str, address: str, message: str
 ) -> None:
-    drain(cluster(hosts), desk, "w-a")
+    drain(cluster(hosts), console, "w-a")
     done = list(hosts.done)
     with pytest.raises(OperatorMistake, match=message):
-        replace_host(cluster(hosts), desk, "w-a", new, address)
+        replace_host(cluster(hosts), console, "w-a", new, address)
     assert (hosts.done, (place / "hosts.yml").read_text()) == (done, HOSTS)
 
 
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("new", ["7", "no", "2026-03-02"])
 def test_a_name_that_yaml_takes_for_something_else_is_quoted(
-    place: Path, hosts: Hosts, desk: verbs.Desk, new: str
+    place: Path, hosts: Hosts, console: verbs.Console, new: str
 ) -> None:
-    drain(cluster(hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", new, "192.0.2.99")
+    drain(cluster(hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", new, "192.0.2.99")
     assert tasks(place)["worker-0"] == (new, "192.0.2.99")
 
 
-def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     (place / "hosts.yml").write_bytes(HOSTS.replace("\n", "\r\n").encode())
-    drain(cluster(hosts), desk, "ps-b")
-    remove_host(cluster(hosts), desk, "ps-b")
+    drain(cluster(hosts), console, "ps-b")
+    remove_host(cluster(hosts), console, "ps-b")
     text = HOSTS.replace("    ps-b:\n      ansible_host: 192.0.2.21\n", "")
     assert (place / "hosts.yml").read_bytes() == text.replace("\n", "\r\n").encode()
 
@@ -357,59 +357,59 @@ def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, desk: verbs.Desk) -> 
     ],
 )
 def test_what_is_written_for_several_hosts_is_changed_by_hand(
-    place: Path, hosts: Hosts, desk: verbs.Desk, was: str, now: str, why: str
+    place: Path, hosts: Hosts, console: verbs.Console, was: str, now: str, why: str
 ) -> None:
     text = HOSTS.replace(was, now)
     (place / "hosts.yml").write_text(text.replace("192.0.2.31\n", "192.0.2.31\n      worker_port: *port\n")
                                      if "&port" in text else text)  # fmt: skip
     text = (place / "hosts.yml").read_text()
-    drain(read_again(place, hosts), desk, "w-a")
-    remove_host(cluster(hosts), desk, "w-a")
+    drain(read_again(place, hosts), console, "w-a")
+    remove_host(cluster(hosts), console, "w-a")
     assert (place / "hosts.yml").read_text() == text
-    assert "by hand" in fleet.printed(desk)
-    assert why in fleet.printed(desk)
+    assert "by hand" in fleet.printed(console)
+    assert why in fleet.printed(console)
 
 
-def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     (place / "more.ini").write_text("[others]\n")
-    drain(cluster(hosts), desk, "w-a")
-    remove_host(cluster(hosts), desk, "w-a", plan_only=True)
-    assert "more.ini is no YAML file" in fleet.printed(desk)
-    assert "with a backup" not in fleet.printed(desk)
+    drain(cluster(hosts), console, "w-a")
+    remove_host(cluster(hosts), console, "w-a", plan_only=True)
+    assert "more.ini is no YAML file" in fleet.printed(console)
+    assert "with a backup" not in fleet.printed(console)
 
 
-def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, desk: verbs.Desk) -> None:
+def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
     (place / "hosts.yml").write_text(f"{HOSTS}nfs_server:\n  hosts:\n    w-b:\n")
-    drain(read_again(place, hosts), desk, "w-b")
+    drain(read_again(place, hosts), console, "w-b")
     with pytest.raises(OperatorMistake, match="w-b stays: it serves the shared path, with all runs"):
-        remove_host(cluster(hosts), desk, "w-b")
-    replace_host(cluster(hosts), desk, "w-b", "w-x", plan_only=True)
-    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fleet.printed(desk)
+        remove_host(cluster(hosts), console, "w-b")
+    replace_host(cluster(hosts), console, "w-b", "w-x", plan_only=True)
+    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fleet.printed(console)
 
 
 def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
-    place: Path, hosts: Hosts, desk: verbs.Desk
+    place: Path, hosts: Hosts, console: verbs.Console
 ) -> None:
     (place / "group_vars/all.yml").write_text(VARIABLES.replace("/srv/trainer", "''"))
     hosts.unreachable["head"] = "no route"
-    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99")
+    replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99")
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["", "recommender"])
 def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
-    place: Path, hosts: Hosts, desk: verbs.Desk, name: str
+    place: Path, hosts: Hosts, console: verbs.Console, name: str
 ) -> None:
     """They have noted the address of the old one, where the inventory has no name for the cluster."""
     (place / "group_vars/all.yml").write_text(VARIABLES + (f"cluster_name: {name}\n" if name else ""))
     hosts.unreachable["head"] = "no route"
-    replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
-    assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fleet.printed(desk)) is (not name)
-    desk.answers = io.StringIO()
-    replace_host(cluster(hosts), desk, "head", "head-2", "192.0.2.99")
+    replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
+    assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fleet.printed(console)) is (not name)
+    console.json_out = io.StringIO()
+    replace_host(cluster(hosts), console, "head", "head-2", "192.0.2.99")
     takes_over = "" if name else " -e cluster_takes_over=192.0.2.10"
-    assert json.loads(desk.answers.getvalue())["next"] == f"ansible-playbook site.yml{takes_over}"
+    assert json.loads(console.json_out.getvalue())["next"] == f"ansible-playbook site.yml{takes_over}"
 
 
 @pytest.mark.parametrize(
@@ -417,18 +417,18 @@ def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     [(False, "a checkpoint that is saved first"), (True, "steps since the newest checkpoint are lost")],
 )
 def test_a_plan_promises_no_save_by_a_dead_coordinator(
-    place: Path, hosts: Hosts, desk: verbs.Desk, is_dead: bool, cost: str
+    place: Path, hosts: Hosts, console: verbs.Console, is_dead: bool, cost: str
 ) -> None:
     if is_dead:
         hosts.unreachable["head"] = "no route"
     with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):
-        replace_host(read_again(place, hosts), desk, "head", "head-2", "192.0.2.99", plan_only=True)
-    assert cost in fleet.printed(desk)
+        replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
+    assert cost in fleet.printed(console)
 
 
 @pytest.mark.usefixtures("silent")
 def test_a_vault_whose_password_was_typed_is_read_again(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = elsewhere(place)
     (place / "host_vars").mkdir()
@@ -437,13 +437,13 @@ def test_a_vault_whose_password_was_typed_is_read_again(
     monkeypatch.setattr("fleet.vault._ask", lambda: "open")
     hosts.inventory = load_inventory(str(place), ask_vault_pass=True)
     monkeypatch.setattr("fleet.vault._ask", None)
-    drain(cluster(hosts), desk, "w-a")
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    drain(cluster(hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert "w-x:" in (place / "hosts.yml").read_text()
 
 
 def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
-    place: Path, hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: dict[str, Any] = {}
 
@@ -451,16 +451,16 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
-    drain(cluster(hosts), desk, "w-a")
+    drain(cluster(hosts), console, "w-a")
     with monkeypatch.context() as patch:
         patch.setattr("fleet.verbs.remove_host._change", leave)
         with pytest.raises(KeyboardInterrupt):
-            replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+            replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # a dead one that comes back stays out
-    replace_host(cluster(hosts), desk, "w-a", "w-x", "192.0.2.99")
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
-    replace_host(read_again(place, hosts), desk, "w-a", "w-x", "192.0.2.99")
-    assert fleet.printed(desk).endswith("has w-x, and no w-a: it is replaced already, or was never listed\n")
+    replace_host(read_again(place, hosts), console, "w-a", "w-x", "192.0.2.99")
+    assert fleet.printed(console).endswith("has w-x, and no w-a: it is replaced already, or was never listed\n")
 
 
 @pytest.mark.parametrize("serves", [True, False])

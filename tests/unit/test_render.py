@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from fleet.errors import OperatorMistake
-from fleet.render import Wanted, kubernetes, slurm, spark, wanted
+from fleet.render import RenderedCluster, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory, Source, describe
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.render import render
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import STOPPED, TRY_AGAIN
@@ -39,7 +39,7 @@ def inventory(groups: Mapping[str, list[str]] | None = None, **variables: Any) -
 
 def rendered(found: Inventory, **given: Any) -> dict[tuple[str, str], Any]:
     out = io.StringIO()
-    render(found, Desk(out), "kubernetes", "mine", image="example.org/mine:1", **given)
+    render(found, Console(out), "kubernetes", "mine", image="example.org/mine:1", **given)
     return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(out.getvalue())}
 
 
@@ -151,13 +151,13 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
 )
 def test_wrong_words_are_named(given: Mapping[str, str], named: str) -> None:
     with pytest.raises(OperatorMistake, match=named):
-        render(inventory(), Desk(io.StringIO()), **given)
+        render(inventory(), Console(io.StringIO()), **given)
 
 
 def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
     settings = {**SETTINGS, "note": "it's a 'quoted' one"}
     script = slurm.render(
-        Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, {**settings, "shared_dir": "/a b"}), "python"
+        RenderedCluster("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, {**settings, "shared_dir": "/a b"}), "python"
     )
     assert "#SBATCH --ntasks=4\n" in script
     assert "tasks=(chief-0 worker-0 worker-1 ps-0)\n" in script
@@ -191,7 +191,7 @@ def test_a_cancelled_batch_job_is_not_queued_again(tmp_path: Path, asked: int, c
     for name, text in STANDS_IN.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text.replace('{code}', str(code))}\n")
         (tmp_path / name).chmod(0o755)
-    wanted = Wanted("mine", {"chief": 1, "ps": 1}, {}, {**SETTINGS, "shared_dir": str(tmp_path)})
+    wanted = RenderedCluster("mine", {"chief": 1, "ps": 1}, {}, {**SETTINGS, "shared_dir": str(tmp_path)})
     script = slurm.render(wanted, str(tmp_path / "python"))
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORK": str(tmp_path), "SLURM_JOB_ID": "7"}
     with subprocess.Popen(["bash", "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as batch:
@@ -206,7 +206,7 @@ def test_a_cancelled_batch_job_is_not_queued_again(tmp_path: Path, asked: int, c
 
 def test_sparks_program_is_one_with_the_tasks_and_the_settings() -> None:
     settings = {**SETTINGS, "note": 'it\'s a "quoted" $one', "shared_dir": "/a b"}
-    script = spark.render(Wanted("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, settings), "/my own/python")
+    script = spark.render(RenderedCluster("mine", {"chief": 1, "worker": 2, "ps": 1}, {}, settings), "/my own/python")
     assigned = {
         line.targets[0].id: line.value
         for line in ast.parse(script).body

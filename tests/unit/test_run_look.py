@@ -15,14 +15,14 @@ import pytest
 
 from fleet import history, run
 from fleet.cluster import Cluster
-from fleet.decision import Choice
+from fleet.decision import RunChoice
 from fleet.errors import ClusterTrouble
 from fleet.observation import Observation
 from fleet.plan import Plan
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.shipping import select_and_observe
-from tests.unit.test_fleet_verbs import Pretence, make_inventory, status
+from tests.unit.test_fleet_verbs import FakeHosts, make_inventory, status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.telemetry.events import EventLog
@@ -31,7 +31,7 @@ from trainer.telemetry.status import Status
 BY_TRAINER = status("new", None) | {"program": "p:Asked"}
 
 
-class Shell(Pretence):
+class Shell(FakeHosts):
     """The chief's host has a real shell, and the trainer's files below a directory."""
 
     place: Path
@@ -268,7 +268,7 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
     hosts: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one script of the chief's host, and not in one of each."""
-    shared, scripts_of_head, pretend = hosts.place / "srv", [], Pretence.run
+    shared, scripts_of_head, pretend = hosts.place / "srv", [], FakeHosts.run
     shared.mkdir()
 
     def run_all(scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
@@ -279,11 +279,11 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
         return {**answers, "head": Answer(f"{done.stdout}{answers['head'].stdout}", done.stderr)}
 
     monkeypatch.setattr(hosts, "run", run_all)
-    cluster, desk = Cluster(hosts.inventory, hosts), Desk(io.StringIO())  # type: ignore[arg-type]
+    cluster, console = Cluster(hosts.inventory, hosts), Console(io.StringIO())  # type: ignore[arg-type]
     hosts.run_status = status("new", None)
-    choice = Choice({"run": "digits-2"}, write=True, new=True)
+    choice = RunChoice({"run": "digits-2"}, write=True, new=True)
     plan = Plan(hosts.inventory, "abc123", choice, {}, [], [], {}, untried=True)
-    seen = select_and_observe(cluster, desk, plan)
+    seen = select_and_observe(cluster, console, plan)
     assert json.loads((shared / "selection.json").read_text()) == {"run": "digits-2"}
     assert json.loads((shared / "release.json").read_text()) == {"release": "abc123"}
     assert (len(scripts_of_head), seen.selection, seen.settings.keys()) == (
@@ -293,14 +293,14 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
     )
     (shared / "selection.json.new").mkdir()
     with pytest.raises(ClusterTrouble, match=r"selection\.json can't be written on head: .*(Is a|is a) directory"):
-        select_and_observe(cluster, desk, replace(plan, by_ansible={"far": "it differs"}))
+        select_and_observe(cluster, console, replace(plan, by_ansible={"far": "it differs"}))
     # Without Ansible the trainer has proven the choice a moment ago.
     assert ["trainer status" in script for script in scripts_of_head] == [False, True]
     monkeypatch.setattr("fleet.run.PATH_SECONDS", 1)
     (shared / "selection.json.new").rmdir()
     os.mkfifo(shared / "selection.json.new")  # a pipe that nobody reads stands for the file of a server that is away
     with pytest.raises(ClusterTrouble, match=r"can't be written on head: the shared path .* gives no answer"):
-        select_and_observe(cluster, desk, plan)
+        select_and_observe(cluster, console, plan)
 
 
 def test_a_record_is_written_with_its_folder_and_an_empty_one_is_removed(hosts: Shell) -> None:
@@ -324,11 +324,11 @@ def test_what_is_kept_and_the_line_beside_it_fail_apart(hosts: Shell, monkeypatc
     monkeypatch.setattr(hosts, "run", run_all)
     cluster = Cluster(hosts.inventory, hosts)  # type: ignore[arg-type]
     everywhere = hosts.inventory.hosts
-    assert cluster.remember(everywhere, f"echo left; touch {hosts.place}/line")
+    assert cluster.save_state(everywhere, f"echo left; touch {hosts.place}/line")
     assert (hosts.place / "line").exists()
-    assert not cluster.remember(everywhere, "echo 'no room' >&2; false")
-    assert not cluster.remember(["far"], "true")  # the chief's host alone leaves it
+    assert not cluster.save_state(everywhere, "echo 'no room' >&2; false")
+    assert not cluster.save_state(["far"], "true")  # the chief's host alone leaves it
     rights = "echo full >&2; false"
     with pytest.raises(ClusterTrouble, match="/opt/trainer/before can't be written"):
-        cluster.remember(everywhere, f"touch {hosts.place}/other")
+        cluster.save_state(everywhere, f"touch {hosts.place}/other")
     assert not (hosts.place / "other").exists()

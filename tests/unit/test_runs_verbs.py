@@ -19,19 +19,19 @@ from invoke import Context
 
 from fleet import upkeep
 from fleet.cluster import Cluster
-from fleet.command_line import Call
+from fleet.command_line import VerbCall
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.run_work import render_bytes
 from fleet.ssh import Answer
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs import prune as prune_module
 from fleet.verbs.backup import back_up
 from fleet.verbs.clone_run import clone_run
 from fleet.verbs.delete_run import delete_run
 from fleet.verbs.prune import prune, wheel_sets
 from fleet.verbs.restore_run import restore_run
-from tests.unit import test_answers as answers
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_json_output as answers
 from tests.unit.test_upkeep import make, train
 from trainer.__main__ import main
 from trainer.core.config import Config
@@ -40,7 +40,7 @@ from trainer.run.records import write_record
 
 
 @dataclass
-class Hosts(fleet.Pretence):
+class Hosts(fleet.FakeHosts):
     """Hosts with one shared path, which is a folder here; fleet/agent.py finds releases, environments and wheels."""
 
     settings_file: str = ""
@@ -110,13 +110,13 @@ def hosts(config: Config, tmp_path: Path) -> Hosts:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk(io.StringIO(), answers=io.StringIO(), ask=lambda _: False)
+def console() -> Console:
+    return Console(io.StringIO(), json_out=io.StringIO(), ask=lambda _: False)
 
 
-def output(desk: Desk) -> str:
-    assert isinstance(desk.out, io.StringIO)
-    return desk.out.getvalue()
+def output(console: Console) -> str:
+    assert isinstance(console.out, io.StringIO)
+    return console.out.getvalue()
 
 
 def test_a_run_is_copied_taken_back_and_cloned_and_each_verb_says_the_next(
@@ -131,29 +131,33 @@ def test_a_run_is_copied_taken_back_and_cloned_and_each_verb_says_the_next(
         (clone_run, ["digits", "digits-3"], "run digits-3 is a clone of digits: step 20"),
     ]:
         for plan in (True, False):
-            desk = Desk(io.StringIO(), answers=io.StringIO())
-            verb(cluster, desk, *arguments, plan)  # type: ignore[operator]
-            found = answers.answer_of(desk)
+            console = Console(io.StringIO(), json_out=io.StringIO())
+            verb(cluster, console, *arguments, plan)  # type: ignore[operator]
+            found = answers.answer_of(console)
             assert found["host"] == "head"
-        assert line in output(desk)
+        assert line in output(console)
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["digits", "digits-2", "digits-3"]
 
 
-def test_a_plan_says_how_to_do_it_and_does_nothing(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+def test_a_plan_says_how_to_do_it_and_does_nothing(
+    config: Config, hosts: Hosts, console: Console, tmp_path: Path
+) -> None:
     make(config, "digits")
-    back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"), plan=True)
-    assert f"do it: fab backup digits --to {tmp_path}/backups" in output(desk)
+    back_up(Cluster(hosts.inventory, hosts), console, "digits", str(tmp_path / "backups"), plan=True)
+    assert f"do it: fab backup digits --to {tmp_path}/backups" in output(console)
     assert os.listdir(tmp_path / "backups") == []  # noqa: PTH208
 
 
-def test_the_commands_that_a_plan_names_do_the_same(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+def test_the_commands_that_a_plan_names_do_the_same(
+    config: Config, hosts: Hosts, console: Console, tmp_path: Path
+) -> None:
     train(make(config, "digits"))
     cluster, place = Cluster(hosts.inventory, hosts), tmp_path / "my backups"
     place.mkdir()
-    back_up(cluster, desk, "digits", str(place), plan=True)
-    back_up(cluster, desk, "digits", str(place))
-    restore_run(cluster, desk, f"{place}/digits@20", "digits-2", plan=True)
-    commands = [shlex.split(each) for each in re.findall(r": (fab .*)", output(desk))]
+    back_up(cluster, console, "digits", str(place), plan=True)
+    back_up(cluster, console, "digits", str(place))
+    restore_run(cluster, console, f"{place}/digits@20", "digits-2", plan=True)
+    commands = [shlex.split(each) for each in re.findall(r": (fab .*)", output(console))]
     assert commands == [
         ["fab", "backup", "digits", "--to", str(place)],
         ["fab", "restore-run", f"{place}/digits@20"],
@@ -161,49 +165,51 @@ def test_the_commands_that_a_plan_names_do_the_same(config: Config, hosts: Hosts
     ]
 
 
-def test_another_host_works_where_the_chiefs_is_away(config: Config, hosts: Hosts, desk: Desk, tmp_path: Path) -> None:
+def test_another_host_works_where_the_chiefs_is_away(
+    config: Config, hosts: Hosts, console: Console, tmp_path: Path
+) -> None:
     make(config, "digits")
     hosts.unreachable = {"head": "no answer"}
-    back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
+    back_up(Cluster(hosts.inventory, hosts), console, "digits", str(tmp_path / "backups"))
     assert hosts.worked == ["store: backup", "store: backup"]
-    assert "get it back: bring it to head, then fab restore-run" in output(desk)
+    assert "get it back: bring it to head, then fab restore-run" in output(console)
     hosts.unreachable = dict.fromkeys(hosts.inventory.hosts, "no answer")
     with pytest.raises(HostsUnreachable):
-        back_up(Cluster(hosts.inventory, hosts), desk, "digits", str(tmp_path / "backups"))
+        back_up(Cluster(hosts.inventory, hosts), console, "digits", str(tmp_path / "backups"))
 
 
-def test_what_the_trainer_calls_an_error_is_the_operators(config: Config, hosts: Hosts, desk: Desk) -> None:
+def test_what_the_trainer_calls_an_error_is_the_operators(config: Config, hosts: Hosts, console: Console) -> None:
     cluster = Cluster(hosts.inventory, hosts)
     with pytest.raises(OperatorMistake, match="there is no run digits in"):
-        back_up(cluster, desk, "digits", "/nowhere")
+        back_up(cluster, console, "digits", "/nowhere")
     for wrong in ("backups", "~/backups"):
         with pytest.raises(OperatorMistake, match="expected a whole path of the chief's host"):
-            back_up(cluster, desk, "digits", wrong)
+            back_up(cluster, console, "digits", wrong)
     with pytest.raises(OperatorMistake, match="can't name a run"):
-        clone_run(cluster, desk, "digits", "../x")
+        clone_run(cluster, console, "digits", "../x")
 
 
 def test_a_run_is_deleted_once_the_operator_agrees(config: Config, hosts: Hosts) -> None:
     directory = make(config, "digits")
     cluster = Cluster(hosts.inventory, hosts)
     asked: list[str] = []
-    desk = Desk(io.StringIO(), answers=io.StringIO(), ask=lambda text: bool(asked.append(text)))
+    console = Console(io.StringIO(), json_out=io.StringIO(), ask=lambda text: bool(asked.append(text)))
     with pytest.raises(OperatorMistake, match="nothing was removed; agree with --yes"):
-        delete_run(cluster, desk, "digits")
+        delete_run(cluster, console, "digits")
     assert re.fullmatch(r"Remove run digits for ever \(\d+ files, .*\)\? \[y/N\] ", asked[0])
     assert directory.path.is_dir()
     assert hosts.holds == ["held"]  # no start may select it meanwhile
     for outcome in ("done", "not there"):
-        desk = Desk(io.StringIO(), answers=io.StringIO())
-        delete_run(cluster, desk, "digits", yes=True)
-        assert answers.answer_of(desk)["outcome"] == outcome
-    assert "there is no run digits; the runs are none" in output(desk)
+        console = Console(io.StringIO(), json_out=io.StringIO())
+        delete_run(cluster, console, "digits", yes=True)
+        assert answers.answer_of(console)["outcome"] == outcome
+    assert "there is no run digits; the runs are none" in output(console)
 
 
-def test_a_run_that_trains_is_not_deleted_even_with_yes(config: Config, hosts: Hosts, desk: Desk) -> None:
+def test_a_run_that_trains_is_not_deleted_even_with_yes(config: Config, hosts: Hosts, console: Console) -> None:
     train(make(config, "digits"))
     with pytest.raises(OperatorMistake, match="is not removed: it is trained by"):
-        delete_run(Cluster(hosts.inventory, hosts), desk, "digits", yes=True)
+        delete_run(Cluster(hosts.inventory, hosts), console, "digits", yes=True)
 
 
 def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_frees(config: Config, hosts: Hosts) -> None:
@@ -216,31 +222,31 @@ def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_free
     hosts.wheels = ["3.11", "3.13", "cuda-3.11"]
     hosts.releases = release("locks/cpu", "locks/cuda")
     cluster = Cluster(hosts.inventory, hosts)
-    desk = Desk(io.StringIO(), answers=io.StringIO())
-    prune(cluster, desk, 1, plan=True)
-    found = answers.answer_of(desk)
+    console = Console(io.StringIO(), json_out=io.StringIO())
+    prune(cluster, console, 1, plan=True)
+    found = answers.answer_of(console)
     assert found["runs"]["removed"] == ["a", "b"]
     assert found["releases"] == {"removed": ["head:releases/old", "head:envs/cpu-3.11-0000"], "bytes": 1000000}
     assert found["wheels"] == {"removed": ["3.13"], "bytes": 1000000}
     assert (found["outcome"], found["bytes"] > 2000000, hosts.done) == ("planned", True, [])
-    desk = Desk(io.StringIO(), answers=io.StringIO(), ask=lambda _: True)
-    prune(cluster, desk, 1)
+    console = Console(io.StringIO(), json_out=io.StringIO(), ask=lambda _: True)
+    prune(cluster, console, 1)
     wheels = f"{hosts.inventory.shared_dir}/wheels/3.13"
     # At least the release before stays, whatever --keep says: a failed start goes back to it.
     assert hosts.done == ["head: prune, keep 2", f"head: rm -rf {wheels}"]
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["c"]
-    assert "freed 2.0 MB" in output(desk)
+    assert "freed 2.0 MB" in output(console)
 
 
-def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, desk: Desk) -> None:
+def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, console: Console) -> None:
     make(config, "a")
     make(config, "b")
     with pytest.raises(OperatorMistake, match="nothing was removed"):
-        prune(Cluster(hosts.inventory, hosts), desk, 1, ["runs"])
+        prune(Cluster(hosts.inventory, hosts), console, 1, ["runs"])
     with pytest.raises(OperatorMistake, match="expected runs, releases, wheels"):
-        prune(Cluster(hosts.inventory, hosts), desk, 1, ["checkpoints"])
+        prune(Cluster(hosts.inventory, hosts), console, 1, ["checkpoints"])
     assert len(run_directories(Path(config.shared_dir))) == 2
-    quiet = Desk(io.StringIO())
+    quiet = Console(io.StringIO())
     prune(Cluster(hosts.inventory, hosts), quiet, 2, ["runs"])
     assert output(quiet) == "runs: nothing to remove\nnothing to remove\n"
 
@@ -255,7 +261,7 @@ def test_prune_removes_no_run_that_nobody_has_agreed_to(config: Config, hosts: H
         make(config, "c")  # as the queue does while the operator thinks
         return True
 
-    prune(Cluster(hosts.inventory, hosts), Desk(io.StringIO(), ask=begin), 1, ["runs"])
+    prune(Cluster(hosts.inventory, hosts), Console(io.StringIO(), ask=begin), 1, ["runs"])
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["b", "c"]
 
 
@@ -265,22 +271,22 @@ def test_prune_says_the_whole_command_and_leaves_a_line_for_each_kind(
     lines: list[Mapping[str, Any]] = []
     monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
     hosts.spare = {"head": ["/opt/trainer/releases/old"]}
-    desk = Desk(io.StringIO())
-    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], plan=True)
-    assert output(desk).endswith("do it: fab prune --keep 2 --only releases\n")
+    console = Console(io.StringIO())
+    prune(Cluster(hosts.inventory, hosts), console, 2, ["releases"], plan=True)
+    assert output(console).endswith("do it: fab prune --keep 2 --only releases\n")
     assert lines == []
-    prune(Cluster(hosts.inventory, hosts), desk, 2, ["releases"], yes=True)
+    prune(Cluster(hosts.inventory, hosts), console, 2, ["releases"], yes=True)
     assert [line["outcome"] for line in lines] == ["begun", "done"]
     assert lines[0]["releases"] == ["head:releases/old"]
 
 
 def test_the_reason_of_each_verb_that_keeps_runs_is_in_the_history(
-    config: Config, hosts: Hosts, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, hosts: Hosts, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[Mapping[str, Any]] = []
     monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
-    monkeypatch.setattr(Call, "cluster", lambda self: contextlib.nullcontext(Cluster(hosts.inventory, hosts)))
-    monkeypatch.setattr(Call, "desk", desk)
+    monkeypatch.setattr(VerbCall, "cluster", lambda self: contextlib.nullcontext(Cluster(hosts.inventory, hosts)))
+    monkeypatch.setattr(VerbCall, "console", console)
     make(config, "digits")
     hosts.spare = {"head": ["/opt/trainer/releases/old"]}
     copy = f"{tmp_path}/backups/digits@20"

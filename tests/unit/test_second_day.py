@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fleet import drains, history, readings, report, verbs
+from fleet import drain_records, drains, history, status_text, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import ROLES
@@ -49,7 +49,7 @@ APPEND = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
 
 
 @dataclass
-class Hosts(fleet.Pretence):
+class Hosts(fleet.FakeHosts):
     """Hosts with the files of a drain, and a coordinator that heeds them."""
 
     lines: list[str] = field(default_factory=list)
@@ -67,13 +67,13 @@ class Hosts(fleet.Pretence):
             return Answer("\n".join(self.lines))
         if "@units" in script:
             return self._look(host, script)
-        if readings.LEAVERS in script:
+        if drain_records.LEAVERS in script:
             names = set(re.findall(r"\b(?:ps|worker|chief|evaluator)-\d+\b", script))
             self.leavers = self.leavers | names if "touch" in script else self.leavers - names
-        elif "rm -f" in script and readings.MARK in script:
+        elif "rm -f" in script and drain_records.MARK in script:
             self.marks.pop(host, None)
             self.done.append(f"unmark {host}")
-        elif readings.MARK in script:
+        elif drain_records.MARK in script:
             self.marks[host] = re.findall(r"\{.*?\}", script)[0]
             self.done.append(f"mark {host}")
         elif found := re.search(r"/drains/([\w-]+)\.json", script):
@@ -137,9 +137,9 @@ def make_hosts() -> Hosts:
 
 
 @pytest.fixture
-def desk(hosts: Hosts) -> verbs.Desk:
+def console(hosts: Hosts) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, answers=None)
+    return verbs.Console(io.StringIO(), clock, clock.sleep, json_out=None)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -153,56 +153,56 @@ def up(hosts: Hosts) -> set[str]:
 ALL = {task.name for task in TASKS}
 
 
-def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
+def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
     assert up(hosts) == ALL - {"worker-1"}
     assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
     assert hosts.recorded.keys() == {"w-b"}
     assert hosts.leavers == {"worker-1"}
     cluster(hosts).start(TASKS)  # as a start by hand, or at a boot
     assert up(hosts) == ALL - {"worker-1"}
-    undrain(cluster(hosts), desk, "w-b")
+    undrain(cluster(hosts), console, "w-b")
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
-    assert "w-b is back with worker-1" in fleet.printed(desk)
+    assert "w-b is back with worker-1" in fleet.printed(console)
 
 
-def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b")
+def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b")
     hosts.set("ps-1", active="inactive", sub="dead")  # as that of a lost process, which nobody took out
     run = cluster(hosts).observe().run
     assert run is not None
-    assert "\n  without ps-1 (away), worker-1 (drained)" in report.render_run(run)
+    assert "\n  without ps-1 (away), worker-1 (drained)" in status_text.render_run(run)
 
 
-def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
+def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
     done, lines = list(hosts.done), list(hosts.lines)
-    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), console, "w-b")
     assert (hosts.done, hosts.lines) == (done, lines)
-    assert "a new disk. Bring it back: fab undrain w-b" in fleet.printed(desk)
+    assert "a new disk. Bring it back: fab undrain w-b" in fleet.printed(console)
 
 
-def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "ps-b")
+def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "ps-b")
     assert hosts.done == ["mark ps-b", "stop ps-1"]
     hosts.done.clear()
     hosts.heeds = False
     hosts.run_status = fleet.status("training", 25)
-    undrain(cluster(hosts), desk, "ps-b")
+    undrain(cluster(hosts), console, "ps-b")
     assert hosts.done == ["unmark ps-b", "start ps-1"]
 
 
-def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, console: verbs.Console) -> None:
     hosts.heeds = False
     with pytest.raises(ClusterTrouble, match="ps-b stays: the coordinator did not let go of ps-1"):
-        drain(cluster(hosts), desk, "ps-b")
+        drain(cluster(hosts), console, "ps-b")
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
 
 
 def test_of_two_drains_at_once_none_takes_the_last_member(
-    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = drains.record
 
@@ -212,24 +212,26 @@ def test_of_two_drains_at_once_none_takes_the_last_member(
 
     monkeypatch.setattr(drains, "record", with_another)
     with pytest.raises(OperatorMistake, match="ps-b stays, since another host is drained now: 0 of 2 ps would be left"):
-        drain(cluster(hosts), desk, "ps-b")
+        drain(cluster(hosts), console, "ps-b")
     assert (hosts.recorded.keys(), hosts.done) == ({"ps-a"}, [])
 
 
-def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_that_was_broken_off_goes_on(
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Cluster, "stop", leave)
         with pytest.raises(KeyboardInterrupt):
-            drain(cluster(hosts), desk, "w-b", "a new disk")
+            drain(cluster(hosts), console, "w-b", "a new disk")
     assert up(hosts) == ALL
-    desk.answers = io.StringIO()
-    show_hosts(cluster(hosts), desk)
-    states = {row["host"]: row["state"] for row in json.loads(desk.answers.getvalue())["hosts"]}
+    console.json_out = io.StringIO()
+    show_hosts(cluster(hosts), console)
+    states = {row["host"]: row["state"] for row in json.loads(console.json_out.getvalue())["hosts"]}
     assert states["w-b"] == "draining"
-    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), console, "w-b")
     assert up(hosts) == ALL - {"worker-1"}
     assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
     assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "left", "begun", "done"]
@@ -247,36 +249,36 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, desk: verbs.Desk, mon
     ],
 )
 def test_what_the_training_needs_is_not_drained(
-    hosts: Hosts, desk: verbs.Desk, host: str, before: list[str], message: str
+    hosts: Hosts, console: verbs.Console, host: str, before: list[str], message: str
 ) -> None:
     for name in before:
         hosts.set(name, active="inactive", sub="dead")
     running = up(hosts)
     with pytest.raises(OperatorMistake, match=re.escape(message)):
-        drain(cluster(hosts), desk, host)
+        drain(cluster(hosts), console, host)
     assert (up(hosts), hosts.marks, hosts.lines) == (running, {}, [])
 
 
-def test_a_ps_whose_part_finds_no_room_is_not_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_ps_whose_part_finds_no_room_is_not_drained(hosts: Hosts, console: verbs.Console) -> None:
     hosts.available = 1000  # KiB, of a model of 1 MiB
     with pytest.raises(OperatorMistake, match=r"ps-a will hold 0\.00 GiB of the model, and has 0\.00 GiB left"):
-        drain(cluster(hosts), desk, "ps-b")
+        drain(cluster(hosts), console, "ps-b")
 
 
-def test_a_plan_does_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "ps-b", plan_only=True)
-    undrain(cluster(hosts), desk, "ps-b", plan_only=True)
+def test_a_plan_does_nothing(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "ps-b", plan_only=True)
+    undrain(cluster(hosts), console, "ps-b", plan_only=True)
     assert (hosts.done, hosts.lines, hosts.recorded) == ([], [], {})
-    assert "stops   ps-1" in fleet.printed(desk)
-    assert "from a checkpoint that is saved first" in fleet.printed(desk)
+    assert "stops   ps-1" in fleet.printed(console)
+    assert "from a checkpoint that is saved first" in fleet.printed(console)
 
 
-def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: verbs.Console) -> None:
     paused = [{"time": 1.0, "event": "training", "seconds": seconds} for seconds in (7.6, 4.4)]
     for events, pause in (([], "some seconds"), (paused, "some 8 s, as lately")):
         hosts.run_status = {**(hosts.run_status or {}), "events": events}
-        drain(cluster(hosts), desk, "ps-b", plan_only=True)
-        assert f"pause   {pause}: the model is laid out again" in fleet.printed(desk)
+        drain(cluster(hosts), console, "ps-b", plan_only=True)
+        assert f"pause   {pause}: the model is laid out again" in fleet.printed(console)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, desk: ver
     ],
 )
 def test_a_plan_says_what_it_costs_that_others_read_for_a_drained_worker(
-    hosts: Hosts, desk: verbs.Desk, settings: dict[str, Any], pause: str
+    hosts: Hosts, console: verbs.Console, settings: dict[str, Any], pause: str
 ) -> None:
     for values in hosts.inventory.variables.values():
         values["trainer_run"] = {**values["trainer_run"], **settings}
@@ -300,55 +302,55 @@ def test_a_plan_says_what_it_costs_that_others_read_for_a_drained_worker(
     assert made.pause == pause
 
 
-def outcomes(desk: verbs.Desk) -> list[str]:
+def outcomes(console: verbs.Console) -> list[str]:
     """The outcomes that `--json` has printed."""
-    assert isinstance(desk.answers, io.StringIO)
-    return re.findall(r'"outcome": "([^"]+)"', desk.answers.getvalue())
+    assert isinstance(console.json_out, io.StringIO)
+    return re.findall(r'"outcome": "([^"]+)"', console.json_out.getvalue())
 
 
-def nexts(desk: verbs.Desk) -> list[str]:
+def nexts(console: verbs.Console) -> list[str]:
     """The commands that `--json` has named."""
-    assert isinstance(desk.answers, io.StringIO)
-    return re.findall(r'"next": "([^"]+)"', desk.answers.getvalue())
+    assert isinstance(console.json_out, io.StringIO)
+    return re.findall(r'"next": "([^"]+)"', console.json_out.getvalue())
 
 
-def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, desk: verbs.Desk) -> None:
-    desk.answers = io.StringIO()
-    undrain(cluster(hosts), desk, "w-b", plan_only=True)
-    drain(cluster(hosts), desk, "w-b")
-    drain(cluster(hosts), desk, "w-b", plan_only=True)
-    undrain(cluster(hosts), desk, "w-b", plan_only=True)
-    assert outcomes(desk) == ["nothing to do", "done", "nothing to do", "planned"]
-    assert nexts(desk) == ["fab hosts", "fab undrain w-b", "fab undrain w-b", "fab undrain w-b"]
-    drain(cluster(hosts), desk, "ps-b", plan_only=True)
+def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, console: verbs.Console) -> None:
+    console.json_out = io.StringIO()
+    undrain(cluster(hosts), console, "w-b", plan_only=True)
+    drain(cluster(hosts), console, "w-b")
+    drain(cluster(hosts), console, "w-b", plan_only=True)
+    undrain(cluster(hosts), console, "w-b", plan_only=True)
+    assert outcomes(console) == ["nothing to do", "done", "nothing to do", "planned"]
+    assert nexts(console) == ["fab hosts", "fab undrain w-b", "fab undrain w-b", "fab undrain w-b"]
+    drain(cluster(hosts), console, "ps-b", plan_only=True)
     with pytest.raises(OperatorMistake):
-        drain(cluster(hosts), desk, "head", plan_only=True)
-    assert nexts(desk)[4:] == ["fab drain ps-b", "fab hosts"]
+        drain(cluster(hosts), console, "head", plan_only=True)
+    assert nexts(console)[4:] == ["fab drain ps-b", "fab hosts"]
     hosts.unreachable["ps-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="Drain it when it is back, or take it out: fab remove-host ps-b"):
-        drain(cluster(hosts), desk, "ps-b", plan_only=True)
+        drain(cluster(hosts), console, "ps-b", plan_only=True)
 
 
-def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b")
+def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b")
     hosts.unreachable["head"] = "no route"
     with pytest.raises(HostsUnreachable, match=r"head is unreachable: no route\n.*fab undrain w-b when it is back"):
-        undrain(cluster(hosts), desk, "w-b")
+        undrain(cluster(hosts), console, "w-b")
     assert "w-b" in hosts.marks
 
 
-def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b")
+def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b")
     hosts.tick = lambda _: hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
     with pytest.raises(ClusterTrouble, match=r"not all of it runs\nworker-1 on w-b: exited with code 78"):
-        undrain(cluster(hosts), desk, "w-b")
+        undrain(cluster(hosts), console, "w-b")
     assert json.loads(hosts.lines[-1])["outcome"] == "failed"
 
 
 def test_a_host_that_missed_a_release_stays_out(
-    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), console, "w-b")
     look = hosts._look
     monkeypatch.setattr(
         hosts,
@@ -358,15 +360,15 @@ def test_a_host_that_missed_a_release_stays_out(
         ),
     )
     with pytest.raises(OperatorMistake, match="w-b has release old, and the cluster runs abc123: `ansible-playbook"):
-        undrain(cluster(hosts), desk, "w-b")
+        undrain(cluster(hosts), console, "w-b")
     assert "w-b" in hosts.marks
 
 
 def test_a_host_that_missed_other_settings_stays_out(
-    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their order is no difference."""
-    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), console, "w-b")
     settings = {"head": '{"run": "a", "steps": 20}', "w-b": '{"run": "a", "steps": 10}'}
     others = hosts._answer
 
@@ -375,55 +377,55 @@ def test_a_host_that_missed_other_settings_stays_out(
 
     monkeypatch.setattr(hosts, "_answer", answer)
     with pytest.raises(OperatorMistake, match="w-b has other run settings than head: it was off when they changed"):
-        undrain(cluster(hosts), desk, "w-b")
+        undrain(cluster(hosts), console, "w-b")
     assert "w-b" in hosts.marks
     settings["w-b"] = '{"steps": 20, "run": "a"}'
-    undrain(cluster(hosts), desk, "w-b")
+    undrain(cluster(hosts), console, "w-b")
     assert up(hosts) == ALL
 
 
-def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
+def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
     for name in hosts.units:
         hosts.set(name, active="inactive", sub="dead")
     hosts.run_status, hosts.heeds, hosts.leavers = fleet.status("new", None), False, set()
     hosts.tick = fleet.train()
-    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), desk, StartRequest(detach=True))
-    assert "without worker-1 on w-b: drained since" in fleet.printed(desk)
-    assert "a new disk (fab undrain w-b)" in fleet.printed(desk)
-    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(desk)
+    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), console, StartRequest(detach=True))
+    assert "without worker-1 on w-b: drained since" in fleet.printed(console)
+    assert "a new disk (fab undrain w-b)" in fleet.printed(console)
+    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(console)
     assert "worker-1" not in up(hosts)
     assert hosts.leavers == {"worker-1"}
 
 
-def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
-    show_status(cluster(hosts), desk)
+def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
+    show_status(cluster(hosts), console)
     hosts.unreachable["w-b"] = "no route"
-    show_status(cluster(hosts), desk)
-    assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fleet.printed(desk))) == 2
+    show_status(cluster(hosts), console)
+    assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fleet.printed(console))) == 2
     hosts.recorded.clear()
     with pytest.raises(HostsUnreachable):
-        show_status(cluster(hosts), desk)
+        show_status(cluster(hosts), console)
 
 
-def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b")
+def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b")
     hosts.unreachable["w-b"] = "no route"
-    stop_cluster(cluster(hosts), desk)
+    stop_cluster(cluster(hosts), console)
     assert up(hosts) == set()
     assert json.loads(hosts.lines[-1])["outcome"] == "done"
 
 
-def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
+def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
     hosts.set("ps-1", active="failed")
     hosts.unreachable["w-a"] = "no route"
-    desk.answers = io.StringIO()
+    console.json_out = io.StringIO()
     with pytest.raises(HostsUnreachable, match="w-a is unreachable"):
-        show_hosts(cluster(hosts), desk)
-    rows = {row["host"]: row for row in json.loads(desk.answers.getvalue())["hosts"]}
+        show_hosts(cluster(hosts), console)
+    rows = {row["host"]: row for row in json.loads(console.json_out.getvalue())["hosts"]}
     states = {host: (row["state"], row["why"]) for host, row in rows.items()}
     assert states["head"] == ("ready", None)
     assert states["w-b"] == ("drained", "a new disk")
@@ -442,83 +444,85 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, desk: verbs.Desk) -
         ("w-a,w-b", "0 of 2 worker would be left"),
     ],
 )
-def test_hosts_that_must_not_go_now(hosts: Hosts, desk: verbs.Desk, host: str, message: str) -> None:
+def test_hosts_that_must_not_go_now(hosts: Hosts, console: verbs.Console, host: str, message: str) -> None:
     with pytest.raises(ClusterTrouble, match=message):
-        ok_to_stop(cluster(hosts), desk, host.split(","))
+        ok_to_stop(cluster(hosts), console, host.split(","))
 
 
-def test_a_pause_that_costs_no_step_is_named(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pause_that_costs_no_step_is_named(
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cost = Cost(["ps-b"], ["ps-1"], "35 s", 0, "0 steps")
-    monkeypatch.setattr("fleet.verbs.ok_to_stop.look", lambda *_, **__: (None, cost))
+    monkeypatch.setattr("fleet.verbs.ok_to_stop.observe_with_cost", lambda *_, **__: (None, cost))
     with pytest.raises(ClusterTrouble, match="not now: a pause of 35 s"):
-        ok_to_stop(cluster(hosts), desk, ["ps-b"])
+        ok_to_stop(cluster(hosts), console, ["ps-b"])
 
 
-def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, console: verbs.Console) -> None:
     hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
     with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
-        ok_to_stop(cluster(hosts), desk, ["w-b"])
+        ok_to_stop(cluster(hosts), console, ["w-b"])
     for name in hosts.units:
         hosts.set(name, active="inactive", sub="dead")
-    ok_to_stop(cluster(hosts), desk, ["w-b"])
+    ok_to_stop(cluster(hosts), console, ["w-b"])
 
 
-def test_hosts_that_may_go_now(hosts: Hosts, desk: verbs.Desk) -> None:
-    ok_to_stop(cluster(hosts), desk, ["w-a"])
-    drain(cluster(hosts), desk, "ps-b")
-    ok_to_stop(cluster(hosts), desk, ["ps-b"])
-    assert "yes: ps-b may be taken away now" in fleet.printed(desk)
+def test_hosts_that_may_go_now(hosts: Hosts, console: verbs.Console) -> None:
+    ok_to_stop(cluster(hosts), console, ["w-a"])
+    drain(cluster(hosts), console, "ps-b")
+    ok_to_stop(cluster(hosts), console, ["ps-b"])
+    assert "yes: ps-b may be taken away now" in fleet.printed(console)
     with pytest.raises(ClusterTrouble, match="0 of 2 ps would be left"):
-        ok_to_stop(cluster(hosts), desk, ["ps-a"])
-    assert "away    ps-1: drained" in fleet.printed(desk)
+        ok_to_stop(cluster(hosts), console, ["ps-a"])
+    assert "away    ps-1: drained" in fleet.printed(console)
 
 
-def test_starts_and_stops_leave_lines(hosts: Hosts, desk: verbs.Desk) -> None:
-    stop_cluster(cluster(hosts), desk, "a new switch")
+def test_starts_and_stops_leave_lines(hosts: Hosts, console: verbs.Console) -> None:
+    stop_cluster(cluster(hosts), console, "a new switch")
     hosts.run_status, hosts.heeds = fleet.status("new", None), False
     hosts.tick = fleet.train()
-    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True, reason="it is there"))
-    desk.answers = io.StringIO()
-    show_history(cluster(hosts), desk)
-    acts = json.loads(desk.answers.getvalue())["history"]
+    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True, reason="it is there"))
+    console.json_out = io.StringIO()
+    show_history(cluster(hosts), console)
+    acts = json.loads(console.json_out.getvalue())["history"]
     assert [(act["verb"], act["outcome"]) for act in acts] == [("stop-cluster", "done"), ("start-cluster", "done")]
     assert [act["reason"] for act in acts] == ["a new switch", "it is there"]
     assert (acts[1]["run"], acts[1]["release"], acts[1]["before"]) == ("digits-2", "abc123", "abc123")
     assert all(act["who"] and act["from"] and act["inventory"] for act in acts)
 
 
-def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: verbs.Console) -> None:
     def fail(*_: Any) -> Mapping[str, Any]:
         raise ClusterTrouble("the switch failed")
 
-    desk.ship, desk.build = fleet.shipping(fail), lambda _: "abc123"
+    console.ship, console.build = fleet.shipping(fail), lambda _: "abc123"
     with pytest.raises(ClusterTrouble):
-        start_cluster(cluster(hosts), desk, StartRequest())
+        start_cluster(cluster(hosts), console, StartRequest())
     assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "failed"]
     assert json.loads(hosts.lines[-1])["message"] == "the switch failed"
 
 
-def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, console: verbs.Console) -> None:
     hosts.full = True
-    stop_cluster(cluster(hosts), desk)
+    stop_cluster(cluster(hosts), console)
     assert up(hosts) == set()
-    assert "this is not in the cluster's history" in fleet.printed(desk)
+    assert "this is not in the cluster's history" in fleet.printed(console)
 
 
-def test_a_start_goes_on_without_a_history(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_start_goes_on_without_a_history(hosts: Hosts, console: verbs.Console) -> None:
     hosts.full = True
     hosts.tick = fleet.train()
-    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
-    said = fleet.printed(desk)
+    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
+    said = fleet.printed(console)
     assert said.count("this is not in the cluster's history") == 2
     assert "run digits trains" in said
 
 
 @pytest.mark.parametrize("full", ["head", "w-b"])
 def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
-    hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, full: str
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     """Nothing was switched. Without that line the one of its beginning would look like a start that goes on."""
     answer = hosts._answer
@@ -529,30 +533,32 @@ def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
         return answer(host, script)
 
     monkeypatch.setattr(hosts, "_answer", reply)
-    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
+    console.ship, console.build = fleet.nothing, lambda _: "abc123"
     with pytest.raises(ClusterTrouble, match="no space left on device"):
-        start_cluster(cluster(hosts), desk, StartRequest("digits-2", detach=True))
+        start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
     (act,) = history.merge(hosts.lines)[0]
     assert (act["verb"], act["outcome"], act["run"]) == ("start-cluster", "failed", "digits-2")
     assert "no space left on device" in act["message"]
-    assert "nothing was stopped, switched or selected" in fleet.printed(desk)
+    assert "nothing was stopped, switched or selected" in fleet.printed(console)
     assert hosts.done == []
 
 
-def test_a_user_without_a_name_has_a_number(hosts: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_has_a_number(
+    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
-    drain(cluster(hosts), desk, "w-b")
+    drain(cluster(hosts), console, "w-b")
     assert json.loads(hosts.lines[-1])["who"] == str(os.getuid())
 
 
-def test_the_history_is_chosen_from(hosts: Hosts, desk: verbs.Desk) -> None:
-    drain(cluster(hosts), desk, "w-b", "a new disk")
-    undrain(cluster(hosts), desk, "w-b")
+def test_the_history_is_chosen_from(hosts: Hosts, console: verbs.Console) -> None:
+    drain(cluster(hosts), console, "w-b", "a new disk")
+    undrain(cluster(hosts), console, "w-b")
     hosts.lines.append('{"time": 1')
-    show_history(cluster(hosts), desk, verb="drain", host="w-b")
-    shown = fleet.printed(desk)
+    show_history(cluster(hosts), console, verb="drain", host="w-b")
+    shown = fleet.printed(console)
     assert "a new disk" in shown.partition("WHEN")[2]
     assert "WHAT\n" in shown  # a long one widens no column
     assert "undrain" not in shown.partition("WHEN")[2]
@@ -580,19 +586,19 @@ def append(path: Path, number: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", APPEND], env={"HISTORY": str(path), "LINE": line, "PATH": "/usr/bin:/bin"})
 
 
-def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, console: verbs.Console) -> None:
     wrong = ["{", "[1]", "7", '{"time": null}', '{"time": 1e300}', '{"time": NaN}', '{"time": -1e20, "id": "a"}']
     hosts.lines = [*wrong, '{"time": "12", "verb": "drain"}']
-    show_history(cluster(hosts), desk, since="1970-01-01")
-    assert "drain" in fleet.printed(desk)
-    assert f"{len(wrong)} lines of it can't be read" in fleet.printed(desk)
+    show_history(cluster(hosts), console, since="1970-01-01")
+    assert "drain" in fleet.printed(console)
+    assert f"{len(wrong)} lines of it can't be read" in fleet.printed(console)
 
 
-def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, console: verbs.Console) -> None:
     hosts.lines = ['{"time": 12, "verb": "drain", "settings": {"seed": Infinity}}']
-    desk.answers = io.StringIO()
-    show_history(cluster(hosts), desk)
-    assert '"seed": "Infinity"' in desk.answers.getvalue()
+    console.json_out = io.StringIO()
+    show_history(cluster(hosts), console)
+    assert '"seed": "Infinity"' in console.json_out.getvalue()
 
 
 def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
@@ -655,14 +661,14 @@ def keep_releases(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return hosts
 
 
-def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_rollback_brings_back_release_and_settings(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("old1", OLD), shipped("abc123", NOW), shipped("bad", NOW, outcome="failed")]
-    rollback(cluster(back), desk, reason="worse")
+    rollback(cluster(back), console, reason="worse")
     assert "head has old1" in back.done
     assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
     assert {f"park {name}" for name in ALL} | {f"go on {name}" for name in ALL} <= set(back.done)
     assert back.done.index("tell old1") < back.done.index("park chief-0") < back.done.index("park ps-0")
-    assert "setting  save: 5 -> 9" in fleet.printed(desk)
+    assert "setting  save: 5 -> 9" in fleet.printed(console)
     line = json.loads(back.lines[-1])
     assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")
     assert line["training"] == {"step": 21}  # what it told before
@@ -684,22 +690,24 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, desk: verbs.De
     ],
 )
 def test_a_rollback_to_what_is_not_there_changes_nothing(
-    back: Hosts, desk: verbs.Desk, to: str | None, lines: list[str], message: str
+    back: Hosts, console: verbs.Console, to: str | None, lines: list[str], message: str
 ) -> None:
     back.lines = list(lines)
     with pytest.raises(OperatorMistake, match=re.escape(message)):
-        rollback(cluster(back), desk, to)
+        rollback(cluster(back), console, to)
     assert (back.done, back.lines) == ([], lines)
 
 
-def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_fails_is_put_back(
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise ClusterTrouble("a file of it was changed")
 
     back.lines = [shipped("old1", OLD)]
     monkeypatch.setattr(Cluster, "act", fail)
     with pytest.raises(ClusterTrouble, match="a file of it was changed"):
-        rollback(cluster(back), desk)
+        rollback(cluster(back), console)
     assert "put back" in back.done
     assert up(back) == ALL
     assert json.loads(back.lines[-1])["outcome"] == "failed"
@@ -707,7 +715,7 @@ def test_a_rollback_that_fails_is_put_back(back: Hosts, desk: verbs.Desk, monkey
 
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_a_rollback_typed_twice_does_not_go_forward_again(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, broken_off: bool
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, broken_off: bool
 ) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -716,34 +724,34 @@ def test_a_rollback_typed_twice_does_not_go_forward_again(
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         if broken_off:
             patch.setattr("fleet.verbs.rollback._wait_for_a_step", leave)
-        rollback(cluster(back), desk)
+        rollback(cluster(back), console)
     assert back.release == "old1"
     assert json.loads(back.lines[-1])["outcome"] == ("left" if broken_off else "done")
     back.done.clear()
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert (back.release, back.done) == ("old1", [])
-    assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(desk)
-    rollback(cluster(back), desk, "abc")
+    assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(console)
+    rollback(cluster(back), console, "abc")
     assert back.release == "abc123"
 
 
 FEWER = {"head": ["chief-0", "evaluator-0"], "ps-a": ["ps-0"], "ps-b": ["ps-1"], "w-a": ["worker-0"]}
 
 
-def test_a_start_and_a_rollback_note_the_members(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_start_and_a_rollback_note_the_members(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("old1", OLD)]
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert json.loads(back.lines[-1])["members"] == {**FEWER, "w-b": ["worker-1"]}
     assert "members" not in json.loads(back.lines[1])  # once is enough
     assert describe(json.loads(back.lines[-1])) == describe({**json.loads(back.lines[-1]), "members": None})
 
 
-def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
-    rollback(cluster(back), desk, plan_only=True)
-    assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(desk)
+    rollback(cluster(back), console, plan_only=True)
+    assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(console)
     assert back.done == []
-    rollback(cluster(back), desk, reason="worse")
+    rollback(cluster(back), console, reason="worse")
     assert back.done.index("go on ps-1") < back.done.index("mark w-b")
     assert (json.loads(back.recorded["w-b"])["verb"], json.loads(back.recorded["w-b"])["reason"]) == (
         "rollback",
@@ -752,53 +760,53 @@ def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, desk: verbs.De
     assert back.release == "old1"
     assert up(back) == ALL - {"worker-1"}
     back.done.clear()
-    rollback(cluster(back), desk)  # typed twice
+    rollback(cluster(back), console)  # typed twice
     assert back.done == []
-    undrain(cluster(back), desk, "w-b")
+    undrain(cluster(back), console, "w-b")
     assert up(back) == ALL
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert up(back) == ALL  # who has it back keeps it
 
 
 def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_since(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
     with monkeypatch.context() as patch:
         patch.setattr("fleet.verbs.rollback.wait", lambda *_: False)
         with pytest.raises(ClusterTrouble, match=r"Not drained yet: w-b, new since\. When it trains: fab rollback"):
-            rollback(cluster(back), desk)
+            rollback(cluster(back), console)
     assert (back.release, up(back)) == ("old1", ALL)
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert (back.release, up(back)) == ("old1", ALL - {"worker-1"})
 
 
 def test_a_new_host_without_the_older_release_holds_up_no_rollback(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joined with the release that is left, and has no other."""
     monkeypatch.setitem(KEPT, "w-b", "abc123")
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert [deed for deed in back.done if "old1" in deed and "w-b" in deed] == []
     assert "go on worker-1" not in back.done
     assert up(back) == ALL - {"worker-1"}
-    assert "release old1 is on 4 hosts" in fleet.printed(desk)
+    assert "release old1 is on 4 hosts" in fleet.printed(console)
     back.done.clear()
-    rollback(cluster(back), desk)  # typed twice
+    rollback(cluster(back), console)  # typed twice
     assert back.done == []
 
 
-def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, desk: verbs.Desk) -> None:
-    desk.answers = io.StringIO()
+def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, console: verbs.Console) -> None:
+    console.json_out = io.StringIO()
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
-    rollback(cluster(back), desk, "abc")
-    answer = json.loads(desk.answers.getvalue())
+    rollback(cluster(back), console, "abc")
+    answer = json.loads(console.json_out.getvalue())
     assert (answer["drains"], answer["restarts"], answer["stays"], answer["gone"]) == (["w-b"], [], [], [])
     assert up(back) == ALL - {"worker-1"}
     assert back.done == ["mark w-b", "stop worker-1"]
     assert json.loads(back.lines[-1])["verb"] == "rollback"
-    lines = fleet.printed(desk).splitlines()
+    lines = fleet.printed(console).splitlines()
     assert lines[:3] == [
         "rollback",
         "  restart  nothing",
@@ -807,19 +815,19 @@ def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back:
     assert lines[-1] == "release and settings are as they were. Look: fab hosts"
     back.done.clear()
     for to in ("abc", None):
-        rollback(cluster(back), desk, to)
+        rollback(cluster(back), console, to)
     assert back.done == []
 
 
-def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("abc123", OLD)]
-    rollback(cluster(back), desk)
-    assert fleet.printed(desk).startswith("rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0")
+    rollback(cluster(back), console)
+    assert fleet.printed(console).startswith("rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0")
 
 
-def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, desk: verbs.Desk) -> None:
+def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
@@ -833,32 +841,32 @@ def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, desk: verbs.Des
     ],
 )
 def test_members_that_cant_be_brought_back_hold_up_no_rollback(
-    back: Hosts, desk: verbs.Desk, members: dict[str, list[str]], says: str
+    back: Hosts, console: verbs.Console, members: dict[str, list[str]], says: str
 ) -> None:
     back.lines = [shipped("old1", OLD, members=members)]
-    rollback(cluster(back), desk)
-    assert says in fleet.printed(desk)
+    rollback(cluster(back), console)
+    assert says in fleet.printed(console)
     new = set() if "w-a" in members else {"w-a"}
     assert (back.release, set(back.marks), up(back)) == ("old1", new, ALL - {"worker-0"} if new else ALL)
 
 
-def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, console: verbs.Console) -> None:
     back.lines = [shipped("old1", NOW, members={key: FEWER[key] for key in ("head", "ps-a", "w-a")})]
     back.heeds = False
-    rollback(cluster(back), desk)
-    printed = fleet.printed(desk)
+    rollback(cluster(back), console)
+    printed = fleet.printed(console)
     assert "  stays    ps-b: the coordinator did not let go of ps-1 in 900 s. " in printed
     assert "When that is fixed: fab drain ps-b\n" in printed
     assert (back.release, set(back.marks), up(back)) == ("old1", {"w-b"}, ALL - {"worker-1"})
     assert json.loads(back.lines[-1])["outcome"] == "done"
     back.done.clear()
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert back.done == []
 
 
 @pytest.mark.parametrize(("to", "release"), [(None, "old1"), ("abc", "abc123")])
 def test_a_rollback_left_in_its_drains_goes_on_with_them(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
 ) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -868,27 +876,29 @@ def test_a_rollback_left_in_its_drains_goes_on_with_them(
     with monkeypatch.context() as patch:
         patch.setattr("fleet.verbs.drain._wait_until_let_go", leave)
         with pytest.raises(KeyboardInterrupt):
-            rollback(cluster(back), desk, to)
+            rollback(cluster(back), console, to)
     assert (back.release, set(back.recorded), back.marks) == (release, {"ps-b"}, {})
-    rollback(cluster(back), desk)
-    assert "rollback to the target of the last one. To go elsewhere, fab rollback --to" in fleet.printed(desk)
+    rollback(cluster(back), console)
+    assert "rollback to the target of the last one. To go elsewhere, fab rollback --to" in fleet.printed(console)
     assert (back.release, set(back.marks)) == (release, {"ps-b", "w-b"})
     assert up(back) == ALL - {"ps-1", "worker-1"}
 
 
 @pytest.mark.parametrize("release", ["abc123", "old1"])
-def test_a_rollback_whose_end_is_missing_goes_no_further_back(back: Hosts, desk: verbs.Desk, release: str) -> None:
+def test_a_rollback_whose_end_is_missing_goes_no_further_back(
+    back: Hosts, console: verbs.Console, release: str
+) -> None:
     back.lines = [shipped(name, NOW) for name in ("old2", "old1", "abc123")]
     act = {"verb": "rollback", "id": "lost", "time": 2.0, "outcome": "begun", "release": "old1"}
     back.lines.append(json.dumps({**act, "target": json.loads(back.lines[1])["id"]}))
     back.lines.append(shipped("new", NOW, outcome="failed"))
     back.release = release
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert back.release == "old1"
 
 
 def test_a_rollback_lost_in_its_switch_goes_on_to_what_site_yml_brought(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: Any) -> None:
         back.release = "old1"
@@ -900,30 +910,30 @@ def test_a_rollback_lost_in_its_switch_goes_on_to_what_site_yml_brought(
     back.lines = [json.dumps(act), shipped("abc123", NOW), json.dumps(update)]
     with monkeypatch.context() as patch:
         patch.setattr(Cluster, "act", lose)
-        patch.setattr("fleet.verbs.rollback._put_back", lambda *_: None)
+        patch.setattr("fleet.verbs.rollback._restore", lambda *_: None)
         with pytest.raises(KeyboardInterrupt):
-            rollback(cluster(back), desk)
+            rollback(cluster(back), console)
     back.done.clear()
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert back.release == "old1"
     assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
 
 
 @pytest.mark.parametrize("members", [None, [], "x", {"w-a": "worker-0"}])
-def test_members_that_nobody_noted_change_nothing(back: Hosts, desk: verbs.Desk, members: Any) -> None:
+def test_members_that_nobody_noted_change_nothing(back: Hosts, console: verbs.Console, members: Any) -> None:
     back.lines = [shipped("old1", OLD, members=members)]
-    rollback(cluster(back), desk)
+    rollback(cluster(back), console)
     assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
-def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, desk: verbs.Desk) -> None:
+def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, console: verbs.Console) -> None:
     back.unreachable["w-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="or take them out: fab remove-host w-b"):
-        rollback(cluster(back), desk)
+        rollback(cluster(back), console)
 
 
 def test_a_rollback_that_loses_a_host_starts_the_others_again(
-    back: Hosts, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: Any) -> None:
         back.unreachable["w-b"] = "the connection was lost"
@@ -932,27 +942,27 @@ def test_a_rollback_that_loses_a_host_starts_the_others_again(
     back.lines = [shipped("old1", OLD)]
     monkeypatch.setattr(Cluster, "act", lose)
     with pytest.raises(HostsUnreachable):
-        rollback(cluster(back), desk)
+        rollback(cluster(back), console)
     assert up(back) >= ALL - {"worker-1"}
     assert {"tell abc123", "start chief-0"} <= set(back.done)
-    assert "when that is fixed: fab rollback --to abc123" in fleet.printed(desk)
+    assert "when that is fixed: fab rollback --to abc123" in fleet.printed(console)
 
 
-def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, desk: verbs.Desk) -> None:
-    rollback(cluster(back), desk, "old2", plan_only=True)
+def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, console: verbs.Console) -> None:
+    rollback(cluster(back), console, "old2", plan_only=True)
     assert back.done == []
-    assert "settings stay" in fleet.printed(desk)
-    rollback(cluster(back), desk, "old2")
+    assert "settings stay" in fleet.printed(console)
+    rollback(cluster(back), console, "old2")
     assert [line for line in back.done if "gets" in line] == []
 
 
 def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
     unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
-    assert f"\nConditionPathExists=!{readings.MARK}\n" in unit
-    assert str(draining.DRAINED) == readings.LEAVERS
+    assert f"\nConditionPathExists=!{drain_records.MARK}\n" in unit
+    assert str(draining.DRAINED) == drain_records.LEAVERS
 
 
-@pytest.mark.parametrize("place", [readings.MARK, readings.LEAVERS])
+@pytest.mark.parametrize("place", [drain_records.MARK, drain_records.LEAVERS])
 def test_marks_of_a_drain_lie_where_no_boot_empties_and_are_on_disk_at_once(
     hosts: Hosts, tmp_path: Path, place: str
 ) -> None:
@@ -962,7 +972,9 @@ def test_marks_of_a_drain_lie_where_no_boot_empties_and_are_on_disk_at_once(
     made.hosts = SimpleNamespace(run=lambda given: scripts.extend(given.values()) or {h: Answer() for h in given})  # type: ignore[assignment]
     drains.mark(made, "w-b", {"host": "w-b"})
     drains.announce_drain(made, [TASKS[4]])
-    [script] = [each for each in scripts if place in each and (place == readings.MARK or readings.MARK not in each)]
+    [script] = [
+        each for each in scripts if place in each and (place == drain_records.MARK or drain_records.MARK not in each)
+    ]
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/root").write_text('#!/bin/sh\nexec "$@"\n', encoding="utf-8")
     (tmp_path / "bin/sync").write_text(f'#!/bin/sh\necho "$(realpath "$1")" $(ls {tmp_path}/opt) >>{tmp_path}/synced\n')
@@ -972,25 +984,25 @@ def test_marks_of_a_drain_lie_where_no_boot_empties_and_are_on_disk_at_once(
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     subprocess.run(["sh", "-c", script.replace("/opt/trainer", f"{tmp_path}/opt")], env=environment, check=True)
     *_, last = (tmp_path / "synced").read_text(encoding="utf-8").splitlines()
-    what = {readings.MARK: f"{tmp_path}/opt drain.json", readings.LEAVERS: f"{tmp_path}/opt/drains drains"}
+    what = {drain_records.MARK: f"{tmp_path}/opt drain.json", drain_records.LEAVERS: f"{tmp_path}/opt/drains drains"}
     assert last == what[place]
 
 
 @pytest.mark.parametrize("rebooted", [["w-b"], ["head"], ["ps-a", "ps-b"], ["head", "ps-a", "ps-b", "w-a", "w-b"]])
-def test_a_drain_survives_reboots(hosts: Hosts, desk: verbs.Desk, rebooted: list[str]) -> None:
+def test_a_drain_survives_reboots(hosts: Hosts, console: verbs.Console, rebooted: list[str]) -> None:
     """Each host's units start at a boot as they were; status and hosts say before and after it who is drained."""
-    drain(cluster(hosts), desk, "w-b", "a new disk")
+    drain(cluster(hosts), console, "w-b", "a new disk")
     gone = [task for task in TASKS if task.host in rebooted]
 
     def looks() -> None:
-        desk.answers = io.StringIO()
-        show_hosts(cluster(hosts), desk)
-        [row] = [row for row in json.loads(desk.answers.getvalue())["hosts"] if row["host"] == "w-b"]
+        console.json_out = io.StringIO()
+        show_hosts(cluster(hosts), console)
+        [row] = [row for row in json.loads(console.json_out.getvalue())["hosts"] if row["host"] == "w-b"]
         assert (row["state"], row["why"]) == ("drained", "a new disk")
-        desk.answers = None
+        console.json_out = None
         with contextlib.suppress(ClusterTrouble):  # it says what does not run
-            show_status(cluster(hosts), desk)
-        assert re.search(r"worker-1 .*drained.*a new disk", fleet.printed(desk).rpartition("TASK ")[2])
+            show_status(cluster(hosts), console)
+        assert re.search(r"worker-1 .*drained.*a new disk", fleet.printed(console).rpartition("TASK ")[2])
 
     for task in gone:
         hosts.set(task.name, active="inactive", sub="dead")
@@ -1002,31 +1014,31 @@ def test_a_drain_survives_reboots(hosts: Hosts, desk: verbs.Desk, rebooted: list
     looks()
     assert up(hosts) == ALL - {"worker-1"}
     assert hosts.leavers == {"worker-1"}
-    undrain(cluster(hosts), desk, "w-b")
+    undrain(cluster(hosts), console, "w-b")
     assert up(hosts) == ALL
 
 
-def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts, console: verbs.Console) -> None:
     def trains(step: int, updated: float, run: str = "digits", **ledger: float) -> dict[str, Any]:
         return fleet.status("training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger)
 
-    def tick(pretence: fleet.Pretence) -> None:
+    def tick(pretence: fleet.FakeHosts) -> None:
         pretence.run_status = trains(
             100 + int(pretence.now - began), pretence.now, productive=90, elapsed=100, goodput=0.9
         )
 
     began, hosts.tick = hosts.now, tick
     tick(hosts)
-    desk.ship, desk.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), desk, StartRequest(detach=True))
+    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    start_cluster(cluster(hosts), console, StartRequest(detach=True))
     hosts.tick = lambda _: None
     hosts.run_status = trains(200, hosts.now, productive=120, elapsed=150, goodput=0.8)
-    show_history(cluster(hosts), desk)
-    title, before, now = fleet.printed(desk).splitlines()[-3:]
+    show_history(cluster(hosts), console)
+    title, before, now = fleet.printed(console).splitlines()[-3:]
     assert title.startswith("run digits, before start-cluster of ")
     assert before == "  before  step 100, loss 0.5, steps_per_second 25, goodput 0.9"
     assert now == "  now     step 200, loss 0.25, steps_per_second 25, goodput 0.6"
     hosts.run_status = trains(200, hosts.now, "another", productive=120, elapsed=150, goodput=0.8)
-    desk.answers = io.StringIO()
-    show_history(cluster(hosts), desk)
-    assert json.loads(desk.answers.getvalue())["compared"] is None
+    console.json_out = io.StringIO()
+    show_history(cluster(hosts), console)
+    assert json.loads(console.json_out.getvalue())["compared"] is None

@@ -19,12 +19,12 @@ import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.errors import OperatorMistake
-from fleet.host_scripts import PUT_BACK, REMEMBER
+from fleet.host_scripts import RESTORE_STATE, SAVE_STATE
 from fleet.release import Shipment
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.validate import validate
-from tests.unit.test_put_back import host, run
+from tests.unit.test_host_scripts import host, run
 from tests.unit.test_vault import HOSTS, PASSWORD, SITE
 
 __all__ = ["host"]
@@ -272,7 +272,7 @@ def refusal(made: Path, as_json: bool = False) -> str:
     """Return all that `fab validate` says of a wrong inventory."""
     out = io.StringIO()
     with pytest.raises(OperatorMistake) as caught:
-        validate(Desk(out, answers=out if as_json else None), str(made))
+        validate(Console(out, json_out=out if as_json else None), str(made))
     return out.getvalue() + str(caught.value)
 
 
@@ -320,7 +320,7 @@ def test_what_a_start_keeps_has_them_for_root_alone(host: Path) -> None:
     unit.write_text("[Service]\n")
     secret.write_text(PLANTED)
     secret.chmod(0o600)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     before = host / "opt/trainer/before"
     readable = [path for path in before.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
     assert [path.name for path in readable] == ["running"]
@@ -328,7 +328,7 @@ def test_what_a_start_keeps_has_them_for_root_alone(host: Path) -> None:
     secret.unlink()
     unit.write_text("[Service]\n# new\n")
     new.write_text("[Service]\n")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert secret.read_text() == PLANTED
     assert secret.stat().st_mode & 0o777 == 0o600
     assert unit.read_text() == "[Service]\n"

@@ -24,18 +24,18 @@ from ansible.template import trust_as_template
 
 from fleet import trial, verbs
 from fleet.cluster import Cluster
+from fleet.desired_state import UnknownTask
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.places import KIT
 from fleet.release import STAGE, Shipment, make_release, sign_release
 from fleet.roles import Role
-from fleet.short import ShortWay, prove_beside
+from fleet.short_way import ShortWay, prove_beside
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.ssh import Answer
 from fleet.tables import ProgressLine
-from fleet.trial import Trial
+from fleet.trial import TrialRun
 from fleet.verbs.start import StartRequest, start_cluster
-from fleet.wanted import UnknownTask
-from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, printed, status, train
+from tests.unit.test_fleet_verbs import UP, Clock, FakeHosts, make_inventory, printed, status, train
 from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.
@@ -70,7 +70,7 @@ echo "proven: release $(basename "$PWD")"
 """
 
 
-class Rooted(Pretence):
+class Rooted(FakeHosts):
     """Hosts that are directories: fleet/agent.py runs in each."""
 
     def __init__(self, inventory: Inventory, place: Path) -> None:
@@ -153,7 +153,7 @@ def install(hosts: Rooted) -> None:
         put(root, f"/opt/trainer/envs/{environment}/bin/python", "")
         (root / f"opt/trainer/envs/{environment}/bin/python").chmod(0o755)
         put(root, f"/{(site / 'a-1.dist-info/RECORD').relative_to(root)}", "")
-        wanted = Role(hosts.inventory, host, "trainer", "training.yml").look("main", {})
+        wanted = Role(hosts.inventory, host, "trainer", "training.yml").desired_state("main", {})
         for path, (mode, content) in wanted.files.items():
             if content == "directory":
                 (root / path[1:]).mkdir(parents=True, exist_ok=True)
@@ -207,23 +207,23 @@ def program(hosts: Rooted) -> Path:
 
 
 @pytest.fixture
-def desk(hosts: Rooted) -> verbs.Desk:
+def console(hosts: Rooted) -> verbs.Console:
     def refuse(*_: Any) -> Any:
         raise AssertionError("this is Ansible's way")
 
     clock = Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, ship=refuse, find=lambda *_: None)
+    return verbs.Console(io.StringIO(), clock, clock.sleep, ship=refuse, check_program=lambda *_: None)
 
 
-def start(hosts: Rooted, desk: verbs.Desk, **more: Any) -> str:
-    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest("digits-2", detach=True, **more))
-    return printed(desk)
+def start(hosts: Rooted, console: verbs.Console, **more: Any) -> str:
+    start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest("digits-2", detach=True, **more))
+    return printed(console)
 
 
-def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, console: verbs.Console, program: Path) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
-    output = start(hosts, desk)
+    output = start(hosts, console)
     assert "way     fab by itself: all but code, settings and choice is as it should be" in output
     now = {hosts.releases(host) for host in hosts.inventory.hosts}
     assert len(now) == 1
@@ -239,11 +239,11 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, desk: verbs
 
 
 def test_idle_tasks_import_while_the_program_is_proven(
-    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     runs("worker-1")
     program.write_text("class Slow:\n    edited = True\n")
-    start(hosts, desk)
+    start(hosts, console)
     calls = hosts.calls("head")
     assert calls[0] == "systemctl start --no-block trainer@chief-0.service"
     assert calls[1].startswith("systemd-run")
@@ -258,18 +258,18 @@ EARLY = "systemctl start --no-block trainer@chief-0.service"
 
 
 def test_the_chief_imports_while_a_start_is_planned_and_ends_where_nothing_is_left_to_do(
-    hosts: Rooted, desk: verbs.Desk
+    hosts: Rooted, console: verbs.Console
 ) -> None:
     hosts.tick = lambda _: None
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
-    start_cluster(Cluster(hosts.inventory, hosts), desk, StartRequest())
-    assert "It was finished before" in printed(desk)
+    start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
+    assert "It was finished before" in printed(console)
     assert hosts.calls("head") == [EARLY]
     assert hosts.cooled == ["chief-0"]
 
 
 def test_the_chief_ends_where_a_start_is_refused_or_left(
-    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in (OperatorMistake, KeyboardInterrupt):
 
@@ -278,42 +278,42 @@ def test_the_chief_ends_where_a_start_is_refused_or_left(
 
         monkeypatch.setattr("fleet.verbs.start.make_plan", fail)
         with pytest.raises(error):
-            start(hosts, desk)
+            start(hosts, console)
     assert hosts.calls("head")[0] == EARLY
     assert "chief-0" in hosts.cooled
 
 
 def test_what_imports_ends_where_a_start_is_left_before_its_first_act(
-    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fleet.history.Trail.begin", leave)
     with pytest.raises(KeyboardInterrupt):
-        start(hosts, desk)
+        start(hosts, console)
     assert hosts.calls("head")[0] == EARLY
     assert "chief-0" in hosts.cooled
 
 
 def test_the_chief_ends_where_its_answer_is_lost(
-    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
     monkeypatch.setattr(Cluster, "cool", lambda _, tasks, start: ended.extend(task.name for task in tasks))
     hosts.unreachable["head"] = "the connection was lost"
     with pytest.raises(HostsUnreachable):
-        start(hosts, desk)
+        start(hosts, console)
     assert ended == ["chief-0"]
 
 
 def test_a_chief_that_runs_is_no_chief_that_begins(
-    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch, runs: Callable[[str], None]
+    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, runs: Callable[[str], None]
 ) -> None:
     runs("chief-0")
     monkeypatch.setattr("fleet.verbs.start.make_plan", lambda *_: refuse())
     with pytest.raises(OperatorMistake):
-        start(hosts, desk)
+        start(hosts, console)
     assert EARLY not in hosts.calls("head")
     assert hosts.cooled == []
 
@@ -322,18 +322,20 @@ def refuse() -> Any:
     raise OperatorMistake("for the test")
 
 
-def test_a_plan_alone_begins_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
-    start(hosts, desk, plan_only=True)
+def test_a_plan_alone_begins_nothing(hosts: Rooted, console: verbs.Console) -> None:
+    start(hosts, console, plan_only=True)
     assert EARLY not in hosts.calls("head")
     assert hosts.cooled == []
 
 
 def test_tasks_of_another_kit_do_not_begin_before_the_switch(
-    hosts: Rooted, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may train at once, and with what was chosen before."""
-    monkeypatch.setattr("fleet.short.kit_of", lambda lines: frozenset([*kit_of(lines), "an edited file of the kit"]))
-    start(hosts, desk)
+    monkeypatch.setattr(
+        "fleet.short_way.kit_of", lambda lines: frozenset([*kit_of(lines), "an edited file of the kit"])
+    )
+    start(hosts, console)
     assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "--no-block" in call]
 
 
@@ -359,13 +361,13 @@ def runs(hosts: Rooted) -> Iterator[Callable[[str], None]]:
 
 
 def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
-    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     running = ("chief-0", "ps-0", "worker-0")
     for name in running:
         runs(name)
     program.write_text("class Slow:\n    edited = True\n")
-    output = start(hosts, desk)
+    output = start(hosts, console)
     done = [line for line in hosts.done if line.split()[-1] in running and not line.startswith("tell")]
     assert done[0] == "park chief-0"  # it saves while the servers run
     # The others may take minutes to end, and a task that starts meanwhile must know which release it is to have.
@@ -378,38 +380,38 @@ def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
 
 
 def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
-    hosts: Rooted, desk: verbs.Desk, runs: Callable[[str], None]
+    hosts: Rooted, console: verbs.Console, runs: Callable[[str], None]
 ) -> None:
     for name in ("ps-0", "worker-0"):
         runs(name)
         hosts.set(name, status_text="parked: waits")
-    output = start(hosts, desk)
+    output = start(hosts, console)
     assert "  start   chief-0, ps-0, " in output
     assert {"go on ps-0", "go on worker-0"} <= set(hosts.done)
 
 
 def test_tasks_whose_own_files_changed_are_stopped(
-    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     for name in ("ps-0", "worker-0"):
         runs(name)
     time.sleep(0.05)
     os.utime(hosts.place / hosts.inventory.task("ps-0").host / "etc/trainer/ps-0.env")
     program.write_text("class Slow:\n    edited = True\n")
-    start(hosts, desk)
+    start(hosts, console)
     assert {"stop ps-0", "start ps-0", "stop worker-0", "start worker-0"} <= set(hosts.done)
     assert not [line for line in hosts.done if line.startswith(("park", "go on"))]
 
 
-def test_a_restart_is_of_new_processes(hosts: Rooted, desk: verbs.Desk, runs: Callable[[str], None]) -> None:
+def test_a_restart_is_of_new_processes(hosts: Rooted, console: verbs.Console, runs: Callable[[str], None]) -> None:
     runs("chief-0")
-    start(hosts, desk, restart=True)
+    start(hosts, console, restart=True)
     assert {"stop chief-0", "start chief-0"} <= set(hosts.done)
     assert not [line for line in hosts.done if line.startswith("park")]
 
 
 def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
-    hosts: Rooted, desk: verbs.Desk, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise ClusterTrouble("no")
@@ -418,12 +420,12 @@ def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
     monkeypatch.setattr("fleet.verbs.start.select_and_observe", refuse)
     program.write_text("class Slow:\n    edited = True\n")
     with pytest.raises(ClusterTrouble, match="no"):
-        start(hosts, desk)
+        start(hosts, console)
     assert hosts.done[0] == "park chief-0"
     assert "stop chief-0" in hosts.done
 
 
-def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Desk) -> None:
+def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, console: verbs.Console) -> None:
     release = hosts.releases("far")
     for host in hosts.inventory.hosts:
         sums = hosts.place / host / "opt/trainer/current/SHA256SUMS"
@@ -434,38 +436,38 @@ def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, desk: verbs.Des
     (hosts.place / "far/opt/trainer/current").symlink_to("releases/old")
     sums = hosts.place / "far/opt/trainer/current/SHA256SUMS"
     sums.write_text(sums.read_text().replace(f"release {release}", "release old"))
-    start(hosts, desk)
+    start(hosts, console)
     assert hosts.proofs() == ["head", "far"]
     assert "systemctl try-restart tensorboard*.service" in hosts.calls("far")
 
 
-def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, desk: verbs.Desk) -> None:
-    start(hosts, desk)
+def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, console: verbs.Console) -> None:
+    start(hosts, console)
     assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "tensorboard" in call]
     assert hosts.proofs() == ["head"]
 
 
-def test_settings_are_written_by_fab_too(hosts: Rooted, desk: verbs.Desk) -> None:
+def test_settings_are_written_by_fab_too(hosts: Rooted, console: verbs.Console) -> None:
     for each in hosts.inventory.variables.values():
         each["trainer_run"]["steps"] = 31  # type: ignore[index]
-    start(hosts, desk)
+    start(hosts, console)
     for host in hosts.inventory.hosts:
         settings = hosts.place / host / "etc/trainer/run.json"
         assert json.loads(settings.read_text())["steps"] == 31
         assert settings.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_proves_wrong_changes_nothing(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+def test_what_proves_wrong_changes_nothing(hosts: Rooted, console: verbs.Console, program: Path) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
     (hosts.place / "head/calls.refuse").write_text("78")
     with pytest.raises(OperatorMistake, match=r"host 'head': program slow:Slwo: slow has no 'Slwo'$"):
-        start(hosts, desk)
+        start(hosts, console)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
     assert sorted(hosts.cooled) == sorted(task.name for task in hosts.inventory.tasks)
     (hosts.place / "head/calls.refuse").write_text("75")
     with pytest.raises(ClusterTrouble, match=r"host 'head': release \w+ does not work here: program slow:Slwo"):
-        start(hosts, desk)
+        start(hosts, console)
 
 
 def test_a_run_for_the_queue_is_proven_beside_what_runs_with_the_release_of_the_hosts(hosts: Rooted) -> None:
@@ -497,13 +499,13 @@ def test_a_canary_is_staged_on_one_host_and_starts_nothing_there(hosts: Rooted, 
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
     assert hosts.calls("far") == []  # its idle task does not import
     settings = trial.settings_of({"run": "digits"}, "slow:Slow", {}, 5, 20)
-    words = trial.command_of(Trial(release, "digits", 5, "/srv/x", settings, 2**30, 60), hosts.inventory, "far")
+    words = trial.command_of(TrialRun(release, "digits", 5, "/srv/x", settings, 2**30, 60), hosts.inventory, "far")
     assert {"--property=ProtectSystem=strict", "--setenv=CUDA_VISIBLE_DEVICES=-1"} <= {*words}
     assert not [word for word in words if "TF_CONFIG" in word]
 
 
 def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from_there(
-    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the switch all hosts run what they ran; what is staged is not staged again."""
     before, cluster, act = hosts.releases("head"), Cluster(hosts.inventory, hosts), Cluster.act
@@ -530,18 +532,18 @@ def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from
     with monkeypatch.context() as patch:
         patch.setattr(Cluster, "act", leave)
         with pytest.raises(KeyboardInterrupt):
-            start(hosts, desk)
+            start(hosts, console)
     paused = staged()
     assert paused.keys() == {*hosts.inventory.hosts}
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
     assert [each for each in hosts.done if each.split()[0] in ("park", "stop", "start")] == []
-    start(hosts, desk)
+    start(hosts, console)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {release}
     assert staged() == paused == {**paused, **of_canary}
 
 
 def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
-    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Mapping[str, Any]] = []
     act = Cluster.act
@@ -555,20 +557,20 @@ def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
     monkeypatch.setattr(Cluster, "act", leave)
     program.write_text("class Slow:\n    edited = True\n")
     with pytest.raises(KeyboardInterrupt):
-        start(hosts, desk)
+        start(hosts, console)
     assert asked[-1] == {"alone": True}
-    assert "the start is broken off: what was there before is put back" in printed(desk)
+    assert "the start is broken off: what was there before is put back" in printed(console)
 
 
 def test_a_signature_that_does_not_fit_is_refused_before_the_switch(
-    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
     signed = sign_release(make_release(replace(hosts.inventory))[1], "x", hosts.place / "other", "", [])
-    monkeypatch.setattr("fleet.short.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
+    monkeypatch.setattr("fleet.short_way.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
     with pytest.raises(ClusterTrouble, match="it is signed by none of those in"):
-        start(hosts, desk)
+        start(hosts, console)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
 
 
@@ -603,50 +605,52 @@ def shut(path: str) -> Any:
     ],
 )
 def test_whatever_else_differs_on_a_host_is_ansibles(
-    change: Any, why: str, hosts: Rooted, desk: verbs.Desk, program: Path
+    change: Any, why: str, hosts: Rooted, console: verbs.Console, program: Path
 ) -> None:
     change(hosts.place / "store")
     program.write_text("class Slow:\n    edited = True\n")
     with pytest.raises(AssertionError, match="this is Ansible's way"):
-        start(hosts, desk)
-    (line,) = [line for line in printed(desk).splitlines() if line.startswith("  way ")]
+        start(hosts, console)
+    (line,) = [line for line in printed(console).splitlines() if line.startswith("  way ")]
     assert line.startswith("  way     by Ansible: store: ")
     assert line.endswith(why)
 
 
 def test_an_environment_that_is_damaged_or_of_another_lock_is_ansibles(
-    hosts: Rooted, desk: verbs.Desk, tmp_path: Path
+    hosts: Rooted, console: verbs.Console, tmp_path: Path
 ) -> None:
     (record,) = (hosts.place / "far/opt/trainer/envs").glob("*/lib/*/*/a-1.dist-info/RECORD")
     record.unlink()
     with pytest.raises(AssertionError, match="this is Ansible's way"):
-        start(hosts, desk)
-    assert "by Ansible: far: its Python environment is not as it was installed" in printed(desk)
+        start(hosts, console)
+    assert "by Ansible: far: its Python environment is not as it was installed" in printed(console)
     record.touch()
     (tmp_path / f"cpu-{PYTHON}.txt").write_text("a==2\n")
     with pytest.raises(AssertionError, match="this is Ansible's way"):
-        start(hosts, desk)
-    assert "by Ansible: head: its environment is cpu-" in printed(desk)
+        start(hosts, console)
+    assert "by Ansible: head: its environment is cpu-" in printed(console)
 
 
-def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, desk: verbs.Desk, program: Path) -> None:
+def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, console: verbs.Console, program: Path) -> None:
     program.write_text("class Slow:\n    edited = True\n")
     for each in hosts.inventory.variables.values():
         each["trainer_run"]["steps"] = 31  # type: ignore[index]
-    output = start(hosts, desk, plan_only=True)
+    output = start(hosts, console, plan_only=True)
     assert "  change  Switch to the release: head, store, far\n" in output
     assert "  change  Write the run settings: head, store, far\n" in output
     assert hosts.proofs() == []
 
 
 def test_a_start_after_an_edit_takes_few_scripts_a_host(
-    hosts: Rooted, desk: verbs.Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop that is typed most: no ansible-playbook (the desk refuses it), one connection and this many scripts."""
+    """The loop that is typed most: no ansible-playbook (the console refuses it), one connection and this many
+    scripts.
+    """
     program.write_text("class Slow:\n    edited = True\n")
     first, run = [], Rooted.run
     monkeypatch.setattr(Rooted, "run", lambda *given, **more: first.append(given[1]) or run(*given, **more))
-    start(hosts, desk)
+    start(hosts, console)
     assert "trainer status" not in first[0]["head"]  # a run that has told something is known by its files
     # Look, stage, remember, switch, look at what is ready, start; then one while a step is waited for, and one for the
     # table. What the chief's host writes for all (release, choice, two lines of history) goes with these. It waits for
@@ -659,7 +663,7 @@ def test_a_start_after_an_edit_takes_few_scripts_a_host(
 def test_a_task_that_nobody_here_knows_is_refused(monkeypatch: pytest.MonkeyPatch, hosts: Rooted) -> None:
     role = Role(hosts.inventory, "head", "trainer", "training.yml")
     with pytest.raises(UnknownTask, match="roles/trainer: only Ansible can do 'Read which tasks are to come back'"):
-        role.look("take_back", {})
+        role.desired_state("take_back", {})
 
 
 def test_a_text_is_compiled_once_for_all_hosts(hosts: Rooted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -667,7 +671,7 @@ def test_a_text_is_compiled_once_for_all_hosts(hosts: Rooted, monkeypatch: pytes
 
     def look(host: str) -> None:
         for role, tasks in (("trainer", "main"), ("trainer", "secrets")):
-            Role(hosts.inventory, host, role, "training.yml").look(tasks, {})
+            Role(hosts.inventory, host, role, "training.yml").desired_state(tasks, {})
 
     def generate(*given: Any, **more: Any) -> Any:
         made.append(given[1])
@@ -710,7 +714,7 @@ def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
         for place in ("etc/systemd/system", "usr/local/sbin"):
             (tmp_path / host / place).mkdir(parents=True)
         for role, tasks in (("trainer", "main"), ("firewall", "close")):
-            wanted = Role(inventory, host, role, "training.yml").look(tasks, {"__firewall_facts": FACTS})
+            wanted = Role(inventory, host, role, "training.yml").desired_state(tasks, {"__firewall_facts": FACTS})
             made |= {(host, path): text for path, text in wanted.texts.items()}
             (play,) = [
                 play

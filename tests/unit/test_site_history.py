@@ -15,9 +15,9 @@ from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 
 from fleet import history
+from fleet.desired_state import expression, load
 from fleet.verbs.history import describe
 from fleet.verbs.rollback import SHIPPING
-from fleet.wanted import expression, load
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGED, SAME = {"changed": True}, {"changed": False}

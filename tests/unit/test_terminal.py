@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import report, verbs
+from fleet import status_text, verbs
 from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, HostsUnreachable, Trouble
 from fleet.run import parse_run
@@ -27,7 +27,7 @@ from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.status import show_status
 from fleet.verbs.sweep import show_sweep
 from tests.unit.test_fab import fab
-from tests.unit.test_fleet_verbs import UP, Clock, Pretence, make_inventory, nothing, printed, status
+from tests.unit.test_fleet_verbs import UP, Clock, FakeHosts, make_inventory, nothing, printed, status
 from trainer.telemetry.sweep import describe_sweep
 
 # Another title of the window, a screen that is wiped, a line that is written over, text that is turned round.
@@ -112,7 +112,7 @@ def reject_forgeries(text: str) -> None:
     assert [line for line in text.splitlines() if line.startswith("run digits: finished")] == []
 
 
-class Hostile(Pretence):
+class Hostile(FakeHosts):
     """Hosts on which everything that can say something says what is evil."""
 
     def _observe(self, host: str, directories: bool, settings: bool) -> str:
@@ -128,9 +128,9 @@ class Hostile(Pretence):
 
 
 @pytest.fixture
-def desk() -> verbs.Desk:
+def console() -> verbs.Console:
     clock = Clock()
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, nothing)
+    return verbs.Console(io.StringIO(), clock, clock.sleep, nothing)
 
 
 @pytest.fixture
@@ -147,9 +147,9 @@ def hostile() -> Hostile:
     return hostile
 
 
-def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, desk: verbs.Desk) -> None:
-    show_status(Cluster(hostile.inventory, hostile), desk)
-    reject_forgeries(printed(desk))
+def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, console: verbs.Console) -> None:
+    show_status(Cluster(hostile.inventory, hostile), console)
+    reject_forgeries(printed(console))
 
 
 def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
@@ -161,22 +161,22 @@ def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("verb", [show_runs, show_checkpoints, show_sweep, export_run])
-def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, desk: verbs.Desk) -> None:
-    desk.answers = desk.out if as_json else None
-    verb(Cluster(hostile.inventory, hostile), desk)
-    reject_forgeries(printed(desk))
-    assert not as_json or json.loads(printed(desk))
+def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, console: verbs.Console) -> None:
+    console.json_out = console.out if as_json else None
+    verb(Cluster(hostile.inventory, hostile), console)
+    reject_forgeries(printed(console))
+    assert not as_json or json.loads(printed(console))
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, desk: verbs.Desk) -> None:
+def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, console: verbs.Console) -> None:
     hostile.follow = lambda scripts, line: _stream(hostile, scripts, line)  # type: ignore[method-assign]
-    show_logs(Cluster(hostile.inventory, hostile), desk, "worker-1", 5, follow)
-    reject_forgeries(printed(desk))
-    assert "worker-1 says" in printed(desk)
+    show_logs(Cluster(hostile.inventory, hostile), console, "worker-1", 5, follow)
+    reject_forgeries(printed(console))
+    assert "worker-1 says" in printed(console)
 
 
-def _stream(hosts: Pretence, scripts: Mapping[str, str], line: Any) -> dict[str, Answer]:
+def _stream(hosts: FakeHosts, scripts: Mapping[str, str], line: Any) -> dict[str, Answer]:
     """Hand lines over as SSH does: only a line feed ends one."""
     answers = hosts.run(scripts)
     for host, answer in answers.items():
@@ -190,9 +190,9 @@ def test_messages_forge_no_line() -> None:
     point = {"run": "x-1", "program_args": {}, "state": "failed", "message": FORGED, "step": 1, "steps": 2}
     summary = {"name": "x", "over": True, "size": 1, "points": [point | {"evaluation": {}, "goodput": None}]}
     for text in (
-        report.render_run(run),
-        report.render_run(replace(run, state="training")),
-        report.render_account(run),
+        status_text.render_run(run),
+        status_text.render_run(replace(run, state="training")),
+        status_text.render_account(run),
         render_table(["NOTE"], [[FORGED]]),
         str(ClusterTrouble("", [Trouble("chief-0", "head", FORGED)])),
         describe_sweep(summary),
@@ -230,4 +230,4 @@ def test_a_question_that_ends_with_ctrl_d_is_a_no(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("builtins.input", end)
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    assert verbs.Desk().ask("Remove it? ") is False
+    assert verbs.Console().ask("Remove it? ") is False

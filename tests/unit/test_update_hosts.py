@@ -16,7 +16,7 @@ from fleet.second_day import names_follow
 from fleet.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.stop import stop_cluster
-from fleet.verbs.update_hosts import Request, update_hosts
+from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from tests.unit.test_second_day import ALL, cluster, up
@@ -77,102 +77,102 @@ def make_hosts() -> Hosts:
 
 
 @pytest.fixture
-def desk(hosts: Hosts) -> verbs.Desk:
+def console(hosts: Hosts) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+    return verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
 
 
-def answer(desk: verbs.Desk) -> dict[str, Any]:
-    assert isinstance(desk.answers, io.StringIO)
-    return json.loads(desk.answers.getvalue())  # type: ignore[no-any-return]
+def answer(console: verbs.Console) -> dict[str, Any]:
+    assert isinstance(console.json_out, io.StringIO)
+    return json.loads(console.json_out.getvalue())  # type: ignore[no-any-return]
 
 
 def test_hosts_are_updated_one_after_the_other_and_only_where_there_is_something(
-    hosts: Hosts, desk: verbs.Desk
+    hosts: Hosts, console: verbs.Console
 ) -> None:
     hosts.updates = {"ps-a": ["openssl", "libssl3"], "w-b": ["openssl"]}
     hosts.reboots = {"ps-a": "a new kernel"}
-    update_hosts(cluster(hosts), desk, Request(reason="monthly"))
+    update_hosts(cluster(hosts), console, UpdateRequest(reason="monthly"))
     assert hosts.work == ["update ps-a of ps-0", "reboot ps-a of ps-0, and back", "update w-b of worker-1"]
     assert (up(hosts), hosts.marks, hosts.recorded, hosts.leavers) == (ALL, {}, {}, set())
-    assert answer(desk)["outcome"] == "done"
-    assert [(row["host"], row["outcome"], row["rebooted"]) for row in answer(desk)["hosts"]] == [
+    assert answer(console)["outcome"] == "done"
+    assert [(row["host"], row["outcome"], row["rebooted"]) for row in answer(console)["hosts"]] == [
         ("ps-a", "updated", True),
         ("w-b", "updated", False),
     ]
-    assert answer(desk)["hosts"][1]["updates"] == ["openssl 1.0-1 -> 1.0-2"]
+    assert answer(console)["hosts"][1]["updates"] == ["openssl 1.0-1 -> 1.0-2"]
     acts = [(json.loads(line)["verb"], json.loads(line)["outcome"]) for line in hosts.lines]
     assert (acts[0], acts[-1]) == (("update-hosts", "begun"), ("update-hosts", "done"))
     assert {json.loads(line)["reason"] for line in hosts.lines} == {"monthly"}
 
 
-def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, desk: verbs.Desk) -> None:
-    update_hosts(cluster(hosts), desk, Request())
-    assert (answer(desk)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
+def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, console: verbs.Console) -> None:
+    update_hosts(cluster(hosts), console, UpdateRequest())
+    assert (answer(console)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
 
 
 def test_the_coordinators_host_is_left_while_it_trains_and_updated_once_it_is_stopped(
-    hosts: Hosts, desk: verbs.Desk
+    hosts: Hosts, console: verbs.Console
 ) -> None:
     hosts.updates = {"head": ["openssl"], "w-a": ["openssl"]}
     stop = (
         "head was left: it has the coordinator\nThe run is saved and goes on: fab stop-cluster, fab update-hosts head"
     )
     with pytest.raises(ClusterTrouble, match=re.escape(stop)):
-        update_hosts(cluster(hosts), desk, Request())
+        update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update w-a of worker-0"]
-    assert answer(desk)["outcome"] == "incomplete"
-    stop_cluster(cluster(hosts), replace(desk, answers=None))
-    update_hosts(cluster(hosts), replace(desk, answers=None), Request(["head"]))
+    assert answer(console)["outcome"] == "incomplete"
+    stop_cluster(cluster(hosts), replace(console, json_out=None))
+    update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest(["head"]))
     assert hosts.work[1].startswith("update head of chief-0")
     assert hosts.marks == {}
 
 
-def test_too_few_members_are_never_left(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_too_few_members_are_never_left(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates = {"ps-a": ["openssl"], "w-a": ["openssl"]}
-    drain(cluster(hosts), replace(desk, answers=None), "ps-b")
+    drain(cluster(hosts), replace(console, json_out=None), "ps-b")
     with pytest.raises(ClusterTrouble, match="ps-a was left: 0 of 2 ps would be left"):
-        update_hosts(cluster(hosts), desk, Request())
+        update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update w-a of ps-1,worker-0"]
 
 
-def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates = {"w-b": ["openssl"]}
-    drain(cluster(hosts), replace(desk, answers=None), "w-b", "a new disk")
-    update_hosts(cluster(hosts), desk, Request())
+    drain(cluster(hosts), replace(console, json_out=None), "w-b", "a new disk")
+    update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update w-b of worker-1"]
     assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
 
 
-def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates, hosts.dies = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b"}
     hosts.reboots = {"ps-b": "a new kernel"}
     with pytest.raises(HostsUnreachable, match=r"ps-b is unreachable: no route\n.*When it is back: fab update-hosts"):
-        update_hosts(cluster(hosts), desk, Request(timeout=60))
+        update_hosts(cluster(hosts), console, UpdateRequest(timeout=60))
     assert hosts.work[-1].startswith("reboot ps-b")
     assert hosts.marks.keys() == {"ps-b"}
     # Typed again too early, and then in time: it is up to date, comes back, and the next one's turn is there.
     with pytest.raises(HostsUnreachable, match="An earlier update has drained it"):
-        update_hosts(cluster(hosts), desk, Request())
+        update_hosts(cluster(hosts), console, UpdateRequest())
     hosts.unreachable.clear()
-    update_hosts(cluster(hosts), desk, Request())
+    update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work[2:] == ["update w-a of worker-0"]
     assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
 
 
-def test_updates_that_fail_leave_the_host_out(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_updates_that_fail_leave_the_host_out(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates, hosts.broken = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
     with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Fix it there, then fab update-hosts"):
-        update_hosts(cluster(hosts), desk, Request())
+        update_hosts(cluster(hosts), console, UpdateRequest())
     assert (hosts.marks.keys(), hosts.work) == ({"w-a"}, ["update w-a of worker-0"])
     hosts.broken.clear()
-    update_hosts(cluster(hosts), desk, Request())
+    update_hosts(cluster(hosts), console, UpdateRequest())
     assert (up(hosts), hosts.marks) == (ALL, {})
 
 
-def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, desk: verbs.Desk) -> None:
-    asked = Request(["ps-a", "ps-b", "w-a"], reboot="always")
-    leave, begun = desk.sleep, list[str]()
+def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, console: verbs.Console) -> None:
+    asked = UpdateRequest(["ps-a", "ps-b", "w-a"], reboot="always")
+    leave, begun = console.sleep, list[str]()
 
     def sleep(seconds: float) -> None:
         if len(hosts.work) == 2 and not begun:
@@ -181,41 +181,43 @@ def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, desk: ver
         leave(seconds)
 
     with pytest.raises(KeyboardInterrupt):
-        update_hosts(cluster(hosts), replace(desk, sleep=sleep), asked)
+        update_hosts(cluster(hosts), replace(console, sleep=sleep), asked)
     assert hosts.work == ["reboot ps-a of ps-0, and back", "reboot ps-b of ps-1"]
     hosts.now += SLOW
-    update_hosts(cluster(hosts), replace(desk, answers=None), Request(["w-b"], reboot="always"))  # another round
-    update_hosts(cluster(hosts), desk, asked)
+    update_hosts(
+        cluster(hosts), replace(console, json_out=None), UpdateRequest(["w-b"], reboot="always")
+    )  # another round
+    update_hosts(cluster(hosts), console, asked)
     assert hosts.work[2:] == ["reboot w-b of ps-1,worker-1, and back", "reboot w-a of worker-0, and back"]
     assert (up(hosts), hosts.marks) == (ALL, {})
-    update_hosts(cluster(hosts), replace(desk, answers=None), asked)
+    update_hosts(cluster(hosts), replace(console, json_out=None), asked)
     assert len(hosts.work) == 7
 
 
-def test_a_reboot_may_be_forbidden(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_reboot_may_be_forbidden(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates, hosts.reboots = {"w-a": ["linux-image-amd64"]}, {"w-a": "a new kernel", "w-b": "a new kernel"}
-    update_hosts(cluster(hosts), desk, Request(reboot="never"))
+    update_hosts(cluster(hosts), console, UpdateRequest(reboot="never"))
     assert hosts.work == ["update w-a of worker-0"]
     with pytest.raises(OperatorMistake, match="--reboot is 'often': expected when-needed, always or never"):
-        update_hosts(cluster(hosts), desk, Request(reboot="often"))
+        update_hosts(cluster(hosts), console, UpdateRequest(reboot="often"))
 
 
-def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates, hosts.reboots = {"ps-a": ["openssl", "libssl3"]}, {"w-b": "a new kernel"}
-    update_hosts(cluster(hosts), desk, Request(plan_only=True))
+    update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
     assert (hosts.work, hosts.done, hosts.lines) == ([], [], [])
-    printed = fleet.printed(desk)
+    printed = fleet.printed(console)
     assert "ps-a: 2 updates (openssl, libssl3), then a reboot where they ask for one\n  stops   ps-0" in printed
     assert "w-b: a reboot\n  stops   worker-1\n  pause   none" in printed
     assert "3 of 5 hosts are up to date. Nothing was done. Do it: fab update-hosts" in printed
-    assert [row["rebooted"] for row in answer(desk)["hosts"]] == [False, True]
+    assert [row["rebooted"] for row in answer(console)["hosts"]] == [False, True]
 
 
-def test_a_host_that_is_away_is_named_at_the_end(hosts: Hosts, desk: verbs.Desk) -> None:
+def test_a_host_that_is_away_is_named_at_the_end(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates = {"w-a": ["openssl"]}
     hosts.unreachable["ps-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route\nWhen they are back: fab update-hosts"):
-        update_hosts(cluster(hosts), desk, Request())
+        update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update w-a of worker-0"]
 
 

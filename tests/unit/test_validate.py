@@ -16,10 +16,10 @@ from fleet.errors import OperatorMistake
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.preflight import preflight_problems
 from fleet.site.reader import read_source
-from fleet.site.schema.shapes import shape_problems
-from fleet.site.schema.sources import beside_problems, file_problems, range_problems
-from fleet.site.schema.texts import text_problems, unread_problems
-from fleet.verbs import Desk
+from fleet.site.schema.inventory_files import beside_problems, file_problems, range_problems
+from fleet.site.schema.yaml_structure import shape_problems
+from fleet.site.schema.yaml_text import text_problems, unread_problems
+from fleet.verbs import Console
 from fleet.verbs.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ def problems(site: Path) -> list[str]:
 
 def test_a_right_inventory_is_said_to_be_right(site: Path) -> None:
     out = io.StringIO()
-    validate(Desk(out), str(site))
+    validate(Console(out), str(site))
     assert out.getvalue() == f"{site} is right: 3 hosts, 3 tasks\n"
 
 
@@ -69,7 +69,7 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
     (site / "group_vars" / "worker.yml").write_text("worker_tasks: two\n")
     out = io.StringIO()
     with pytest.raises(OperatorMistake) as caught:
-        validate(Desk(out, answers=out), str(site))
+        validate(Console(out, json_out=out), str(site))
     assert (str(caught.value), caught.value.code) == ("", 2)
     shown = json.loads(out.getvalue())
     (problem,) = shown["problems"]
@@ -420,7 +420,7 @@ def test_what_can_be_no_inventory_is_refused(given: str, message: str) -> None:
 def test_a_missing_inventory_is_the_one_problem() -> None:
     out = io.StringIO()
     with pytest.raises(OperatorMistake):
-        validate(Desk(out, answers=out), "nowhere")
+        validate(Console(out, json_out=out), "nowhere")
     shown: dict[str, Any] = json.loads(out.getvalue())
     assert "there is no inventory 'nowhere'" in shown["problems"][0]["message"]
 

@@ -16,19 +16,19 @@ import pytest
 from fleet import history
 from fleet.cluster import Cluster
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.backup import back_up
-from fleet.verbs.canary import Ask, canary
+from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.clone_run import clone_run
 from fleet.verbs.delete_run import delete_run
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.prune import prune
-from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove
+from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.restore_run import restore_run
 from fleet.verbs.rollback import rollback
 from fleet.verbs.stop import stop_cluster
-from fleet.verbs.update_hosts import Request, update_hosts
+from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import test_canary as canaries
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_plans as plans
@@ -50,7 +50,7 @@ class Deed:
     """A verb on pretended hosts, what it changes there, and the outcomes of its first call and of a second one."""
 
     hosts: Any
-    do: Callable[[Desk, bool], None]
+    do: Callable[[Console, bool], None]
     look: Callable[[], Any]
     first: str = "done"
     second: str = "nothing to do"
@@ -59,9 +59,9 @@ class Deed:
         """Return the outcome, and what was printed."""
         clock, answers, out = fleet.Clock(hosts=self.hosts), io.StringIO(), io.StringIO()
         release = "new" if isinstance(self.hosts, canaries.Hosts) else "abc123"
-        desk = Desk(out, clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: release, answers=answers)
-        desk.prove = lambda *_: None
-        self.do(desk, plan)
+        console = Console(out, clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: release, json_out=answers)
+        console.prove = lambda *_: None
+        self.do(console, plan)
         record = json.loads(answers.getvalue())  # a stop's is that of fab status, with what was planned
         outcome = record["outcome"] if "outcome" in record else "planned" if record["planned"] else "done"
         return str(outcome), out.getvalue()
@@ -71,107 +71,111 @@ class Deed:
         return units, self.hosts.release, self.look()
 
 
-Make = Callable[[plans.Scene], Deed]
+Make = Callable[[plans.Case], Deed]
 
 
 def drains(hosts: day.Hosts) -> Any:
     return set(hosts.marks), set(hosts.recorded), set(hosts.leavers)
 
 
-def stop(scene: plans.Scene) -> Deed:
+def stop(case: plans.Case) -> Deed:
     hosts = day.make_hosts()
     return Deed(
-        hosts, lambda desk, plan: stop_cluster(day.cluster(hosts), desk, WHY, plan), lambda: None, second="done"
+        hosts, lambda console, plan: stop_cluster(day.cluster(hosts), console, WHY, plan), lambda: None, second="done"
     )
 
 
-def leave(scene: plans.Scene) -> Deed:
+def leave(case: plans.Case) -> Deed:
     hosts = day.make_hosts()
-    return Deed(hosts, lambda desk, plan: drain(day.cluster(hosts), desk, "ps-b", WHY, plan), lambda: drains(hosts))
+    return Deed(
+        hosts, lambda console, plan: drain(day.cluster(hosts), console, "ps-b", WHY, plan), lambda: drains(hosts)
+    )
 
 
-def come_back(scene: plans.Scene) -> Deed:
+def come_back(case: plans.Case) -> Deed:
     hosts = day.make_hosts()
-    drain(day.cluster(hosts), scene.desk(hosts), "ps-b")
+    drain(day.cluster(hosts), case.console(hosts), "ps-b")
 
-    def act(desk: Desk, plan: bool) -> None:
-        undrain(day.cluster(hosts), desk, "ps-b", WHY, plan)
+    def act(console: Console, plan: bool) -> None:
+        undrain(day.cluster(hosts), console, "ps-b", WHY, plan)
 
     return Deed(hosts, act, lambda: drains(hosts))
 
 
-def update(scene: plans.Scene) -> Deed:
+def update(case: plans.Case) -> Deed:
     hosts = updates.make_hosts()
     hosts.updates, hosts.reboots = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b": "linux-image"}
     ask = {"reason": WHY}
 
-    def act(desk: Desk, plan: bool) -> None:
-        update_hosts(day.cluster(hosts), desk, Request(**ask, plan_only=plan))  # type: ignore[arg-type]
+    def act(console: Console, plan: bool) -> None:
+        update_hosts(day.cluster(hosts), console, UpdateRequest(**ask, plan_only=plan))  # type: ignore[arg-type]
 
     return Deed(hosts, act, lambda: (drains(hosts), hosts.updates, hosts.reboots))
 
 
-def try_out(scene: plans.Scene) -> Deed:
-    hosts = canaries.make_hosts(scene.monkeypatch)
+def try_out(case: plans.Case) -> Deed:
+    hosts = canaries.make_hosts(case.monkeypatch)
 
-    def act(desk: Desk, plan: bool) -> None:
-        canary(day.cluster(hosts), desk, Ask("w-b", 20, reason=WHY, plan_only=plan))
+    def act(console: Console, plan: bool) -> None:
+        canary(day.cluster(hosts), console, CanaryRequest("w-b", 20, reason=WHY, plan_only=plan))
 
     return Deed(hosts, act, lambda: hosts.done[-1:] in ([], ["end on w-b"]), "passed", "passed")
 
 
-def go_back(scene: plans.Scene) -> Deed:
-    hosts = day.keep_releases(day.make_hosts(), scene.monkeypatch)
+def go_back(case: plans.Case) -> Deed:
+    hosts = day.keep_releases(day.make_hosts(), case.monkeypatch)
     then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "ps-b"}
     hosts.lines = [day.shipped(name, day.NOW, members=then) for name in ("old2", "old1")]
     hosts.lines.append(day.shipped("abc123", day.NOW))
-    return Deed(hosts, lambda desk, plan: rollback(day.cluster(hosts), desk, None, WHY, plan), lambda: drains(hosts))
+    return Deed(
+        hosts, lambda console, plan: rollback(day.cluster(hosts), console, None, WHY, plan), lambda: drains(hosts)
+    )
 
 
-def of_a_site(scene: plans.Scene) -> tuple[day.Hosts, Path]:
-    place = scene.site()
+def of_a_site(case: plans.Case) -> tuple[day.Hosts, Path]:
+    place = case.site()
     hosts = day.Hosts(load_inventory(str(place)), run_status=fleet.status("training", 20))
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **fleet.UP)
-    drain(day.cluster(hosts), scene.desk(hosts), "w-a")
+    drain(day.cluster(hosts), case.console(hosts), "w-a")
     return hosts, place
 
 
-def take_away(scene: plans.Scene) -> Deed:
-    hosts, place = of_a_site(scene)
+def take_away(case: plans.Case) -> Deed:
+    hosts, place = of_a_site(case)
 
-    def act(desk: Desk, plan: bool) -> None:
-        remove_host(Cluster(load_inventory(str(place)), hosts), desk, "w-a", WHY, plan)
+    def act(console: Console, plan: bool) -> None:
+        remove_host(Cluster(load_inventory(str(place)), hosts), console, "w-a", WHY, plan)
 
     return Deed(hosts, act, lambda: (hosts.recorded, (place / "hosts.yml").read_text()))
 
 
-def replace(scene: plans.Scene) -> Deed:
-    hosts, place = of_a_site(scene)
+def replace(case: plans.Case) -> Deed:
+    hosts, place = of_a_site(case)
     written: dict[str, Any] = {}
-    scene.monkeypatch.setattr(Cluster, "_write_shared", lambda _, name, record: written.update({name: record}))
+    case.monkeypatch.setattr(Cluster, "_write_shared", lambda _, name, record: written.update({name: record}))
 
-    def act(desk: Desk, plan: bool) -> None:
-        replace_host(Cluster(load_inventory(str(place)), hosts), desk, "w-a", "w-x", "192.0.2.99", WHY, plan)
+    def act(console: Console, plan: bool) -> None:
+        replace_host(Cluster(load_inventory(str(place)), hosts), console, "w-a", "w-x", "192.0.2.99", WHY, plan)
 
     return Deed(hosts, act, lambda: (hosts.recorded, dict(written), (place / "hosts.yml").read_text()))
 
 
-def wait_in_turn(scene: plans.Scene) -> Deed:
-    hosts = queues.make_hosts(scene.path)
+def wait_in_turn(case: plans.Case) -> Deed:
+    hosts = queues.make_hosts(case.path)
 
-    def act(desk: Desk, plan: bool) -> None:
-        queue_add(queues.cluster(hosts), desk, Asked("next", reason=WHY), plan_only=plan)
+    def act(console: Console, plan: bool) -> None:
+        queue_add(queues.cluster(hosts), console, QueueRequest("next", reason=WHY), plan_only=plan)
 
     return Deed(hosts, act, lambda: order(hosts), second="there already")
 
 
-def with_queue(scene: plans.Scene) -> queues.Hosts:
-    hosts = queues.make_hosts(scene.path)
+def with_queue(case: plans.Case) -> queues.Hosts:
+    hosts = queues.make_hosts(case.path)
     for name in ("next", "last"):
-        desk = scene.desk(hosts)
-        desk.prove = lambda *_: None
-        queue_add(queues.cluster(hosts), desk, Asked(name))
+        console = case.console(hosts)
+        console.prove = lambda *_: None
+        queue_add(queues.cluster(hosts), console, QueueRequest(name))
     hosts.lines = []
     return hosts
 
@@ -182,80 +186,86 @@ def order(hosts: queues.Hosts) -> list[str]:
     return [entry.name for entry in entries if "removed" not in entry.record]
 
 
-def move(scene: plans.Scene) -> Deed:
-    hosts = with_queue(scene)
+def move(case: plans.Case) -> Deed:
+    hosts = with_queue(case)
 
-    def act(desk: Desk, plan: bool) -> None:
-        queue_move(queues.cluster(hosts), desk, "last", "first", WHY, plan)
+    def act(console: Console, plan: bool) -> None:
+        queue_move(queues.cluster(hosts), console, "last", "first", WHY, plan)
 
     return Deed(hosts, act, lambda: order(hosts), second="done")
 
 
-def take_out(scene: plans.Scene) -> Deed:
-    hosts = with_queue(scene)
+def take_out(case: plans.Case) -> Deed:
+    hosts = with_queue(case)
 
-    def act(desk: Desk, plan: bool) -> None:
-        queue_remove(queues.cluster(hosts), desk, "next", reason=WHY, plan_only=plan)
+    def act(console: Console, plan: bool) -> None:
+        queue_remove(queues.cluster(hosts), console, "next", reason=WHY, plan_only=plan)
 
     return Deed(hosts, act, lambda: order(hosts), second="not there")
 
 
-def of_runs(scene: plans.Scene) -> tuple[Cluster, Callable[[], Any]]:
-    config = scene.config()
+def of_runs(case: plans.Case) -> tuple[Cluster, Callable[[], Any]]:
+    config = case.config()
     for number, name in enumerate(["old", "digits"]):
         directory = make(config, name)
         for path in (directory.status, directory.state, directory.settings):
             os.utime(path, (number, number))
-    cluster = scene.keeper()
+    cluster = case.keeper()
 
     def look() -> Any:
-        copies = sorted(path.name for path in (scene.path / "backups").iterdir())
+        copies = sorted(path.name for path in (case.path / "backups").iterdir())
         return copies, [each.run for each in run_directories(Path(config.shared_dir))]
 
     return cluster, look
 
 
-def copy(scene: plans.Scene) -> Deed:
-    cluster, look = of_runs(scene)
-    to = str(scene.path / "backups")
-    return Deed(
-        cluster.hosts, lambda desk, plan: back_up(cluster, desk, "digits", to, plan, WHY), look, second="there already"
-    )
-
-
-def take_back(scene: plans.Scene) -> Deed:
-    cluster, look = of_runs(scene)
-    back_up(cluster, scene.desk(cluster.hosts), "digits", str(scene.path / "backups"))
-    where = str(scene.path / "backups/digits@20")
+def copy(case: plans.Case) -> Deed:
+    cluster, look = of_runs(case)
+    to = str(case.path / "backups")
     return Deed(
         cluster.hosts,
-        lambda desk, plan: restore_run(cluster, desk, where, "again", plan, WHY),
+        lambda console, plan: back_up(cluster, console, "digits", to, plan, WHY),
         look,
         second="there already",
     )
 
 
-def clone(scene: plans.Scene) -> Deed:
-    cluster, look = of_runs(scene)
+def take_back(case: plans.Case) -> Deed:
+    cluster, look = of_runs(case)
+    back_up(cluster, case.console(cluster.hosts), "digits", str(case.path / "backups"))
+    where = str(case.path / "backups/digits@20")
     return Deed(
         cluster.hosts,
-        lambda desk, plan: clone_run(cluster, desk, "digits", "twin", plan, WHY),
+        lambda console, plan: restore_run(cluster, console, where, "again", plan, WHY),
         look,
         second="there already",
     )
 
 
-def delete(scene: plans.Scene) -> Deed:
-    cluster, look = of_runs(scene)
+def clone(case: plans.Case) -> Deed:
+    cluster, look = of_runs(case)
     return Deed(
-        cluster.hosts, lambda desk, plan: delete_run(cluster, desk, "old", True, plan, WHY), look, second="not there"
+        cluster.hosts,
+        lambda console, plan: clone_run(cluster, console, "digits", "twin", plan, WHY),
+        look,
+        second="there already",
     )
 
 
-def remove_old(scene: plans.Scene) -> Deed:
-    cluster, look = of_runs(scene)
+def delete(case: plans.Case) -> Deed:
+    cluster, look = of_runs(case)
     return Deed(
-        cluster.hosts, lambda desk, plan: prune(cluster, desk, 1, ["runs"], True, plan, WHY), look, second="done"
+        cluster.hosts,
+        lambda console, plan: delete_run(cluster, console, "old", True, plan, WHY),
+        look,
+        second="not there",
+    )
+
+
+def remove_old(case: plans.Case) -> Deed:
+    cluster, look = of_runs(case)
+    return Deed(
+        cluster.hosts, lambda console, plan: prune(cluster, console, 1, ["runs"], True, plan, WHY), look, second="done"
     )
 
 
@@ -295,7 +305,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def make_deed(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> Deed:
     path.mkdir(exist_ok=True)
-    return DEEDS[verb](plans.Scene(path, monkeypatch))
+    return DEEDS[verb](plans.Case(path, monkeypatch))
 
 
 def test_each_verb_with_a_plan_is_here() -> None:

@@ -197,7 +197,7 @@ def test_a_leaver_is_out_of_the_tunnel_before_its_tasks_are_stopped_and_a_tunnel
 
 def test_the_tunnel_is_built_before_the_shared_path_and_takes_nothing_away_there() -> None:
     imported = [play["import_playbook"] for play in yaml.safe_load((ROOT / "site.yml").read_text())]
-    assert imported.index("ansible/wire.yml") < imported.index("ansible/storage.yml")
+    assert imported.index("ansible/encryption.yml") < imported.index("ansible/storage.yml")
     main = (ROOT / "roles/wireguard/tasks/main.yml").read_text()
     assert "__wireguard_program }} add" in main
     assert "__wireguard_program }} sync" not in main
@@ -205,7 +205,7 @@ def test_the_tunnel_is_built_before_the_shared_path_and_takes_nothing_away_there
 
 def test_every_host_of_a_tunnel_is_in_each_of_its_plays() -> None:
     wanted = set(wireguard.GROUPS)
-    [wire] = plays("wire.yml")
+    [wire] = plays("encryption.yml")
     assert set(wire["hosts"].split(":")) == wanted
     [_, _, rotate] = plays("rotate_keys.yml")
     assert set(rotate["hosts"].partition("{")[0].split(":")) == wanted

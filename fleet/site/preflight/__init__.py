@@ -33,14 +33,14 @@ from fleet.site.preflight.jobs import (
 )
 from fleet.site.preflight.ports import opened_problems, port_problems
 from fleet.site.preflight.services import alert_problems, nfs_port_problems, nfs_problems, notify_problems
-from fleet.site.schema import check
-from fleet.site.schema.control import control_file_problems
+from fleet.site.schema import checks
+from fleet.site.schema.control_files import control_file_problems
+from fleet.site.schema.inventory_files import beside_problems, file_problems, range_problems, special_file_problems
+from fleet.site.schema.inventory_reading import InventoryReading, read
 from fleet.site.schema.problems import Problem
-from fleet.site.schema.reading import Reading, read
 from fleet.site.schema.relations import relation_problems
-from fleet.site.schema.shapes import shape_problems
-from fleet.site.schema.sources import beside_problems, file_problems, range_problems, special_file_problems
-from fleet.site.schema.texts import text_problems, unread_problems
+from fleet.site.schema.yaml_structure import shape_problems
+from fleet.site.schema.yaml_text import text_problems, unread_problems
 from fleet.site.topology import derive_topology
 from fleet.site.wireguard import (
     is_encrypted,
@@ -83,29 +83,29 @@ def inventory_problems(groups: Groups, hostvars: HostVars, root: Path | None = N
                 "docs/first-cluster.md starts one"
             )
         ]
-    if too_many := check.size_problem(groups):
+    if too_many := checks.size_problem(groups):
         return [too_many]
     reading = read(groups, hostvars)
     problems = [
         *reading.problems,
-        *check.group_problems(reading),
-        *check.host_problems(reading),
-        *check.value_problems(reading),
+        *checks.group_problems(reading),
+        *checks.host_problems(reading),
+        *checks.value_problems(reading),
     ]
     problems += _cluster_problems(reading)
     return [*problems, *(control_file_problems(reading, root) if root else ())]
 
 
-def _cluster_problems(reading: Reading) -> Iterator[Problem]:
+def _cluster_problems(reading: InventoryReading) -> Iterator[Problem]:
     """What must fit together. Values that were refused by themselves are left out."""
     groups = reading.groups
-    chief = check.reference_host(groups)
+    chief = checks.reference_host(groups)
     if chief is None:
         yield Problem("the inventory has no host in any of psfleet's groups; expected chief, ps and worker")
         return
     storage = storage_of(reading.values[chief])
     settings = storage.settings | ({} if isinstance(storage.path, str) else {"shared_dir": "/srv/trainer"})
-    yield from check.run_problems(reading, settings)
+    yield from checks.run_problems(reading, settings)
     yield from group_problems(reading)
     yield from nfs_problems(reading)
     if not storage.shared:
@@ -125,7 +125,7 @@ def _cluster_problems(reading: Reading) -> Iterator[Problem]:
         yield from _topology_problems(reading, _complete(reading))
 
 
-def _topology_problems(reading: Reading, hostvars: HostVars) -> Iterator[Problem]:
+def _topology_problems(reading: InventoryReading, hostvars: HostVars) -> Iterator[Problem]:
     """What is wrong with the tasks together: which there are, where they listen, what they share."""
     groups = reading.groups
     try:
@@ -150,7 +150,7 @@ def _topology_problems(reading: Reading, hostvars: HostVars) -> Iterator[Problem
         yield Problem(text)
 
 
-def _complete(reading: Reading) -> dict[str, dict[str, Any]]:
+def _complete(reading: InventoryReading) -> dict[str, dict[str, Any]]:
     """The variables with a stand-in for each address that was refused or is missing, so that the rest is looked at."""
     complete = {}
     for number, (host, values) in enumerate(reading.values.items()):

@@ -10,9 +10,9 @@ from fleet.site.members import (
     Groups,
     HostVars,
 )
-from fleet.site.schema import check, formats
+from fleet.site.schema import checks, formats
+from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts
-from fleet.site.schema.reading import Reading
 from fleet.site.wireguard import (
     WireguardError,
     endpoint,
@@ -25,9 +25,9 @@ from fleet.site.wireguard import (
 )
 
 
-def address_problems(reading: Reading) -> Iterator[Problem]:
+def address_problems(reading: InventoryReading) -> Iterator[Problem]:
     """What is wrong with where the hosts are, and with two that are in one place."""
-    hosts = check.our_hosts(reading.groups)
+    hosts = checks.our_hosts(reading.groups)
     taken: dict[str, str] = {}
     doors: dict[tuple[str, str], str] = {}
     for host in hosts:
@@ -55,7 +55,7 @@ def address_problems(reading: Reading) -> Iterator[Problem]:
         yield from _same_door(reading, host, name, address, doors, taken)
 
 
-def _no_address(reading: Reading, host: str) -> Iterator[Problem]:
+def _no_address(reading: InventoryReading, host: str) -> Iterator[Problem]:
     if not {"cluster_address", "ansible_host"} & set(reading.places[host]):
         yield Problem(
             f"host {host!r} has no address. Give it one that every other host can reach: ansible_host: "
@@ -66,7 +66,7 @@ def _no_address(reading: Reading, host: str) -> Iterator[Problem]:
 
 
 def _same_door(
-    reading: Reading,
+    reading: InventoryReading,
     host: str,
     name: str,
     address: str,
@@ -91,7 +91,7 @@ def _same_door(
             break
 
 
-def tunnel_problems(reading: Reading) -> Iterator[Problem]:
+def tunnel_problems(reading: InventoryReading) -> Iterator[Problem]:
     """What is wrong with the addresses of encrypted packets, and with a host that would take plain ones, too."""
     taken: dict[str, str] = {}
     for host in wireguard_hosts(reading.groups):
@@ -116,7 +116,7 @@ def tunnel_problems(reading: Reading) -> Iterator[Problem]:
 
 
 def _tunnel_address_problems(
-    reading: Reading, host: str, address: str, network: IPv4Network | IPv6Network, taken: dict[str, str]
+    reading: InventoryReading, host: str, address: str, network: IPv4Network | IPv6Network, taken: dict[str, str]
 ) -> Iterator[Problem]:
     hosts: tuple[str, ...] = (host,)
     text = f"host {host!r} has wireguard_address: {address}; expected "
@@ -143,7 +143,7 @@ def _is_in(address: str, network: IPv4Network | IPv6Network) -> bool:
 
 def keys_problems(groups: Groups, hostvars: HostVars, sources: Sequence[str]) -> Iterator[str]:
     """What is wrong with the file of public keys, where there is one."""
-    chief = check.reference_host(groups)
+    chief = checks.reference_host(groups)
     if chief is None or not is_encrypted(hostvars[chief]):
         return
     try:
@@ -154,9 +154,9 @@ def keys_problems(groups: Groups, hostvars: HostVars, sources: Sequence[str]) ->
         yield str(error)
 
 
-def connection_problems(reading: Reading) -> Iterator[Problem]:
+def connection_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse hosts that Ansible would not go to, but do everything of theirs on the control machine."""
-    hosts = check.our_hosts(reading.groups)
+    hosts = checks.our_hosts(reading.groups)
     local = [host for host in hosts if reading.values[host].get("ansible_connection") == "local"]
     if local and len(hosts) > 1:
         yield Problem(

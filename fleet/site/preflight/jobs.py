@@ -13,9 +13,9 @@ from fleet.site.members import (
     run_settings,
     strategy_of,
 )
-from fleet.site.schema import check
+from fleet.site.schema import checks
+from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from fleet.site.schema.reading import Reading
 from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, tf_config
 from trainer.cluster.spec import JOBS
 from trainer.core.config import Config
@@ -25,7 +25,7 @@ from trainer.core.strategies import STRATEGIES
 MAX_VACANT = 10
 
 
-def group_problems(reading: Reading) -> Iterator[Problem]:
+def group_problems(reading: InventoryReading) -> Iterator[Problem]:
     groups = reading.groups
     chiefs = tasks_of(groups, reading.values, "chief")
     if len(chiefs) != 1:
@@ -76,7 +76,7 @@ def missing_jobs(groups: Groups, hostvars: HostVars) -> Iterator[Problem]:
         )
 
 
-def taskless_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+def taskless_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
     """Refuse an evaluator's host that is to evaluate, and to run nothing."""
     hosts = list(reading.groups.get("evaluator", ()))
     if "evaluator" in busy and hosts and not tasks_of(reading.groups, reading.values, "evaluator"):
@@ -99,34 +99,34 @@ def tasks_of(groups: Groups, hostvars: HostVars, job: str) -> list[str]:
     return named
 
 
-def task_problem(reading: Reading) -> Problem | None:
+def task_problem(reading: InventoryReading) -> Problem | None:
     """Refuse more tasks than any cluster has, before one is made."""
     counts = {
         job: sum(reading.values[host].get(f"{job}_tasks", 1) for host in reading.groups.get(job, ())) for job in JOBS
     }
     number = sum(counts.values())
-    if number <= check.MAX_TASKS:
+    if number <= checks.MAX_TASKS:
         return None
     most = max(counts, key=lambda job: counts[job])
     return Problem(
-        f"the hosts would run {number:,} tasks, {counts[most]:,} of them of {most}; expected {check.MAX_TASKS:,} at "
+        f"the hosts would run {number:,} tasks, {counts[most]:,} of them of {most}; expected {checks.MAX_TASKS:,} at "
         f"most. Lower {most}_tasks"
     )
 
 
-def _minimums(reading: Reading) -> Iterable[tuple[str, Any]]:
+def _minimums(reading: InventoryReading) -> Iterable[tuple[str, Any]]:
     """Return what cluster_minimum says, by job."""
-    chief = check.reference_host(reading.groups)
+    chief = checks.reference_host(reading.groups)
     minimum = reading.values[chief].get("cluster_minimum") if chief else None
     return minimum.items() if isinstance(minimum, dict) else ()
 
 
-def _minimum_problem(reading: Reading, value: str, message: str) -> Problem:
-    place = reading.place(str(check.reference_host(reading.groups)), "cluster_minimum")
+def _minimum_problem(reading: InventoryReading, value: str, message: str) -> Problem:
+    place = reading.place(str(checks.reference_host(reading.groups)), "cluster_minimum")
     return Problem(message, (), "cluster_minimum", value, *place)
 
 
-def minimum_problems(reading: Reading) -> Iterator[Problem]:
+def minimum_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a minimum that all hosts together don't reach."""
     for job, least in _minimums(reading):
         number = len(tasks_of(reading.groups, reading.values, job))
@@ -139,7 +139,7 @@ def minimum_problems(reading: Reading) -> Iterator[Problem]:
             )
 
 
-def zero_problems(reading: Reading, jobs: Sequence[str]) -> Iterator[Problem]:
+def zero_problems(reading: InventoryReading, jobs: Sequence[str]) -> Iterator[Problem]:
     """Refuse a minimum of 0 of a job without which nothing is trained."""
     for job, least in _minimums(reading):
         if least == 0 and job in jobs and job != "evaluator":
@@ -151,7 +151,7 @@ def zero_problems(reading: Reading, jobs: Sequence[str]) -> Iterator[Problem]:
             )
 
 
-def idle_minimum_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+def idle_minimum_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
     """Refuse a minimum of a job that has no tasks: a start would wait for what nobody runs."""
     for job, least in _minimums(reading):
         if least != 0 and job not in busy:
@@ -163,9 +163,9 @@ def idle_minimum_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Pro
             )
 
 
-def unwaited_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+def unwaited_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
     """Refuse a start with some members of a training that waits for all of them."""
-    chief = check.reference_host(reading.groups)
+    chief = checks.reference_host(reading.groups)
     values = reading.values[chief] if chief else {}
     run, minimum = values.get("trainer_run"), values.get("cluster_minimum")
     if not isinstance(run, dict) or not isinstance(minimum, dict) or run.get("elastic", True) is not False:
@@ -182,9 +182,9 @@ def unwaited_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem
             )
 
 
-def unevaluated_problems(reading: Reading, busy: Sequence[str]) -> Iterator[Problem]:
+def unevaluated_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
     """Refuse to keep the best checkpoints where nobody evaluates any."""
-    run = reading.values[check.reference_host(reading.groups) or ""].get("trainer_run")
+    run = reading.values[checks.reference_host(reading.groups) or ""].get("trainer_run")
     kept = run.get("checkpoints_kept_best") if isinstance(run, dict) else 0
     if "evaluator" in busy and kept and not tasks_of(reading.groups, reading.values, "evaluator"):
         yield Problem(

@@ -8,20 +8,20 @@ from fleet.site.members import (
     DEFAULT_PORTS,
     SERVICES,
 )
-from fleet.site.schema import check
+from fleet.site.schema import checks
 from fleet.site.schema.definition import definition
+from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts
-from fleet.site.schema.reading import Reading
 from fleet.site.topology import Topology
 
 
-def port_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
+def port_problems(topology: Topology, reading: InventoryReading) -> Iterator[Problem]:
     listeners = [(task.port, task.host, task.name) for task in topology.tasks if task.port]
     listeners += [(task.metrics_port, task.host, "metrics") for task in topology.tasks if task.metrics_port]
     for service in (*SERVICES, "node_exporter"):
         listeners += [(each.port, host, service) for host, each in topology.listeners[service].items() if each.port]
     taken: dict[tuple[str, int], str] = {}
-    for host in check.our_hosts(reading.groups):
+    for host in checks.our_hosts(reading.groups):
         values = reading.values[host]
         # Where the two differ, the port may be that of a machine in between.
         if not values.get("cluster_address") or values.get("cluster_address") == values.get("ansible_host"):
@@ -51,7 +51,7 @@ def port_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
         taken[host, port] = name
 
 
-def opened_problems(topology: Topology, reading: Reading) -> Iterator[Problem]:
+def opened_problems(topology: Topology, reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a task's port that is opened to everybody: TensorFlow's servers run whatever they are sent, by anyone.
 
     TensorBoard's may be opened; it shows the training and runs nothing.

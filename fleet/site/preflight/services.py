@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from fleet.site.schema import check, formats
+from fleet.site.schema import checks, formats
 from fleet.site.schema.definition import definition
+from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from fleet.site.schema.reading import Reading
 
 
-def nfs_problems(reading: Reading) -> Iterator[Problem]:
+def nfs_problems(reading: InventoryReading) -> Iterator[Problem]:
     for server in reading.groups.get("nfs_server", ()):
         values = reading.values[server]
         served, shared_dir = values.get("cluster_nfs_dir"), values.get("cluster_shared_dir")
@@ -37,13 +37,13 @@ def nfs_problems(reading: Reading) -> Iterator[Problem]:
             )
 
 
-def nfs_port_problems(reading: Reading) -> Iterator[Problem]:
+def nfs_port_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a port on which our own NFS server does not listen: each client would wait for it in vain."""
     if not reading.groups.get("nfs_server"):
         return
     ours = next(port for port, what in definition().listeners.items() if what == "NFS")
     wrong = [
-        host for host in check.our_hosts(reading.groups) if reading.values[host].get("nfs_client_port", ours) != ours
+        host for host in checks.our_hosts(reading.groups) if reading.values[host].get("nfs_client_port", ours) != ours
     ]
     if wrong:
         port = str(reading.values[wrong[0]]["nfs_client_port"])
@@ -57,9 +57,9 @@ def nfs_port_problems(reading: Reading) -> Iterator[Problem]:
         )
 
 
-def notify_problems(reading: Reading) -> Iterator[Problem]:
+def notify_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a notification that would never go out: a secret that nobody has, a program that the unit hides."""
-    chief = check.reference_host(reading.groups)
+    chief = checks.reference_host(reading.groups)
     values, places = reading.values[chief or ""], reading.places[chief or ""]
     run, secrets = values.get("trainer_run"), values.get("trainer_secrets", {})
     if not isinstance(run, dict) or ("trainer_secrets" in places and "trainer_secrets" not in values):
@@ -87,7 +87,7 @@ def notify_problems(reading: Reading) -> Iterator[Problem]:
         )
 
 
-def alert_problems(reading: Reading) -> Iterator[Problem]:
+def alert_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse what Alertmanager would not take: its own message is not shown, since a receiver has its password."""
     hosts_by_text: dict[str, list[str]] = {}
     for host in reading.groups.get("alertmanager", ()):

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from typing import Any
 
-from fleet.site.schema.check import HIDDEN, our_hosts, reference_host
+from fleet.site.schema.checks import HIDDEN, our_hosts, reference_host
 from fleet.site.schema.definition import definition
+from fleet.site.schema.inventory_reading import NOWHERE, InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from fleet.site.schema.reading import NOWHERE, Reading
 from trainer.core.config import Config
 from trainer.core.formats import SOURCE
 
@@ -21,7 +21,7 @@ from trainer.core.formats import SOURCE
 NEEDED_PACKAGES = ("acl", "nftables", "rsync")
 
 
-def relation_problems(reading: Reading) -> Iterator[Problem]:
+def relation_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Say which values don't fit together. Values that were refused by themselves are left out."""
     yield from _stray_variables(reading)
     yield from _families(reading)
@@ -38,40 +38,40 @@ def relation_problems(reading: Reading) -> Iterator[Problem]:
     yield from _plugs(reading)
 
 
-def setting(reading: Reading, key: str) -> float:
+def setting(reading: InventoryReading, key: str) -> float:
     """A number of the run settings, or its default where it is missing or no number."""
     value = _run(reading).get(key)
     default: float = getattr(Config, key)
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
 
-def value_of(reading: Reading, host: str, name: str) -> Any:
+def value_of(reading: InventoryReading, host: str, name: str) -> Any:
     """A variable of a host, or its default."""
     return reading.values[host].get(name, definition().variables[name].schema.get("default"))
 
 
-def _run(reading: Reading) -> dict[str, Any]:
+def _run(reading: InventoryReading) -> dict[str, Any]:
     chief = reference_host(reading.groups)
     run = reading.values.get(chief or "", {}).get("trainer_run")
     return run if isinstance(run, dict) else {}
 
 
-def _problem(reading: Reading, hosts: list[str], name: str, text: str) -> Problem:
+def _problem(reading: InventoryReading, hosts: list[str], name: str, text: str) -> Problem:
     value = _shown(reading, hosts[0], name)
     return Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), name, value, *reading.place(hosts[0], name))
 
 
-def _shown(reading: Reading, host: str, name: str) -> str:
+def _shown(reading: InventoryReading, host: str, name: str) -> str:
     return HIDDEN if definition().variables[name].secret else show(reading.values[host].get(name))
 
 
-def _each_once(reading: Reading, name: str, texts: dict[str, list[str]]) -> Iterator[Problem]:
+def _each_once(reading: InventoryReading, name: str, texts: dict[str, list[str]]) -> Iterator[Problem]:
     """One problem for each text, with all the hosts that it is true of."""
     for text, hosts in texts.items():
         yield _problem(reading, hosts, name, text)
 
 
-def _stray_variables(reading: Reading) -> Iterator[Problem]:
+def _stray_variables(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a variable for the hosts of a group on a host that is not in it, unless others need it as well."""
     ours = our_hosts(reading.groups)
     for name, variable in definition().variables.items():
@@ -93,12 +93,12 @@ def _says_something(name: str, value: Any) -> bool:
     return value is not None and value != "" and not (name.endswith("_tasks") and value == 0)
 
 
-def _where(reading: Reading, host: str, name: str) -> object:
+def _where(reading: InventoryReading, host: str, name: str) -> object:
     place = reading.place(host, name)
     return place if place != NOWHERE else show(reading.values[host][name])
 
 
-def _families(reading: Reading) -> Iterator[Problem]:
+def _families(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse addresses of both families: a host's packets to the other one come from an address that nobody lists."""
     families: dict[int, list[str]] = {}
     for host in our_hosts(reading.groups):
@@ -120,7 +120,7 @@ def _families(reading: Reading) -> Iterator[Problem]:
         )
 
 
-def _uncounted_gpus(reading: Reading) -> Iterator[Problem]:
+def _uncounted_gpus(reading: InventoryReading) -> Iterator[Problem]:
     for host in reading.groups.get("gpu", ()):
         devices, count = (reading.values[host].get(name) for name in ("gpu_devices", "gpu_count"))
         if not isinstance(devices, list) or not isinstance(count, int):
@@ -134,7 +134,7 @@ def _uncounted_gpus(reading: Reading) -> Iterator[Problem]:
             yield _problem(reading, [host], "gpu_devices", text)
 
 
-def _stops(reading: Reading) -> Iterator[Problem]:
+def _stops(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a stop that kills a coordinator while it saves, as long as a save may take."""
     chief = reference_host(reading.groups)
     if chief is None:
@@ -154,7 +154,7 @@ def _stops(reading: Reading) -> Iterator[Problem]:
         )
 
 
-def _planned_reboots(reading: Reading) -> Iterator[Problem]:
+def _planned_reboots(reading: InventoryReading) -> Iterator[Problem]:
     wait = setting(reading, "ps_grace_seconds")
     texts: dict[str, list[str]] = {}
     for host in reading.groups.get("ps", ()):
@@ -168,7 +168,7 @@ def _planned_reboots(reading: Reading) -> Iterator[Problem]:
     yield from _each_once(reading, "trainer_return_seconds", texts)
 
 
-def _leases(reading: Reading) -> Iterator[Problem]:
+def _leases(reading: InventoryReading) -> Iterator[Problem]:
     lease = setting(reading, "lease_seconds")
     texts: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
@@ -190,7 +190,7 @@ ALERTS = {
 }
 
 
-def _alerts_that_always_fire(reading: Reading) -> Iterator[Problem]:
+def _alerts_that_always_fire(reading: InventoryReading) -> Iterator[Problem]:
     for host in reading.groups.get("prometheus", ()):
         for name, (key, why) in ALERTS.items():
             limit, every = value_of(reading, host, name), setting(reading, key)
@@ -203,11 +203,11 @@ def _alerts_that_always_fire(reading: Reading) -> Iterator[Problem]:
                 yield _problem(reading, [host], name, text)
 
 
-def _by_steps(reading: Reading) -> bool:
+def _by_steps(reading: InventoryReading) -> bool:
     return setting(reading, "checkpoint_steps") > 0
 
 
-def _services_without_tasks(reading: Reading) -> Iterator[Problem]:
+def _services_without_tasks(reading: InventoryReading) -> Iterator[Problem]:
     groups = reading.groups
     watchers, tellers = list(groups.get("prometheus", ())), list(groups.get("alertmanager", ()))
     if tellers and not watchers:
@@ -219,7 +219,7 @@ def _services_without_tasks(reading: Reading) -> Iterator[Problem]:
         yield _problem(reading, watchers, "metrics_port", f"{text}; expected ports, or group prometheus empty")
 
 
-def _times(reading: Reading) -> Iterator[Problem]:
+def _times(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a host that takes the time from itself."""
     for host in our_hosts(reading.groups):
         values = reading.values[host]
@@ -229,7 +229,7 @@ def _times(reading: Reading) -> Iterator[Problem]:
             yield _problem(reading, [host], "common_time_servers", text)
 
 
-def _packages(reading: Reading) -> Iterator[Problem]:
+def _packages(reading: InventoryReading) -> Iterator[Problem]:
     texts: dict[str, list[str]] = {}
     for host in our_hosts(reading.groups):
         packages = value_of(reading, host, "common_packages")
@@ -242,7 +242,7 @@ def _packages(reading: Reading) -> Iterator[Problem]:
     yield from _each_once(reading, "common_packages", texts)
 
 
-def _own_weights(reading: Reading) -> Iterator[Problem]:
+def _own_weights(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a run that is to begin with a checkpoint of its own. A selection may name another run."""
     chief, run = reference_host(reading.groups), _run(reading)
     source = SOURCE.fullmatch(str(run.get("initial_weights", "")))
@@ -256,7 +256,7 @@ def _own_weights(reading: Reading) -> Iterator[Problem]:
         yield Problem(text, (chief,), "trainer_run.initial_weights", show(run["initial_weights"]), *place)
 
 
-def _directories(reading: Reading) -> Iterator[Problem]:
+def _directories(reading: InventoryReading) -> Iterator[Problem]:
     chief = reference_host(reading.groups)
     if chief is None:
         return
@@ -277,7 +277,7 @@ def _directories(reading: Reading) -> Iterator[Problem]:
         yield _problem(reading, serving, "cluster_nfs_dir", text)
 
 
-def _plugs(reading: Reading) -> Iterator[Problem]:
+def _plugs(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a plug that nobody puts back, and one command for several machines that names none of them."""
     hosts = our_hosts(reading.groups)
     for name, other in (("drill_power_off", "drill_power_on"), ("drill_power_on", "drill_power_off")):

@@ -113,7 +113,7 @@ def others(states: str, ufw: str) -> list[str]:
     return [*found, *(["ufw"] if "enabled=yes" in ufw.lower().split() else [])]
 
 
-class Listener(NamedTuple):
+class ListeningSocket(NamedTuple):
     """A socket on which something listens."""
 
     protocol: str
@@ -150,7 +150,7 @@ def session(pid: int, processes: Path = Path("/proc")) -> tuple[str, int]:
     return found
 
 
-def listeners(output: str) -> list[Listener]:
+def listeners(output: str) -> list[ListeningSocket]:
     """Read `ss -Hlntupe`."""
     found = []
     for line in output.splitlines():
@@ -160,7 +160,7 @@ def listeners(output: str) -> list[Listener]:
         pids = tuple(map(int, re.findall(r"pid=(\d+)", line)))
         user = re.search(r" uid:(\d+)", line)  # root's is not named
         found.append(
-            Listener(
+            ListeningSocket(
                 fields[0],
                 address.strip("[]"),
                 int(port),
@@ -172,7 +172,7 @@ def listeners(output: str) -> list[Listener]:
     return found
 
 
-def ssh_ports(found: Iterable[Listener], sockets: str, connection: str) -> list[int]:
+def ssh_ports(found: Iterable[ListeningSocket], sockets: str, connection: str) -> list[int]:
     """Return SSH's ports: a running sshd's, those that systemd holds for it, and the one through which this came.
 
     What a user has sshd listen on (`ssh -R`, X11) is the user's, and no port of SSH's.
@@ -218,7 +218,7 @@ def holders(device: str, processes: Path = Path("/proc")) -> set[int]:
     return found
 
 
-def vpn(module: Any, client: str, found: Iterable[Listener]) -> dict[str, Any]:
+def vpn(module: Any, client: str, found: Iterable[ListeningSocket]) -> dict[str, Any]:
     """Say through which VPN that ends on this host a client comes, and on which ports it comes in; else nothing."""
     ip = module.get_bin_path("ip")
     if not ip or not client:

@@ -240,7 +240,7 @@ def tunnel_problem(name: str, address: str, setting: Path = IPV6_OFF) -> str | N
     )
 
 
-def look(name: str, members: Mapping[str, str], now: float, tunnel: str = "") -> tuple[list[str], list[str]]:
+def check_host(name: str, members: Mapping[str, str], now: float, tunnel: str = "") -> tuple[list[str], list[str]]:
     """Look at everything; return problems and notes."""
     problems, notes = way_problems(name, members)
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
@@ -269,7 +269,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    problems, notes = look(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
+    problems, notes = check_host(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
     known = {"cluster": noted(CLUSTER), "pace": noted(PACE)}
     module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), **known)
 

@@ -143,7 +143,7 @@ def dkms_states(listing: str) -> dict[str, str]:
     return states
 
 
-def look(root: Path, run: Run, kernel: str) -> dict[str, Any]:
+def collect_facts(root: Path, run: Run, kernel: str) -> dict[str, Any]:
     """Put everything together; `run` gives a command's exit code and output."""
 
     def modinfo(field: str) -> str | None:
@@ -188,7 +188,7 @@ def main() -> None:
         code, out, _error = module.run_command([path, *command[1:]])
         return code, out
 
-    module.exit_json(changed=False, **look(Path("/"), run, module.params["kernel"] or os.uname().release))
+    module.exit_json(changed=False, **collect_facts(Path("/"), run, module.params["kernel"] or os.uname().release))
 
 
 if __name__ == "__main__":

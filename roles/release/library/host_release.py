@@ -104,7 +104,7 @@ class Release:
                 sync_files(self.path)  # while what runs goes on: at the switch little is left
             self.changes += self._prove("--tidy")
         elif not self.changes:
-            self._look()
+            self._note_damage()
 
     def switch(self) -> None:
         """Have `current` lead to the release, once it was checked: it was when it was staged, some time ago."""
@@ -117,7 +117,7 @@ class Release:
             sync_files(self.path)  # a power failure would leave empty files behind a link that counts
         self._link(current, f"releases/{self.path.name}")
 
-    def _look(self) -> None:
+    def _note_damage(self) -> None:
         """Note what tidying would fix: what is not of the release, and what its readers can't read."""
         try:
             self._prove()

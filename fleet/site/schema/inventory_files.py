@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from fleet.site.schema.check import ANSIBLES_GROUPS, MAX_HOSTS
+from fleet.site.schema.checks import ANSIBLES_GROUPS, MAX_HOSTS
 from fleet.site.schema.definition import definition, meant_group
 from fleet.site.schema.problems import Problem, show
 

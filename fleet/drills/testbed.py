@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.cluster import Cluster
+from fleet.drain_records import describe
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign import reject_foreign
+from fleet.foreign_hosts import reject_foreign
 from fleet.observation import Observation, last_line
-from fleet.readings import describe
 from fleet.run import AS_TRAINER, SETTINGS
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.ssh import ANSWER_SECONDS
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from trainer.cluster.spec import SERVICE_JOBS
 
 PROGRAM = "/opt/trainer/current/trainer/drill.py"
@@ -86,7 +86,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunSample:
     """What the coordinator's host said at one moment."""
 
     at: float  # by the control machine's clock, as all times of a drill
@@ -110,13 +110,15 @@ def victim(inventory: Inventory, job: str) -> Task:
     return next((task for task in reversed(tasks) if task.host != inventory.chief.host), tasks[-1])
 
 
-class Stage:
+class Testbed:
     """The cluster while drills have it."""
 
-    def __init__(self, cluster: Cluster, desk: Desk) -> None:
+    __test__ = False  # pytest takes a class of this name for tests
+
+    def __init__(self, cluster: Cluster, console: Console) -> None:
         self.cluster = cluster
         self.inventory = cluster.inventory
-        self.desk = desk
+        self.console = console
         self.run = ""
         self._running: tuple[str, Mapping[str, Any]] | None = None
         self._number = 0
@@ -149,7 +151,7 @@ class Stage:
 
     # The operator's cluster
 
-    def take(self) -> None:
+    def take_over(self) -> None:
         """Remember what the operator had; raises what stands in the way, before anything is changed."""
         before = self.cluster.observe()
         if before.unreachable:
@@ -176,10 +178,10 @@ class Stage:
         """
         if self._before is None or self.cluster.hosts.is_holding():
             return
-        self.cluster.let_starts_in()
+        self.cluster.release_start_lock()
         before = self._before
         try:
-            self.cluster.keep_starts_away("drill")
+            self.cluster.acquire_start_lock("drill")
             why = self._changed_by_others(before.selection)
         except OperatorMistake as mistake:
             why = str(mistake)
@@ -291,19 +293,19 @@ class Stage:
     def begin_long_step(self) -> None:
         """Have a long step in flight on every worker; raises DrillFailed when short ones go on."""
         self.pace(LONG_STEP)
-        last, since = self.look().step, self.desk.clock()
+        last, since = self.sample().step, self.console.clock()
         end = since + STILL_SECONDS
-        while self.desk.clock() - since < 4.0:
-            if self.desk.clock() > end:
+        while self.console.clock() - since < 4.0:
+            if self.console.clock() > end:
                 raise DrillFailed(f"short steps go on {STILL_SECONDS:.0f} s after {PACE} was to make them long")
-            step = self.look().step
+            step = self.sample().step
             if step != last:
-                last, since = step, self.desk.clock()
-            self.desk.sleep(0.5)
+                last, since = step, self.console.clock()
+            self.console.sleep(0.5)
 
     def trains_beyond_a_checkpoint(self) -> bool:
         """Beyond its second one, so that one may be lost. Raises DrillFailed when the run has failed."""
-        sample = self.look()
+        sample = self.sample()
         if sample.coordinator.active == "failed" or sample.state == "failed":
             raise DrillFailed(
                 f"the drill's run failed at its start: {sample.status.get('message') or sample.status_text}"
@@ -322,7 +324,7 @@ class Stage:
 
     # Looking
 
-    def look(self) -> Sample:
+    def sample(self) -> RunSample:
         """Ask the coordinator's host; raises FleetError when it doesn't answer, or says half of it."""
         directory = shlex.quote(self.run_dir)
         script = (
@@ -333,7 +335,7 @@ class Stage:
         )
         text = self.on(self.chief.host, script, timeout=10.0)
         try:
-            return read_sample(text, self.desk.clock())
+            return read_sample(text, self.console.clock())
         except (LookupError, ValueError) as error:
             raise ClusterTrouble(f"{self.chief.host}: systemd does not say how {self.chief.name} is") from error
 
@@ -356,7 +358,7 @@ class Stage:
 
     def wait(self, true: Callable[[], Any], seconds: float, what: str) -> Any:
         """Poll until `true()` is and return its value; raise DrillFailed with what was waited for."""
-        end = self.desk.clock() + seconds
+        end = self.console.clock() + seconds
         why = ""
         while True:
             try:
@@ -365,9 +367,9 @@ class Stage:
                     return value
             except HostsUnreachable as error:
                 why = f" ({error})"
-            if self.desk.clock() > end:
+            if self.console.clock() > end:
                 raise DrillFailed(f"not within {seconds:.0f} s: {what}{why}")
-            self.desk.sleep(0.3)
+            self.console.sleep(0.3)
 
     def on(self, host: str, script: str, timeout: float = ANSWER_SECONDS) -> str:
         """Run a script on a host and return what it prints; raises when it fails."""
@@ -395,8 +397,8 @@ def show_units(tasks: Sequence[Task]) -> str:
     )
 
 
-def read_sample(text: str, at: float) -> Sample:
-    """Read what `Stage.look` asks for."""
+def read_sample(text: str, at: float) -> RunSample:
+    """Read what `Testbed.sample` asks for."""
     parts: dict[str, list[str]] = {"clock": []}
     current = parts["clock"]
     for line in text.splitlines():
@@ -410,7 +412,7 @@ def read_sample(text: str, at: float) -> Sample:
     step = _STEP.search(text)
     events = [event for line in parts["events"] if (event := _load(line))]
     status = _load("\n".join(parts["status"])) or {}
-    return Sample(
+    return RunSample(
         at=at,
         clock=float(parts["clock"][0]),
         coordinator=process,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.decision import judge_task
+from fleet.drain_records import describe
 from fleet.observation import Observation
-from fleet.readings import describe
 from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.site.sweep_file import size_of

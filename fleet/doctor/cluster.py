@@ -7,9 +7,9 @@ import shutil
 import stat
 from pathlib import Path
 
-from fleet import report
+from fleet import status_text
+from fleet.doctor.examination import Examination
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
-from fleet.doctor.look import Look
 from fleet.drains import tasks_of
 from fleet.errors import FleetError
 from fleet.release import find_ansible
@@ -19,7 +19,7 @@ from fleet.tables import render_duration
 from trainer.telemetry.status import describe_ways, has_broken
 
 LITTLE_BYTES = 5 * 10**9  # the wheels of both sets take 4
-# Reasons of fleet/short.py that say nothing is wrong.
+# Reasons of fleet/short_way.py that say nothing is wrong.
 NO_DIFFERENCE = ("it has no task", "what it should hold can't", "roles/", "it can't be looked at")
 LATE_SECONDS = 600.0
 
@@ -62,7 +62,7 @@ def _key(key: Path) -> list[Finding]:
     return []
 
 
-def judge_look(inventory: Inventory, look: Look, release: str | None) -> list[Finding]:
+def judge_look(inventory: Inventory, look: Examination, release: str | None) -> list[Finding]:
     """Return what is wrong with the release, the ways, the tasks and the run; `release` is the checkout's."""
     found = [Finding(ERROR, CONTROL, "release", look.unfit, "fab validate")] if look.unfit else []
     for host, why in look.broken.items():
@@ -78,7 +78,7 @@ def judge_look(inventory: Inventory, look: Look, release: str | None) -> list[Fi
     return [*found, *_release(look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 
-def _release(look: Look, release: str | None) -> list[Finding]:
+def _release(look: Examination, release: str | None) -> list[Finding]:
     found = []
     for host, has in look.observation.releases.items():
         if has is None:
@@ -97,9 +97,9 @@ def _release(look: Look, release: str | None) -> list[Finding]:
     return found
 
 
-def _tasks(inventory: Inventory, look: Look) -> list[Finding]:
+def _tasks(inventory: Inventory, look: Examination) -> list[Finding]:
     found = []
-    for row in report.task_rows(inventory, look.observation):
+    for row in status_text.task_rows(inventory, look.observation):
         if row["trouble"] and row["state"] != "unreachable":
             note = f": {row['note']}" if row.get("note") else ""
             mend = f"fab logs --task {row['task']}; then fab start-cluster"
@@ -107,7 +107,7 @@ def _tasks(inventory: Inventory, look: Look) -> list[Finding]:
     return found
 
 
-def _run(inventory: Inventory, look: Look) -> list[Finding]:
+def _run(inventory: Inventory, look: Examination) -> list[Finding]:
     found = []
     observation, run = look.observation, look.observation.run
     if observation.run_error is not None:

@@ -13,8 +13,14 @@ from pathlib import Path
 import yaml
 
 from fleet.site.schema.definition import definition
+from fleet.site.schema.inventory_files import (
+    VARIABLE_SUFFIXES,
+    directories,
+    is_for_hosts,
+    list_directory,
+    variable_files,
+)
 from fleet.site.schema.problems import Problem, show
-from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories, is_for_hosts, list_directory, variable_files
 from trainer.core.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")

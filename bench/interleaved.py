@@ -19,20 +19,20 @@ from typing import Any
 
 from bench.commands import run_command
 from bench.memory import read_memory
-from bench.points import Point, spans, speed
-from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, Task, processor_seconds
+from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, TaskProcess, processor_seconds
 from bench.throughput import Bench, Observed
+from bench.timeline import TimedStep, spans, speed
 
 NO_SAVES = {"checkpoint_seconds": 86_400}  # the guide's side saves nothing
 ALONE = {"export": False, "evaluation": "none", **NO_SAVES}  # a side that does nothing but train
-StartOn = Callable[[LocalCluster], tuple[Task, Observed]]
+StartOn = Callable[[LocalCluster], tuple[TaskProcess, Observed]]
 Start = tuple[contextlib.AbstractContextManager[LocalCluster], StartOn]
 
 
 class Side:
     """A cluster with its coordinator, and what it did while it was not stopped."""
 
-    def __init__(self, cluster: LocalCluster, coordinator: Task, observed: Observed) -> None:
+    def __init__(self, cluster: LocalCluster, coordinator: TaskProcess, observed: Observed) -> None:
         self._cluster = cluster
         self._coordinator = coordinator
         self._observed = observed
@@ -60,7 +60,7 @@ class Side:
 
     def speed(self) -> float:
         """Return the steps per second in all turns, from the first point in them to the last."""
-        points = [Point(self._worked(one.time), one.step) for one in self._observed() if one.time > self._since]
+        points = [TimedStep(self._worked(one.time), one.step) for one in self._observed() if one.time > self._since]
         found = speed(points, 0.0)
         if found is None:
             raise SystemExit("bench: fewer than two points were reached in all turns: give more turns, or longer ones")
@@ -120,9 +120,9 @@ def bytes_of(addresses: Sequence[str]) -> int:
     return sent_and_got(run_command(["ss", "--tcp", "--info", "--numeric", "--no-header", f"( {ports} )"]))
 
 
-def sent_and_got(said: str) -> int:
+def sent_and_got(output: str) -> int:
     """Return the bytes of all connections together, of which `ss --info` says this."""
-    return sum(map(int, re.findall(r"\bbytes_(?:sent|received):(\d+)", said)))
+    return sum(map(int, re.findall(r"\bbytes_(?:sent|received):(\d+)", output)))
 
 
 @contextlib.contextmanager

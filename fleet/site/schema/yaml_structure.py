@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import yaml
 
+from fleet.site.schema.inventory_files import VARIABLE_SUFFIXES, directories, variable_files
 from fleet.site.schema.problems import Problem, show
-from fleet.site.schema.sources import VARIABLE_SUFFIXES, directories, variable_files
-from fleet.site.schema.texts import GROUP_KEYS, compose_any, entries, group_bodies, hosts_files
+from fleet.site.schema.yaml_text import GROUP_KEYS, compose_any, entries, group_bodies, hosts_files
 
 _TAG = "tag:yaml.org,2002:"
 _KINDS = {"str": "the text", "int": "the number", "float": "the number", "bool": "true or false", "null": "nothing"}

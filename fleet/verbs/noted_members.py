@@ -11,7 +11,7 @@ from fleet.cluster import Cluster
 from fleet.errors import FleetError, first_line
 from fleet.history import members_of
 from fleet.observation import Observation
-from fleet.verbs import Desk
+from fleet.verbs import Console
 from fleet.verbs.cost import cost_of
 from fleet.verbs.drain import drain, is_drained
 from fleet.verbs.ok_to_stop import look_around
@@ -80,16 +80,16 @@ def _judge(cluster: Cluster, new: Members) -> tuple[dict[str, Sequence[str]], li
     return drained, stays
 
 
-def drain_new(cluster: Cluster, desk: Desk, plan: Return, reason: str | None) -> Return:
+def drain_new(cluster: Cluster, console: Console, plan: Return, reason: str | None) -> Return:
     """Drain the hosts that came since, one after the other; one that can't be is said, and holds up nothing."""
     drained, stays = {}, list(plan.stays)
     for host, names in plan.drained.items():
         try:
-            drain(cluster, replace(desk, answers=None), host, reason, verb="rollback")
+            drain(cluster, replace(console, json_out=None), host, reason, verb="rollback")
             drained[host] = names
         except FleetError as error:
             stays.append(_keep(host, first_line(error).removeprefix(f"{host} stays: ")))
-            desk.say(f"  stays    {stays[-1]}")
+            console.print(f"  stays    {stays[-1]}")
     return Return(drained, stays, plan.gone)
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from fleet.places import CODE, gpu_lock, lock_file, role_module
 from fleet.site.schema import formats
-from fleet.site.schema.check import our_hosts, reference_host
+from fleet.site.schema.checks import our_hosts, reference_host
 from fleet.site.schema.definition import definition
+from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, show
-from fleet.site.schema.reading import Reading
 from trainer.core.formats import PROGRAM_NAME
 from trainer.core.program import REQUIRED
 
@@ -33,7 +33,7 @@ _KEY_SECONDS = 10
 LOCKS = ("release_lock", "release_lock_gpu")  # the latter counts where a host has a GPU
 
 
-def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
+def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Problem]:
     """Refuse files that are missing or not what they must be; `root` is the project's, which paths start from."""
     chief = reference_host(reading.groups)
     if chief is None:
@@ -70,7 +70,7 @@ def control_file_problems(reading: Reading, root: Path) -> Iterator[Problem]:
             yield Problem(message, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
 
 
-def _ssh_problems(reading: Reading) -> Iterator[Problem]:
+def _ssh_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Ask ssh itself about its options; it connects to nobody, and reads no other file (`-F none`)."""
     given: dict[tuple[str, str], list[str]] = {}
     for host in our_hosts(reading.groups):
@@ -234,7 +234,7 @@ def _sources(program: Path) -> dict[str, bytes]:
     }
 
 
-def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: InventoryReading) -> Iterator[Problem]:
     """Whether the key that signs releases exists, and is one whose releases the hosts take."""
     named, signers = site.get("release_key", ""), site.get("release_signers", [])
     if not named and not signers:
@@ -259,7 +259,7 @@ def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
     return formats.control_file(root, str(site.get("release_cache", ".cache")))
 
 
-def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: Reading) -> Iterator[Problem]:
+def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: InventoryReading) -> Iterator[Problem]:
     """Whether there is a directory for wheels and releases, or one can be made."""
     cache = _cache_of(site, root)
     there = next(each for each in (cache, *cache.parents) if each.exists())

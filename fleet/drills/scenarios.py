@@ -7,26 +7,26 @@ import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from fleet.drills.drill import Drill, Findings, Scene
+from fleet.drills.drill import Drill, Findings, Scenario
 from fleet.drills.recovery import PATIENCE, describe_recovery
-from fleet.drills.stage import DrillFailed, Stage
+from fleet.drills.testbed import DrillFailed, Testbed
 from fleet.drills.watch import (
-    Watch,
+    FaultWatch,
     describe_process,
 )
 from fleet.run import AS_TRAINER
 from fleet.site.topology import Task
 
 
-def five_times(once: Scene) -> Scene:
-    """The scene five times over, each after the run has trained again; the memory of the ps must not grow."""
+def five_times(once: Scenario) -> Scenario:
+    """The scenario five times over, each after the run has trained again; the memory of the ps must not grow."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.train(drill.program, drill.settings)
-        before = _memory(stage)
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        testbed.train(drill.program, drill.settings)
+        before = _memory(testbed)
         found = Findings()
         for _ in range(5):
-            each = once(stage, drill)
+            each = once(testbed, drill)
             found.detected = max(filter(None, (found.detected, each.detected)), default=None)
             found.paused = max(filter(None, (found.paused, each.paused)), default=None)
             found.lost = max(found.lost or 0, each.lost or 0)
@@ -34,223 +34,225 @@ def five_times(once: Scene) -> Scene:
             found.problems += each.problems
             if each.problems:
                 break
-            stage.wait(stage.trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
+            testbed.wait(testbed.trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
         found.proof = "the coordinator's process was gone five times"
-        after = _memory(stage)
+        after = _memory(testbed)
         grown = {name: after[name] - before[name] for name in before if name in after}
         worst = max(grown.values(), default=0)
         found.notes.append(f"the memory of a ps grew by {worst} MiB at most")
         found.expect(worst <= MAX_MEMORY_MIB, f"the memory of a ps grew by {worst} MiB: {grown}")
         return found
 
-    return play
+    return run
 
 
 MAX_MEMORY_MIB = 250  # of a model that takes 122 MiB on each of two ps
 
 
-def _memory(stage: Stage) -> dict[str, int]:
+def _memory(testbed: Testbed) -> dict[str, int]:
     """Each ps's resident memory in MiB."""
     found = {}
-    for task in stage.tasks("ps"):
-        process = stage.processes([task.host])[task.name]
-        text = stage.on(task.host, f"grep VmRSS /proc/{process.pid}/status || true")
+    for task in testbed.tasks("ps"):
+        process = testbed.processes([task.host])[task.name]
+        text = testbed.on(task.host, f"grep VmRSS /proc/{process.pid}/status || true")
         if text.strip():
             found[task.name] = int(text.split()[1]) // 1024
     return found
 
 
-def fails(message: str) -> Scene:
+def fails(message: str) -> Scenario:
     """The run ends with the user's own error: a permanent exit code, no restart, the user's line in the message."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.forget_run()
-        stage.train(drill.program, drill.settings, wait=False)
-        begun = stage.desk.clock()
-        stage.cluster.start(stage.inventory.tasks)
-        return _ends_with_an_error(stage, begun, message, drill)
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        testbed.forget_run()
+        testbed.train(drill.program, drill.settings, wait=False)
+        begun = testbed.console.clock()
+        testbed.cluster.start(testbed.inventory.tasks)
+        return _ends_with_an_error(testbed, begun, message, drill)
 
-    return play
+    return run
 
 
-def _ends_with_an_error(stage: Stage, begun: float, message: str, drill: Drill) -> Findings:
+def _ends_with_an_error(testbed: Testbed, begun: float, message: str, drill: Drill) -> Findings:
     found = Findings()
 
     def failed() -> bool:
-        return stage.look().coordinator.active == "failed"
+        return testbed.sample().coordinator.active == "failed"
 
-    stage.wait(failed, drill.paused + PATIENCE, f"{stage.chief.name} fails")
-    found.detected = stage.desk.clock() - begun
-    first = stage.look().coordinator
-    found.proof = f"{stage.chief.name} failed"
-    stage.desk.sleep(5.0)
-    last = stage.look()
+    testbed.wait(failed, drill.paused + PATIENCE, f"{testbed.chief.name} fails")
+    found.detected = testbed.console.clock() - begun
+    first = testbed.sample().coordinator
+    found.proof = f"{testbed.chief.name} failed"
+    testbed.console.sleep(5.0)
+    last = testbed.sample()
     found.expect(first.exit_status == 78, f"it exited with {first.exit_status}, not with 78")
     found.expect(first.start == last.coordinator.start, "it was started again")
     text = str(last.status.get("message", ""))
     found.expect(last.status.get("state") == "failed", f"the run's state is {last.status.get('state')}, not failed")
     found.expect(message in text, f"its message doesn't say {message!r}: {text!r}")
     found.notes.append(text[:100])
-    stage.forget_run()
+    testbed.forget_run()
     return found
 
 
-def all_checkpoints_bad(stage: Stage, drill: Drill) -> Findings:
+def all_checkpoints_bad(testbed: Testbed, drill: Drill) -> Findings:
     """No checkpoint can be read: one clear, permanent error, rather than a new training in the old one's place."""
-    stage.train(drill.program, drill.settings)
-    begun = stage.desk.clock()
-    proof = drill.fault.strike(stage)
-    found = _ends_with_an_error(stage, begun, "checkpoint", drill)
+    testbed.train(drill.program, drill.settings)
+    begun = testbed.console.clock()
+    proof = drill.fault.inject(testbed)
+    found = _ends_with_an_error(testbed, begun, "checkpoint", drill)
     found.proof = proof
-    aside = stage.on(stage.chief.host, f"{AS_TRAINER} ls {shlex.quote(stage.checkpoint_dir)}").split()
+    aside = testbed.on(testbed.chief.host, f"{AS_TRAINER} ls {shlex.quote(testbed.checkpoint_dir)}").split()
     found.expect([name for name in aside if name.endswith(".bad")], "nothing was set aside by name")
     return found
 
 
-def never_starts(job: str) -> Scene:
+def never_starts(job: str) -> Scenario:
     """A member is missing when the run starts: it is named, with host and port, and waited for."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.forget_run()
-        stage.train(drill.program, drill.settings, wait=False)
-        missing = stage.victim(job)
-        stage.cluster.stop([missing])
-        return _is_waited_for(stage, drill, missing, f"{missing.address}:{missing.port}", [missing], lambda: None)
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        testbed.forget_run()
+        testbed.train(drill.program, drill.settings, wait=False)
+        missing = testbed.victim(job)
+        testbed.cluster.stop([missing])
+        return _is_waited_for(testbed, drill, missing, f"{missing.address}:{missing.port}", [missing], lambda: None)
 
-    return play
+    return run
 
 
-def wrong_port(job: str) -> Scene:
+def wrong_port(job: str) -> Scenario:
     """The coordinator gets a wrong port for a member: it names the address that doesn't answer."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.forget_run()
-        stage.train(drill.program, drill.settings, wait=False)
-        missing, chief = stage.victim(job), stage.chief
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        testbed.forget_run()
+        testbed.train(drill.program, drill.settings, wait=False)
+        missing, chief = testbed.victim(job), testbed.chief
         right, wrong = f"{missing.address}:{missing.port}", f"{missing.address}:{(missing.port or 0) + 7}"
         file = f"/etc/trainer/{chief.name}.env"
-        text = stage.on(chief.host, f"cat {file}")
+        text = testbed.on(chief.host, f"cat {file}")
         if right not in text:
             raise DrillFailed(f"{file} on {chief.host} has no {right}")
 
         def write(content: str) -> None:
-            stage.on(chief.host, f"printf '%s\\n' {shlex.quote(content.rstrip())} | root tee {file} >/dev/null")
+            testbed.on(chief.host, f"printf '%s\\n' {shlex.quote(content.rstrip())} | root tee {file} >/dev/null")
 
         def mend() -> None:
             write(text)
-            stage.cluster.stop([chief])
+            testbed.cluster.stop([chief])
 
         write(text.replace(right, wrong))
-        return _is_waited_for(stage, drill, missing, wrong, [chief], mend)
+        return _is_waited_for(testbed, drill, missing, wrong, [chief], mend)
 
-    return play
+    return run
 
 
 def _is_waited_for(
-    stage: Stage, drill: Drill, missing: Task, address: str, later: list[Task], mend: Callable[[], None]
+    testbed: Testbed, drill: Drill, missing: Task, address: str, later: list[Task], mend: Callable[[], None]
 ) -> Findings:
     """Start all but `missing`, see it named and waited for, fix, start `later`, and see the run train."""
     found = Findings()
     named = f"{missing.name} ({address})"
     try:
-        stage.cluster.start([task for task in stage.inventory.tasks if task != missing or missing not in later])
-        begun = stage.desk.clock()
+        testbed.cluster.start([task for task in testbed.inventory.tasks if task != missing or missing not in later])
+        begun = testbed.console.clock()
 
         def is_named() -> bool:
-            sample = stage.look()
+            sample = testbed.sample()
             return sample.coordinator.runs and named in sample.status_text
 
-        stage.wait(is_named, drill.paused + PATIENCE, f"{named} is named")
-        found.detected = stage.desk.clock() - begun
-        sample = stage.look()
+        testbed.wait(is_named, drill.paused + PATIENCE, f"{named} is named")
+        found.detected = testbed.console.clock() - begun
+        sample = testbed.sample()
         found.expect(named in str(sample.status.get("message")), f"status.json doesn't name {named}")
-        stage.desk.sleep(10.0)
-        still = stage.look()
+        testbed.console.sleep(10.0)
+        still = testbed.sample()
         found.proof = f"systemd's status line names {named}"
         found.expect(still.state == "waiting", f"it doesn't wait: {still.status_text}")
         found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator was restarted")
     finally:
         mend()
-        stage.cluster.start(later)
-    begun = stage.desk.clock()
-    stage.wait(lambda: stage.look().state == "training" and (stage.look().step or 0) > 0, 120.0, "it trains at last")
-    found.paused = stage.desk.clock() - begun
+        testbed.cluster.start(later)
+    begun = testbed.console.clock()
+    testbed.wait(
+        lambda: testbed.sample().state == "training" and (testbed.sample().step or 0) > 0, 120.0, "it trains at last"
+    )
+    found.paused = testbed.console.clock() - begun
     return found
 
 
-def second_coordinator(stage: Stage, drill: Drill) -> Findings:
+def second_coordinator(testbed: Testbed, drill: Drill) -> Findings:
     """Another coordinator on the same run, from another host: it is refused, and the first doesn't notice."""
-    stage.train(drill.program, drill.settings)
+    testbed.train(drill.program, drill.settings)
     found = Findings()
-    chief, other = stage.chief, stage.victim("worker").host
-    environment = stage.on(chief.host, f"cat /etc/trainer/{chief.name}.env")
-    watch = Watch(stage)
+    chief, other = testbed.chief, testbed.victim("worker").host
+    environment = testbed.on(chief.host, f"cat /etc/trainer/{chief.name}.env")
+    watch = FaultWatch(testbed)
     watch.begin()
     # With a parent of its own it is the coordinator itself and no supervisor, which would start the next one.
     task = "exec timeout 60 env/bin/python -m trainer --parent $$"
     inner = f'set -a; eval "$1"; cd /opt/trainer/current && {task}'
     script = f'{AS_TRAINER} sh -c {shlex.quote(inner)} sh {shlex.quote(environment)} 2>&1; echo "exit code $?"'
     with ThreadPoolExecutor(1) as pool:  # whether the first one trains is watched meanwhile
-        asked = pool.submit(stage.everywhere, script, [other], 90.0)
+        asked = pool.submit(testbed.everywhere, script, [other], 90.0)
         watch.away = [other]
         watch.until(asked.done, 120.0)
         watch.away = []
         lines = asked.result()[other].strip().splitlines()
-    refused_at = stage.desk.clock()
+    refused_at = testbed.console.clock()
     found.proof = f"a second coordinator ran on {other}: {lines[-1]}"
     refused = [line for line in lines if chief.host in line or "holds" in line or "lease" in line]
     found.expect(lines[-1] == "exit code 75", f"it was not refused with 75: {lines[-3:]}")
     found.expect(refused, f"nothing says who holds the run: {lines[-3:]}")
     found.notes += [refused[-1][-100:]] if refused else []
     watch.until(lambda: watch.has_trained_since(refused_at), 30.0)
-    describe_recovery(found, watch, stage, drill, [], None)
+    describe_recovery(found, watch, testbed, drill, [], None)
     found.detected = refused_at - watch.begun
     return found
 
 
-def undisturbed(scene: Scene) -> Scene:
+def undisturbed(scenario: Scenario) -> Scenario:
     """What happens to the evaluator concerns the training not at all; and it evaluates again afterwards."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        found = scene(stage, drill)
-        step, begun = stage.look().step or 0, stage.desk.clock()
-        stage.wait(lambda: _evaluation(stage) >= step, 120.0, "a checkpoint of after the fault is evaluated")
-        found.notes.append(f"evaluated again after {stage.desk.clock() - begun:.0f} s")
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        found = scenario(testbed, drill)
+        step, begun = testbed.sample().step or 0, testbed.console.clock()
+        testbed.wait(lambda: _evaluation(testbed) >= step, 120.0, "a checkpoint of after the fault is evaluated")
+        found.notes.append(f"evaluated again after {testbed.console.clock() - begun:.0f} s")
         return found
 
-    return play
+    return run
 
 
-def _evaluation_text(stage: Stage) -> str:
-    return stage.on(
-        stage.chief.host, f"{AS_TRAINER} cat {shlex.quote(stage.run_dir)}/evaluation.json 2>/dev/null || true"
+def _evaluation_text(testbed: Testbed) -> str:
+    return testbed.on(
+        testbed.chief.host, f"{AS_TRAINER} cat {shlex.quote(testbed.run_dir)}/evaluation.json 2>/dev/null || true"
     )
 
 
-def _evaluation(stage: Stage) -> int:
-    text = _evaluation_text(stage)
+def _evaluation(testbed: Testbed) -> int:
+    text = _evaluation_text(testbed)
     match = re.search(r'"step": (\d+)', text)
     return int(match[1]) if match else -1
 
 
-def saves_again(scene: Scene) -> Scene:
+def saves_again(scenario: Scenario) -> Scenario:
     """While nothing can be saved, training goes on and complains; afterwards a checkpoint is saved again."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        began = int(stage.on(stage.chief.host, "date +%s"))
-        found = scene(stage, drill)
-        newest = max(stage.look().checkpoints, default=0)
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        began = int(testbed.on(testbed.chief.host, "date +%s"))
+        found = scenario(testbed, drill)
+        newest = max(testbed.sample().checkpoints, default=0)
 
         def saved() -> bool:
-            return max(stage.look().checkpoints, default=0) > newest
+            return max(testbed.sample().checkpoints, default=0) > newest
 
-        stage.wait(saved, 60.0, "a checkpoint is saved after the healing")
-        complaints = stage.on(stage.chief.host, _complaints(stage.chief, began))
+        testbed.wait(saved, 60.0, "a checkpoint is saved after the fault")
+        complaints = testbed.on(testbed.chief.host, _complaints(testbed.chief, began))
         found.expect(complaints.strip(), "nothing was complained about in the log")
         found.notes.append((complaints.strip().splitlines() or [""])[-1][:120])
         return found
 
-    return play
+    return run
 
 
 def _complaints(task: Task, since: int) -> str:
@@ -260,33 +262,35 @@ def _complaints(task: Task, since: int) -> str:
     )
 
 
-def finishes(metric: str, least: float) -> Scene:
+def finishes(metric: str, least: float) -> Scenario:
     """A run with a fault in it goes to its end, is as good as one without, and everything ends with it."""
 
-    def play(stage: Stage, drill: Drill) -> Findings:
-        stage.forget_run()
-        stage.train(drill.program, drill.settings)
-        begun = stage.desk.clock()
-        found = Findings(proof=drill.fault.strike(stage))
-        ends = {task.name for task in stage.inventory.tasks}
+    def run(testbed: Testbed, drill: Drill) -> Findings:
+        testbed.forget_run()
+        testbed.train(drill.program, drill.settings)
+        begun = testbed.console.clock()
+        found = Findings(proof=drill.fault.inject(testbed))
+        ends = {task.name for task in testbed.inventory.tasks}
 
         def ended() -> bool:
-            return all(process.active == "inactive" for process in stage.processes().values())
+            return all(process.active == "inactive" for process in testbed.processes().values())
 
         try:
-            stage.wait(lambda: stage.look().status.get("state") == "finished", drill.paused + PATIENCE, "it finishes")
-            found.notes.append(f"finished after {stage.desk.clock() - begun:.0f} s")
-            stage.wait(ended, 60.0, "every task ends")
+            testbed.wait(
+                lambda: testbed.sample().status.get("state") == "finished", drill.paused + PATIENCE, "it finishes"
+            )
+            found.notes.append(f"finished after {testbed.console.clock() - begun:.0f} s")
+            testbed.wait(ended, 60.0, "every task ends")
         except DrillFailed as error:
             found.problems.append(str(error))
-        for name, process in stage.processes().items():
+        for name, process in testbed.processes().items():
             good = (process.active, process.result) == ("inactive", "success")
             found.expect(good or name not in ends, f"{name} is {describe_process(process)}, and should have finished")
-        text = _evaluation_text(stage)
+        text = _evaluation_text(testbed)
         value = re.search(rf'"{metric}": ([0-9.]+)', text)
         found.notes.append(f"{metric} {float(value[1]):.4f}" if value else f"no {metric}")
         found.expect(value and float(value[1]) >= least, f"{metric} is not at least {least}: {text[:100]}")
-        stage.forget_run()
+        testbed.forget_run()
         return found
 
-    return play
+    return run

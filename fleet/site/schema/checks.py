@@ -9,8 +9,8 @@ from typing import Any
 
 from fleet.site.schema import formats
 from fleet.site.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
+from fleet.site.schema.inventory_reading import InventoryReading, read
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from fleet.site.schema.reading import Reading, read
 from trainer.core.config import Config, ConfigError, key_problem
 from trainer.core.setting import unknown_key
 
@@ -46,7 +46,7 @@ def size_problem(groups: Mapping[str, Sequence[str]]) -> Problem | None:
     )
 
 
-def group_problems(reading: Reading) -> Iterator[Problem]:
+def group_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse groups that are neither psfleet's nor declared as the user's own."""
     known = definition().groups
     chief = reference_host(reading.groups)
@@ -76,7 +76,7 @@ def group_problems(reading: Reading) -> Iterator[Problem]:
         )
 
 
-def host_problems(reading: Reading) -> Iterator[Problem]:
+def host_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse hosts' names that are not safe everywhere."""
     for host in our_hosts(reading.groups):
         try:
@@ -91,7 +91,7 @@ def host_problems(reading: Reading) -> Iterator[Problem]:
             )
 
 
-def value_problems(reading: Reading) -> Iterator[Problem]:
+def value_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse unknown variables and wrong values, each once with all the hosts that have it; remove the wrong ones."""
     yield from _unknown(reading)
     yield from _wrong(reading, set(our_hosts(reading.groups)))
@@ -104,7 +104,7 @@ def loose_problems(variables: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     return [*reading.problems, *_unknown(reading), *_wrong(reading, set(variables))]
 
 
-def _unknown(reading: Reading) -> Iterator[Problem]:
+def _unknown(reading: InventoryReading) -> Iterator[Problem]:
     known = definition().variables
     unknown: dict[str, list[str]] = {}
     ours = set(our_hosts(reading.groups)) or set(reading.places)
@@ -137,7 +137,7 @@ def _unknown(reading: Reading) -> Iterator[Problem]:
             reading.values[host].pop(name, None)
 
 
-def _wrong(reading: Reading, ours: set[str]) -> Iterator[Problem]:
+def _wrong(reading: InventoryReading, ours: set[str]) -> Iterator[Problem]:
     judged: dict[Any, str | None] = {}
     found: dict[tuple[str, str, str], list[str]] = {}
     for host, values in reading.values.items():
@@ -176,7 +176,7 @@ def _subject(variable: Variable, value: str, hosts: Sequence[str]) -> str:
     return f"{name_hosts(hosts)} {'has' if len(hosts) == 1 else 'have'} {variable.name}: {value}"
 
 
-def site_problems(reading: Reading) -> Iterator[Problem]:
+def site_problems(reading: InventoryReading) -> Iterator[Problem]:
     """Refuse a value of the whole site that is not the same on each host, or missing."""
     groups = reading.groups
     chief = reference_host(groups)
@@ -217,7 +217,7 @@ def _difference(name: str, mine: Any, chief: str, theirs: Any, host: str) -> str
     )
 
 
-def run_problems(reading: Reading, storage: Mapping[str, Any]) -> Iterator[Problem]:
+def run_problems(reading: InventoryReading, storage: Mapping[str, Any]) -> Iterator[Problem]:
     """Refuse run settings that are unknown or wrong; `storage` are those that psfleet adds."""
     chief = reference_host(reading.groups)
     run = reading.values.get(chief, {}).get("trainer_run") if chief else None

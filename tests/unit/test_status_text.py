@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from fleet.report import render_progress
 from fleet.run import Run, parse_run
+from fleet.status_text import render_progress
 from fleet.tables import ProgressLine, put, render_duration, render_table
 from trainer.telemetry.status import describe_runs, render_metrics, render_number
 from trainer.telemetry.sweep import describe_sweep

@@ -15,17 +15,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fleet.asked import list_of, pack, sources
+from fleet.agent_request import list_of, pack, sources
 from fleet.cluster import Cluster
+from fleet.desired_state import DesiredState, FileState, UnknownTask, files_differ
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.places import ROLES, site_file
-from fleet.release import STAGE, Display, Recap, Shipment, Shipped, make_release, sign_release
+from fleet.release import STAGE, Display, Recap, Shipment, ShipmentResult, make_release, sign_release
 from fleet.roles import Role
 from fleet.run import SETTINGS
 from fleet.signals import undisturbed
 from fleet.site.topology import Task
-from fleet.wanted import State, UnknownTask, Wanted, files_differ
 from trainer.core.failures import USER_ERROR
 from trainer.run.release import kit_of
 
@@ -61,7 +61,7 @@ class ShortWay:
         self._release: Mapping[str, Any] = {}
         self._archive = b""
         self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files
-        self._wanted: dict[str, Wanted] = {}
+        self._wanted: dict[str, DesiredState] = {}
         self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
         self._answers: Mapping[str, Any] = {}
         self._reasons: dict[str, str] = {}
@@ -108,10 +108,10 @@ class ShortWay:
         named = {"Switch to the release": moved, "Write the run settings": written}
         return {name: hosts for name, hosts in named.items() if hosts}
 
-    def ship(self, shipment: Shipment, display: Display) -> Shipped:
+    def ship(self, shipment: Shipment, display: Display) -> ShipmentResult:
         """Do what the playbooks of a shipment do; raises as fleet.release.ship."""
         if shipment.check:
-            return Shipped({}, self.changes(shipment))
+            return ShipmentResult({}, self.changes(shipment))
         hosts = [host for host in self._inventory.hosts if host not in shipment.without]
         if shipment.playbooks == STAGE:
             display.show("shipping: stage and prove the release")
@@ -144,8 +144,8 @@ class ShortWay:
 
     def _question(self, host: str) -> dict[str, Any]:
         trainer = Role(self._inventory, host, "trainer", "training.yml")
-        wanted = self._wanted[host] = trainer.look("main", {})
-        wanted.checks += trainer.look("secrets", {}).checks
+        wanted = self._wanted[host] = trainer.desired_state("main", {})
+        wanted.checks += trainer.desired_state("secrets", {}).checks
         wanted.file(CHECK, "0755", (ROLES / "release/files" / Path(CHECK).name).read_text(encoding="utf-8"))
         steps = [{"name": f"{check['module']} {number}", **check} for number, check in enumerate(wanted.checks)]
         firewall = Role(self._inventory, host, "firewall", "training.yml")
@@ -153,7 +153,7 @@ class ShortWay:
         self._walls[host] = None
         if firewall.value("__firewall_closes") != "none":
             self._walls[host] = firewall
-            paths += firewall.look("close").files
+            paths += firewall.desired_state("close").files
             asked = firewall.arguments("close", "firewall_facts")
             table = firewall.arguments("close", "try_firewall") | {"state": "tried"}
             steps += [
@@ -214,7 +214,7 @@ class ShortWay:
             return str(facts["msg"])
         if facts["unread"]:
             return "systemd has yet to read what an earlier run wrote"
-        wanted = role.look("close", {"__firewall_facts": facts})
+        wanted = role.desired_state("close", {"__firewall_facts": facts})
         if wanted.refusals:
             return wanted.refusals[0]
         if difference := _difference(answer["files"], wanted.files):
@@ -236,7 +236,7 @@ class ShortWay:
     def _has_settings(self, host: str) -> bool:
         return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
-    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, alone: bool = False) -> Shipped:
+    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, alone: bool = False) -> ShipmentResult:
         release, archive = self._release, self._archive
         if release["id"] != shipment.release:
             raise OperatorMistake(
@@ -274,7 +274,7 @@ class ShortWay:
         answers = self._act(asked, STAGE_SECONDS)
         for host, each in answers.items():
             self._reject_unproven(host, each["steps"].get("proof"), release["id"], display)
-        return Shipped({host: _recap(each) for host, each in answers.items()}, {})
+        return ShipmentResult({host: _recap(each) for host, each in answers.items()}, {})
 
     def _warm_early(self, host: str) -> dict[str, Any]:
         """Return what the agent does first, so that an idle chief imports TensorFlow while the start is planned."""
@@ -319,7 +319,7 @@ class ShortWay:
             why = role.value("__release_said")
             raise ClusterTrouble(f"host '{host}': release {release} does not work here: {why}")
 
-    def _switch(self, shipment: Shipment, hosts: Sequence[str]) -> Shipped:
+    def _switch(self, shipment: Shipment, hosts: Sequence[str]) -> ShipmentResult:
         asked = {}
         for host in hosts:
             role = Role(self._inventory, host, "trainer", "training.yml")
@@ -344,7 +344,7 @@ class ShortWay:
         if any(each["steps"]["stale"].get("tasks") for each in answers.values()):
             self._cluster.publish_release(shipment.release)  # they may take minutes to end, and another to start
         leave_stale(self._cluster, answers)
-        return Shipped({host: _recap(each) for host, each in answers.items()}, {})
+        return ShipmentResult({host: _recap(each) for host, each in answers.items()}, {})
 
     def _act(self, asked: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
         answers = self._cluster.act(asked, seconds)
@@ -390,7 +390,7 @@ def reject_failures(answers: Mapping[str, Any]) -> None:
         raise ClusterTrouble("\n".join(failed))
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, State]) -> str | None:
+def _difference(found: Mapping[str, Any], wanted: Mapping[str, FileState]) -> str | None:
     """Say which file or directory is not as it should be; the run settings the short way writes itself."""
     return files_differ(found, {path: state for path, state in wanted.items() if path != SETTINGS})
 

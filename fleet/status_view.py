@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fleet import report
+from fleet import status_text
 from fleet.observation import Observation
 from fleet.run import Run
 from fleet.site.inventory import Inventory
@@ -36,7 +36,7 @@ OTHER_LINES = 16
 STRAGGLES = 0.5  # of the median worker's pace
 
 
-def console_of(stream: TextIO) -> Console:
+def screen_of(stream: TextIO) -> Console:
     """Return what draws on a terminal; without colours where NO_COLOR says so (no-color.org)."""
     return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, legacy_windows=False)
 
@@ -49,7 +49,7 @@ def draw(
     `quiet` has the seconds for which a host has said nothing, though it was asked. With `lines`, the terminal's height,
     tasks that are as they should be are left out where they don't fit.
     """
-    rows = report.task_rows(inventory, observation, quiet or {})
+    rows = status_text.task_rows(inventory, observation, quiet or {})
     chief = inventory.chief.host
     parts = _run_parts(observation)
     if chief in (quiet or {}) or (observation.run and chief in observation.unreachable):
@@ -57,7 +57,7 @@ def draw(
     parts.append(_tasks(rows, observation.run, lines))
     if away := [*observation.unreachable, *(quiet or {})]:
         parts.append(_plain(f"{', '.join(away)} can't be reached", "bold red"))
-    parts.append(_plain(report.render_release(observation), "" if observation.release else "yellow"))
+    parts.append(_plain(status_text.render_release(observation), "" if observation.release else "yellow"))
     if observation.run and observation.run.events:
         parts += [_plain("last events", "dim"), *(_event(each) for each in observation.run.events)]
     return Group(*parts)
@@ -92,7 +92,7 @@ def _run_parts(observation: Observation) -> list[RenderableType]:
         parts.append(_plain(f"without {describe_absent(run.without)}", "yellow"))
     if has_broken(run.ways) and run.state in ("waiting", "training"):
         parts.append(_plain(f"ways: {describe_ways(run.ways)}", "yellow"))
-    parts += map(_plain, report.render_selection(observation.selection))
+    parts += map(_plain, status_text.render_selection(observation.selection))
     if run.ledger:
         parts.append(_plain(describe_ledger(run.ledger), "dim"))
     return [*parts, Text()]

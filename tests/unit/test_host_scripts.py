@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet.cluster import Cluster
-from fleet.host_scripts import DIGEST, PUT_BACK, REMEMBER
+from fleet.host_scripts import DIGEST, RESTORE_STATE, SAVE_STATE
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 
@@ -92,7 +92,7 @@ def look(root: Path) -> dict[str, str]:
 
 def test_what_a_start_changes_is_put_back(host: Path) -> None:
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     (host / "opt/trainer/current").unlink()
     (host / "opt/trainer/current").symlink_to("releases/new")
     (host / "etc/trainer/run.json").write_text('{"steps": 2}')
@@ -101,7 +101,7 @@ def test_what_a_start_changes_is_put_back(host: Path) -> None:
     (host / UNITS / "trainer@.service").write_text("[Unit]\n# new\n")
     (host / WANTS / "trainer@ps-0.service").unlink()
     (host / WANTS / "trainer@worker-7.service").symlink_to("/etc/systemd/system/trainer@.service")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
     assert (host / "opt/trainer/before/running").read_text() == "trainer@chief-0.service\n"
     calls = (host.parent / "calls").read_text().splitlines()
@@ -110,13 +110,13 @@ def test_what_a_start_changes_is_put_back(host: Path) -> None:
 
 def test_what_a_start_has_begun_parked_did_not_run_before(host: Path, tmp_path: Path) -> None:
     (tmp_path / "parked").mkdir()
-    remember = REMEMBER.replace("/run/psfleet-parked", str(tmp_path / "parked"))
+    remember = SAVE_STATE.replace("/run/psfleet-parked", str(tmp_path / "parked"))
     run(remember, host)
     assert (host / "opt/trainer/before/running").read_text() == "trainer@chief-0.service\n"
     (tmp_path / "parked/trainer@chief-0.service").touch()
     run(remember, host)
     assert (host / "opt/trainer/before/running").read_text() == ""
-    run(PUT_BACK.replace("/run/psfleet-parked", str(tmp_path / "parked")), host)
+    run(RESTORE_STATE.replace("/run/psfleet-parked", str(tmp_path / "parked")), host)
     assert not (tmp_path / "parked").exists()
 
 
@@ -126,10 +126,10 @@ def test_who_may_come_in_is_put_back_and_loaded(host: Path) -> None:
         path.parent.mkdir(parents=True)
         path.write_text("old")
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     table.write_text("new")
     dropin.write_text("new")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
     assert (host.parent / "calls").read_text().splitlines()[-1] == "restart psfleet-firewall.service"
 
@@ -163,10 +163,10 @@ def test_a_host_that_was_closed_is_closed_again(host: Path) -> None:
     close(host)
     note_nft(host)
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     for name in WALLS:
         (host / name).unlink()
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
     calls = (host.parent / "calls").read_text().splitlines()
     assert calls[-1] == "restart psfleet-firewall.service"
@@ -176,12 +176,12 @@ def test_a_host_that_was_closed_is_closed_again(host: Path) -> None:
 def test_a_host_that_was_open_is_opened_again(host: Path) -> None:
     note_nft(host)
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     close(host)
     tried = host / "run/psfleet-firewall/tried.nft"
     tried.parent.mkdir(parents=True)
     tried.write_text("a table on trial")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
     assert (host.parent / "calls").read_text().splitlines()[-1] == "nft delete table inet psfleet"
 
@@ -189,11 +189,11 @@ def test_a_host_that_was_open_is_opened_again(host: Path) -> None:
 def test_a_table_on_trial_is_not_loaded_again(host: Path) -> None:
     close(host)
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     tried = host / "run/psfleet-firewall/tried.nft"
     tried.parent.mkdir(parents=True)
     tried.write_text("a table on trial")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
 
 
@@ -201,16 +201,16 @@ def test_a_host_without_a_task_keeps_that(host: Path) -> None:
     (host / "etc/trainer/ps-0.env").unlink()
     (host / WANTS / "trainer@ps-0.service").unlink()
     before = look(host)
-    run(REMEMBER, host)
+    run(SAVE_STATE, host)
     (host / "etc/trainer/ps-0.env").write_text("new")
-    run(PUT_BACK, host)
+    run(RESTORE_STATE, host)
     assert look(host) == before
 
 
 def test_nothing_is_removed_where_nothing_was_kept(host: Path) -> None:
     before = look(host)
     with pytest.raises(subprocess.CalledProcessError):
-        run(PUT_BACK, host)
+        run(RESTORE_STATE, host)
     assert look(host) == before
 
 

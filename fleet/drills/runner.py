@@ -11,35 +11,37 @@ from typing import Any
 from fleet.cluster import Cluster
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
 from fleet.drills.drill import Drill, Findings
-from fleet.drills.soak import Soak, rounds, victims
-from fleet.drills.stage import DrillFailed, NotHere, Stage, victim
-from fleet.drills.ways import AWay
+from fleet.drills.soak import SoakTest, rounds, victims
+from fleet.drills.testbed import DrillFailed, NotHere, Testbed, victim
+from fleet.drills.ways import WayFault
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.history import Trail
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
 from fleet.tables import render_table
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def list_drills(desk: Desk) -> None:
+def list_drills(console: Console) -> None:
     """Say what each drill does, and its bounds."""
-    if desk.answers is not None:
+    if console.json_out is not None:
         outcomes = [
-            {"drill": each.name, "noticed_bound": each.detected, "paused_bound": finite(each.paused)}
+            {"drill": each.name, "noticed_bound": each.detected, "paused_bound": json_number(each.paused)}
             | {"destructive": each.destructive, "text": each.text}
             for each in CATALOGUE
         ]
-        desk.answer("drill", {"outcome": None, "drills": outcomes})
+        console.print_json("drill", {"outcome": None, "drills": outcomes})
         return
     rows = [
         [drill.name, _seconds(drill.detected), _seconds(drill.paused), "yes" if drill.destructive else "", drill.text]
         for drill in CATALOGUE
     ]
-    desk.say(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
+    console.print(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
 
 
-def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool = False, factor: float = 1.0) -> None:
+def drill(
+    cluster: Cluster, console: Console, names: Sequence[str], everything: bool = False, factor: float = 1.0
+) -> None:
     """Go through drills, one line each; raise ClusterTrouble when one fails.
 
     Bounds are multiplied by `factor`, for machines that do something else besides.
@@ -53,24 +55,26 @@ def drill(cluster: Cluster, desk: Desk, names: Sequence[str], everything: bool =
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     failed: list[str] = []
     outcomes: list[dict[str, Any]] = []
-    with taken(cluster, desk) as stage:
+    with taken(cluster, console) as testbed:
         for each in chosen:
-            stage.keep()
+            testbed.keep()
             if each.name in refusals:
-                desk.say(f"skip  {each.name}: {refusals[each.name]}")
+                console.print(f"skip  {each.name}: {refusals[each.name]}")
                 continue
-            found = _go_through(stage, each, skips=everything)
+            found = _go_through(testbed, each, skips=everything)
             if found is None:
                 continue
             outcomes.append(as_json(found, each))
             if found.problems:
                 failed.append(each.name)
-    desk.answer("drill", {"outcome": "failed" if failed else "passed", "drills": outcomes, "skipped": refusals})
+    console.print_json("drill", {"outcome": "failed" if failed else "passed", "drills": outcomes, "skipped": refusals})
     if failed:
         raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
 
 
-def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float = 10.0, factor: float = 1.0) -> None:
+def soak(
+    cluster: Cluster, console: Console, seed: int | None = None, minutes: float = 10.0, factor: float = 1.0
+) -> None:
     """Let faults come by chance for so long; raise ClusterTrouble when what is promised was not kept.
 
     Without a `seed` one is drawn. Raises OperatorMistake when the inventory permits none of the faults.
@@ -84,19 +88,19 @@ def soak(cluster: Cluster, desk: Desk, seed: int | None = None, minutes: float =
     drills = [each for each in drills if each.name not in refusals]
     if not drills:
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
-    desk.say(f"seed {seed}: `fab drill --random --seed {seed}` does the same faults in the same order")
+    console.print(f"seed {seed}: `fab drill --random --seed {seed}` does the same faults in the same order")
     for name, why in refusals.items():
-        desk.say(f"skip  {name}: {why}")
-    with taken(cluster, desk) as stage:
-        for each in [each for each in drills if isinstance(each.fault, AWay) and not victims(stage, each)]:
+        console.print(f"skip  {name}: {why}")
+    with taken(cluster, console) as testbed:
+        for each in [each for each in drills if isinstance(each.fault, WayFault) and not victims(testbed, each)]:
             refusals[each.name] = "no task has such a way to a ps of another host"
-            desk.say(f"skip  {each.name}: {refusals[each.name]}")
+            console.print(f"skip  {each.name}: {refusals[each.name]}")
             drills.remove(each)
-        soaked, begun = Soak(stage, seed, factor), desk.clock()
-        problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, stage, drills))
-        desk.say(soaked.summary(desk.clock() - begun))
+        soaked, begun = SoakTest(testbed, seed, factor), console.clock()
+        problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, testbed, drills))
+        console.print(soaked.summary(console.clock() - begun))
     outcome = "failed" if problems else "passed"
-    desk.answer("drill", {"outcome": outcome, "seed": seed, "problems": problems, "skipped": refusals})
+    console.print_json("drill", {"outcome": outcome, "seed": seed, "problems": problems, "skipped": refusals})
     if problems:
         raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
 
@@ -115,26 +119,26 @@ def check(inventory: Inventory, factor: float) -> None:
 
 
 @contextmanager
-def taken(cluster: Cluster, desk: Desk) -> Iterator[Stage]:
+def taken(cluster: Cluster, console: Console) -> Iterator[Testbed]:
     """Have the operator's cluster, and give it back as it was whatever happens.
 
     No start is made meanwhile: its settings would be overwritten by those that are given back.
     """
-    stage = Stage(cluster, desk)
-    cluster.keep_starts_away("drill")
-    with Trail(cluster, desk, "drill") as trail:
-        stage.take()
+    testbed = Testbed(cluster, console)
+    cluster.acquire_start_lock("drill")
+    with Trail(cluster, console, "drill") as trail:
+        testbed.take_over()
         trail.begin()
         try:
-            yield stage
+            yield testbed
         finally:
             with undisturbed():
                 try:
-                    stage.keep()
-                    stage.give_back()
+                    testbed.keep()
+                    testbed.give_back()
                 finally:
-                    cluster.let_starts_in()
-            desk.say("the cluster is as it was before")
+                    cluster.release_start_lock()
+            console.print("the cluster is as it was before")
 
 
 def choose(names: Sequence[str], everything: bool) -> list[Drill]:
@@ -182,22 +186,22 @@ def why_not_allowed(each: Drill, inventory: Inventory) -> str | None:
     return None
 
 
-def _go_through(stage: Stage, each: Drill, skips: bool) -> Findings | None:
+def _go_through(testbed: Testbed, each: Drill, skips: bool) -> Findings | None:
     """Do one drill and print its line; with `skips` one that no host can do is None, and no failure."""
     try:
-        found = each.scene(stage, each)
+        found = each.scenario(testbed, each)
     except NotHere as error:
         if skips:
-            stage.desk.say(f"skip  {each.name}: {error}")
+            testbed.console.print(f"skip  {each.name}: {error}")
             return None
         found = Findings(problems=[str(error)])
     except (DrillFailed, FleetError) as error:
         found = Findings(problems=[str(error)])
     judge(found, each)
     for line in describe(found, each):
-        stage.desk.say(line)
+        testbed.console.print(line)
     if found.problems:
-        stage.forget_run(keep=True)
+        testbed.forget_run(keep=True)
     return found
 
 
@@ -209,14 +213,14 @@ def as_json(found: Findings, each: Drill) -> dict[str, Any]:
         "noticed_seconds": found.detected,
         "paused_seconds": found.paused,
         "noticed_bound": each.detected,
-        "paused_bound": finite(each.paused),
+        "paused_bound": json_number(each.paused),
         "steps_lost": found.lost,
         "restarted": list(found.restarted),
         "problems": list(found.problems),
     }
 
 
-def finite(value: float | None) -> float | None:
+def json_number(value: float | None) -> float | None:
     """Return a bound; None where there is none, for which JSON has no word."""
     return value if value is not None and math.isfinite(value) else None
 

@@ -25,7 +25,7 @@ NOWHERE: Place = (None, None)
 
 
 @dataclass
-class Reading:
+class InventoryReading:
     """What the inventory says: groups, and of each host the variables that psfleet knows or would know."""
 
     groups: dict[str, list[str]]
@@ -39,9 +39,9 @@ class Reading:
         return self.places.get(host, {}).get(name, NOWHERE)
 
 
-def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Reading:
+def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> InventoryReading:
     """Take the groups and the variables over, without what Ansible wraps them in."""
-    reading = Reading({str(name): [str(host) for host in hosts] for name, hosts in groups.items()})
+    reading = InventoryReading({str(name): [str(host) for host in hosts] for name, hosts in groups.items()})
     reading.group_places = {str(name): place_of(name) for name in groups}
     known = definition()
     unread: dict[tuple[str, str], list[str]] = {}

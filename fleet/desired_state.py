@@ -12,7 +12,7 @@ from typing import Any
 UNCHANGED = {"changed": False}
 SKIPPED = {**UNCHANGED, "skipped": True}
 # By path: mode, hash of the content (`directory` for one), owner and group, as far as they are given. None: no file.
-State = Sequence[str | None] | None
+FileState = Sequence[str | None] | None
 
 
 class UnknownTask(LookupError):
@@ -23,10 +23,10 @@ class UnknownTask(LookupError):
 
 
 @dataclass
-class Wanted:
+class DesiredState:
     """What tasks would make of a host, and what it is to be asked for."""
 
-    files: dict[str, State] = field(default_factory=dict)
+    files: dict[str, FileState] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)  # by path: the content of a file
     checks: list[dict[str, Any]] = field(default_factory=list)  # modules that are to find nothing to change
     refusals: list[str] = field(default_factory=list)  # what an assertion says, and what else differs
@@ -54,11 +54,11 @@ class Pass:
     whole: bool  # contents too; else what can't be known before the host has answered is passed over
     answer: Mapping[str, Any] | None = None  # the host's, to a look ahead
     sure: bool = True  # whether the tasks that are read would certainly run
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: DesiredState = field(default_factory=DesiredState)
 
 
 @dataclass
-class Call:
+class TaskCall:
     """A task, about to be done for one item of its loop."""
 
     place: Path  # of the role
@@ -69,7 +69,7 @@ class Call:
     template: Callable[..., Any]
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> DesiredState:
         return self.now.wanted
 
     @property
@@ -86,7 +86,7 @@ class Call:
         return None if value is None else str(value)
 
 
-def files_differ(found: Mapping[str, Any], wanted: Mapping[str, State]) -> str | None:
+def files_differ(found: Mapping[str, Any], wanted: Mapping[str, FileState]) -> str | None:
     """Say which file or directory is not as it should be."""
     for path, state in wanted.items():
         if path not in found:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fleet.cluster import Cluster
 from fleet.lock import who_is_at_work
-from fleet.verbs import Desk
+from fleet.verbs import Console
 
 
-def begin_alone(cluster: Cluster, desk: Desk, what: str, plan_only: bool) -> None:
+def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: bool) -> None:
     """Keep others away; a plan, which harms nobody, only says who is at work. Raises OperatorMistake where one is."""
     if not plan_only:
-        cluster.keep_starts_away(what)
+        cluster.acquire_start_lock(what)
     elif who := who_is_at_work(cluster.hosts, cluster.inventory.chief.host):
-        desk.say(f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan")
+        console.print(
+            f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan"
+        )

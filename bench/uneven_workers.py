@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 ASKED = 0.95
 
 
-class Uneven:
+class UnevenWorkers:
     """Coordinators on one cluster of local servers, one after the other, each with its first few workers."""
 
     def __init__(self, cluster: LocalCluster, directory: Path, *, quick: bool) -> None:
@@ -92,7 +92,7 @@ def print_uneven(directory: Path, combinations: list[tuple[int, float, float]], 
     print("\nWorkers of which one is slower, steps that vary by 30 %, 1 ps\n")
     print_row("workers", "a step, s", "one slower by", "together, steps/s", "of what they do alone", "asked", head=True)
     with LocalCluster(max(workers for workers, _, _ in combinations), 1, directory).serving() as cluster:
-        bench = Uneven(cluster, directory, quick=quick)
+        bench = UnevenWorkers(cluster, directory, quick=quick)
         for each in combinations:
             together, ratio = bench.ratio(*each)
             print_row(str(each[0]), f"{each[1]:g}", f"{each[2]:g}", f"{together:.3f}", f"{ratio:.3f}", f"{ASKED}")

@@ -19,19 +19,19 @@ import jsonschema
 import pytest
 
 from fleet import verbs
-from fleet.answers import VERSION
 from fleet.cluster import Cluster
-from fleet.drills import rehearsal
+from fleet.drills import runner
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
+from fleet.json_output import VERSION
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.advise import advise
-from fleet.verbs.canary import Ask, canary
+from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.gpu_check import check_gpus
@@ -39,7 +39,7 @@ from fleet.verbs.history import show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.logs import show_logs
 from fleet.verbs.ok_to_stop import ok_to_stop
-from fleet.verbs.queue import Asked, queue_add, queue_move, queue_remove, show_queue
+from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
 from fleet.verbs.rollback import rollback
@@ -49,7 +49,7 @@ from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.sweep import show_sweep
 from fleet.verbs.tensorboard import open_tensorboard
-from fleet.verbs.update_hosts import Request, update_hosts
+from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
 from tests.unit import test_canary, test_update_hosts
@@ -57,10 +57,10 @@ from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from tests.unit.test_advise import make_hosts as make_advised
 from tests.unit.test_fleet_ways import RIGHT as WAYS
-from tests.unit.test_fleet_ways import Pretence as WaysHosts
+from tests.unit.test_fleet_ways import FakeHosts as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
-from tests.unit.test_gpu_fab import Pretence as GpuHosts
+from tests.unit.test_gpu_fab import FakeHosts as GpuHosts
 from tests.unit.test_queue_verbs import make_hosts as make_queue
 from trainer.core.states import RunState
 from trainer.telemetry.status import Status
@@ -100,8 +100,8 @@ STRICT = jsonschema.Draft202012Validator({**closed(SCHEMA), "unevaluatedProperti
 
 
 @pytest.fixture
-def hosts() -> fleet.Pretence:
-    hosts = fleet.Pretence(fleet.make_inventory(), run_status=fleet.status("new", None))
+def hosts() -> fleet.FakeHosts:
+    hosts = fleet.FakeHosts(fleet.make_inventory(), run_status=fleet.status("new", None))
     run = json.loads(json.dumps(Status("digits", "/srv/x", state="training", step=20).__dict__))  # type: ignore[arg-type]
     run |= {"loss": "NaN", "metrics": {"accuracy": 0.5}, "workers": WORKERS, "events": [EVENT], "host": "x", "pid": 1}
     run |= {"evaluation": {"step": 10, "metrics": {"loss": 0.5}}, "ledger": {"goodput": 0.5, "elapsed": 2.0}}
@@ -113,23 +113,23 @@ def hosts() -> fleet.Pretence:
 
 
 @pytest.fixture
-def desk(hosts: fleet.Pretence) -> verbs.Desk:
+def console(hosts: fleet.FakeHosts) -> verbs.Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Desk(
-        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda _: hosts.release or "", answers=io.StringIO()
+    return verbs.Console(
+        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda _: hosts.release or "", json_out=io.StringIO()
     )
 
 
-def answer_of(desk: verbs.Desk) -> dict[str, Any]:
+def answer_of(console: verbs.Console) -> dict[str, Any]:
     """Return the one answer on standard output, which is as it is documented."""
-    assert isinstance(desk.answers, io.StringIO)
-    found: dict[str, Any] = json.loads(desk.answers.getvalue())
+    assert isinstance(console.json_out, io.StringIO)
+    found: dict[str, Any] = json.loads(console.json_out.getvalue())
     STRICT.validate(found)
     assert found["version"] == VERSION
     return found
 
 
-def cluster_of(hosts: fleet.Pretence) -> Cluster:
+def cluster_of(hosts: fleet.FakeHosts) -> Cluster:
     return Cluster(hosts.inventory, hosts)
 
 
@@ -149,63 +149,63 @@ def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_start_that_is_followed_to_its_end(hosts: fleet.Pretence, desk: verbs.Desk, restart: bool) -> None:
+def test_a_start_that_is_followed_to_its_end(hosts: fleet.FakeHosts, console: verbs.Console, restart: bool) -> None:
     hosts.tick = fleet.train()
-    start_cluster(cluster_of(hosts), desk, StartRequest(restart=restart))
-    found = answer_of(desk)
+    start_cluster(cluster_of(hosts), console, StartRequest(restart=restart))
+    found = answer_of(console)
     assert found["verb"] == ("restart-cluster" if restart else "start-cluster")
     assert (found["outcome"], found["run"]["state"], found["evaluated"]) == ("finished", "finished", True)
-    assert "run digits finished" in fleet.printed(desk)
+    assert "run digits finished" in fleet.printed(console)
 
 
-def test_a_start_that_is_left(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+def test_a_start_that_is_left(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
     hosts.tick = fleet.train()
-    start_cluster(cluster_of(hosts), desk, StartRequest("digits-2", detach=True))
-    found = answer_of(desk)
+    start_cluster(cluster_of(hosts), console, StartRequest("digits-2", detach=True))
+    found = answer_of(console)
     assert (found["outcome"], found["plan"]["select"]) == ("training", {"run": "digits-2"})
 
 
-def test_a_plan(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    start_cluster(cluster_of(hosts), desk, StartRequest(plan_only=True))
-    assert answer_of(desk)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
+def test_a_plan(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+    start_cluster(cluster_of(hosts), console, StartRequest(plan_only=True))
+    assert answer_of(console)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
 
 
-def test_a_run_that_was_finished_before(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+def test_a_run_that_was_finished_before(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
     hosts.run_status = fleet.status("finished", 30, evaluation={"step": 30, "metrics": {}})
-    start_cluster(cluster_of(hosts), desk, StartRequest())
-    assert answer_of(desk)["outcome"] == "finished before"
+    start_cluster(cluster_of(hosts), console, StartRequest())
+    assert answer_of(console)["outcome"] == "finished before"
 
 
-def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
     with pytest.raises(OperatorMistake):
-        start_cluster(cluster_of(hosts), desk, StartRequest("a/b"))
-    assert isinstance(desk.answers, io.StringIO)
-    assert desk.answers.getvalue() == ""
+        start_cluster(cluster_of(hosts), console, StartRequest("a/b"))
+    assert isinstance(console.json_out, io.StringIO)
+    assert console.json_out.getvalue() == ""
 
 
-def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    start_cluster(cluster_of(hosts), desk, StartRequest(detach=True, sweep=fleet.SWEEP))
-    found = answer_of(desk)
+def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+    start_cluster(cluster_of(hosts), console, StartRequest(detach=True, sweep=fleet.SWEEP))
+    found = answer_of(console)
     assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
     hosts.sweep = fleet.swept("finished", "training", present="s-2") | {"attempt": 1}
-    desk.answers = io.StringIO()
-    show_sweep(cluster_of(hosts), desk)
-    assert answer_of(desk)["sweep"]["present"] == "s-2"
+    console.json_out = io.StringIO()
+    show_sweep(cluster_of(hosts), console)
+    assert answer_of(console)["sweep"]["present"] == "s-2"
 
 
-def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
+def test_the_queue_and_its_changes(console: verbs.Console, tmp_path: Path) -> None:
     hosts = make_queue(tmp_path)
-    desk.build, desk.prove = (lambda _: "abc123"), (lambda *_: None)
+    console.build, console.prove = (lambda _: "abc123"), (lambda *_: None)
 
     def answer(act: Callable[..., None], *words: Any) -> dict[str, Any]:
-        desk.answers = io.StringIO()
-        act(Cluster(hosts.inventory, hosts), desk, *words)
-        return answer_of(desk)
+        console.json_out = io.StringIO()
+        act(Cluster(hosts.inventory, hosts), console, *words)
+        return answer_of(console)
 
-    asked = Asked("next", points=[{"rate": 0.1}], priority=2, minutes=3, reason="why")
+    asked = QueueRequest("next", points=[{"rate": 0.1}], priority=2, minutes=3, reason="why")
     assert answer(queue_add, asked, True)["outcome"] == "planned"
     assert answer(queue_add, asked)["ahead"] == ["digits"]
-    assert answer(queue_add, Asked("last"))["started"] is False
+    assert answer(queue_add, QueueRequest("last"))["started"] is False
     assert answer(queue_move, "last", "first")["order"] == ["digits", "last", "next"]
     assert answer(queue_remove, "last")["outcome"] == "done"
     assert answer(queue_remove, "last")["outcome"] == "not there"
@@ -218,131 +218,133 @@ def test_the_queue_and_its_changes(desk: verbs.Desk, tmp_path: Path) -> None:
     ]
 
 
-def test_advice(desk: verbs.Desk) -> None:
+def test_advice(console: verbs.Console) -> None:
     hosts = make_advised()
     clock = fleet.Clock(hosts=hosts)
-    advise(Cluster(hosts.inventory, hosts), replace(desk, clock=clock, sleep=clock.sleep), 60.0)
-    found = answer_of(desk)
+    advise(Cluster(hosts.inventory, hosts), replace(console, clock=clock, sleep=clock.sleep), 60.0)
+    found = answer_of(console)
     assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
 
-def test_a_stop(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+def test_a_stop(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
     hosts.run_status = fleet.status("stopped", 20)
-    stop_cluster(cluster_of(hosts), desk)
-    found = answer_of(desk)
+    stop_cluster(cluster_of(hosts), console)
+    found = answer_of(console)
     assert (found["verb"], found["run"]["step"]) == ("stop-cluster", 20)
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_status(hosts: fleet.Pretence, desk: verbs.Desk, deep: bool) -> None:
+def test_a_status(hosts: fleet.FakeHosts, console: verbs.Console, deep: bool) -> None:
     fleet.run_up(hosts)
     hosts.run_status = json.loads(hosts.runs)[0]
     hosts.unreachable["far"] = "no route"
-    desk.look = lambda *_: {"head": "a file differs"}
+    console.verify_hosts = lambda *_: {"head": "a file differs"}
     with pytest.raises(HostsUnreachable):
-        show_status(cluster_of(hosts), desk, deep=deep)
-    found = answer_of(desk)
+        show_status(cluster_of(hosts), console, deep=deep)
+    found = answer_of(console)
     assert found["run"]["workers"] == WORKERS
     assert [task["state"] for task in found["tasks"] if task["host"] == "far"] == ["unreachable"]
     assert found.get("damage") == ({"head": "a file differs"} if deep else None)
 
 
-def test_lists_and_an_export(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
+def test_lists_and_an_export(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
     for verb, key, show in (
         ("runs", "runs", show_runs),
         ("checkpoints", "checkpoints", show_checkpoints),
         ("export", "export", export_run),
     ):
-        desk.answers = io.StringIO()
-        show(cluster_of(hosts), desk)
-        found = answer_of(desk)
+        console.json_out = io.StringIO()
+        show(cluster_of(hosts), console)
+        found = answer_of(console)
         assert found["verb"] == verb
         assert found[key]
 
 
-def test_a_page_that_was_written(hosts: fleet.Pretence, desk: verbs.Desk, tmp_path: Path) -> None:
+def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: verbs.Console, tmp_path: Path) -> None:
     hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
-    make_report(cluster_of(hosts), desk, [], tmp_path / "page.html")
-    found = answer_of(desk)
+    make_report(cluster_of(hosts), console, [], tmp_path / "page.html")
+    found = answer_of(console)
     assert (found["verb"], found["runs"], found["size"]) == ("report", ["digits"], 6)
     assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
 
 
-def test_each_line_of_a_journal_is_an_object(hosts: fleet.Pretence, desk: verbs.Desk) -> None:
-    show_logs(cluster_of(hosts), desk, None, None, follow=False)
-    assert isinstance(desk.answers, io.StringIO)
-    lines = [json.loads(line) for line in desk.answers.getvalue().splitlines()]
+def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+    show_logs(cluster_of(hosts), console, None, None, follow=False)
+    assert isinstance(console.json_out, io.StringIO)
+    lines = [json.loads(line) for line in console.json_out.getvalue().splitlines()]
     for line in lines:
         STRICT.validate(line)
     assert [line["message"] for line in lines if line["task"] == "ps-0"] == ["ps-0 says"]
 
 
-def test_the_address_of_tensorboard(hosts: fleet.Pretence, desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_tensorboard(
+    hosts: fleet.FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inventory = fleet.board_at(hosts, "http://10.0.0.9:6006")
     monkeypatch.setattr(hosts, "tunnel", partial(fleet.led, hosts, 0), raising=False)
     with pytest.raises(HostsUnreachable):
-        open_tensorboard(Cluster(inventory, hosts), desk, 7007)
-    assert answer_of(desk)["url"] == "http://localhost:7007"
+        open_tensorboard(Cluster(inventory, hosts), console, 7007)
+    assert answer_of(console)["url"] == "http://localhost:7007"
 
 
-def test_an_inventory_that_is_wrong(desk: verbs.Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inventory_that_is_wrong(console: verbs.Console, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem("steps: must be at least 1, not 0", hosts=("a",), variable="trainer_run", value="0")
     monkeypatch.setattr("fleet.verbs.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
     monkeypatch.setattr("fleet.verbs.validate.find_problems", lambda _: [problem])
     with pytest.raises(OperatorMistake):
-        validate(desk, "inventory/x")
-    assert answer_of(desk)["problems"][0]["variable"] == "trainer_run"
+        validate(console, "inventory/x")
+    assert answer_of(console)["problems"][0]["variable"] == "trainer_run"
 
 
-def test_gpus(desk: verbs.Desk) -> None:
+def test_gpus(console: verbs.Console) -> None:
     report = Answer(json.dumps(RIGHT))
     tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
-    check_gpus(Cluster(inventory, GpuHosts(a=report)), desk)
-    assert answer_of(desk)["hosts"] == {"a": RIGHT}
+    check_gpus(Cluster(inventory, GpuHosts(a=report)), console)
+    assert answer_of(console)["hosts"] == {"a": RIGHT}
 
 
-def test_ways(desk: verbs.Desk) -> None:
-    show_ways(Cluster(of_ways(), WaysHosts(WAYS)), desk)  # type: ignore[arg-type]
-    assert answer_of(desk)["ways"]["ps-0"]["worker-0"]["listens"] is False
+def test_ways(console: verbs.Console) -> None:
+    show_ways(Cluster(of_ways(), WaysHosts(WAYS)), console)  # type: ignore[arg-type]
+    assert answer_of(console)["ways"]["ps-0"]["worker-0"]["listens"] is False
 
 
 @pytest.fixture
 def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
-    """A stage on which nothing is done: only what is said of a drill counts here."""
+    """A testbed on which nothing is done: only what is said of a drill counts here."""
 
     def set_up(problems: list[str]) -> None:
         found = Findings("seen", 1.5, 3.0, 20, ["worker-1"], [], problems)
-        monkeypatch.setattr(rehearsal, "_go_through", lambda stage, each, skips: found)
+        monkeypatch.setattr(runner, "_go_through", lambda testbed, each, skips: found)
 
     class Empty:
         def keep(self) -> None: ...
 
-    monkeypatch.setattr(rehearsal, "taken", fleet.contextmanager(lambda cluster, desk: iter([Empty()])))
+    monkeypatch.setattr(runner, "taken", fleet.contextmanager(lambda cluster, console: iter([Empty()])))
     monkeypatch.setattr(
-        rehearsal, "why_not_allowed", lambda each, inventory: "no power" if each.name == "ps-off" else None
+        runner, "why_not_allowed", lambda each, inventory: "no power" if each.name == "ps-off" else None
     )
     return set_up
 
 
 @pytest.mark.parametrize("problems", [[], ["nobody noticed"]])
 def test_drills(
-    hosts: fleet.Pretence, desk: verbs.Desk, drilled: Callable[[list[str]], None], problems: list[str]
+    hosts: fleet.FakeHosts, console: verbs.Console, drilled: Callable[[list[str]], None], problems: list[str]
 ) -> None:
     drilled(problems)
     try:
-        rehearsal.drill(cluster_of(hosts), desk, [], everything=True)
+        runner.drill(cluster_of(hosts), console, [], everything=True)
     except FleetError:
         assert problems
-    found = answer_of(desk)
+    found = answer_of(console)
     assert found["outcome"] == ("failed" if problems else "passed")
     assert found["skipped"] == {"ps-off": "no power"}
     assert len(found["drills"]) == len(CATALOGUE) - 1
 
 
-def test_the_list_of_drills(desk: verbs.Desk) -> None:
-    rehearsal.list_drills(desk)
-    assert [each["drill"] for each in answer_of(desk)["drills"]] == [each.name for each in CATALOGUE]
+def test_the_list_of_drills(console: verbs.Console) -> None:
+    runner.list_drills(console)
+    assert [each["drill"] for each in answer_of(console)["drills"]] == [each.name for each in CATALOGUE]
 
 
 def test_who_takes_part() -> None:
@@ -351,10 +353,10 @@ def test_who_takes_part() -> None:
 
     def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
         clock = fleet.Clock(hosts=hosts)
-        desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
+        console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
         with pytest.raises(OperatorMistake) if words == ("head",) else contextlib.nullcontext():
-            verb(cluster, desk, *words, **more)
-        return answer_of(desk)
+            verb(cluster, console, *words, **more)
+        return answer_of(console)
 
     assert answer_to(ok_to_stop, ["w-b"])["ok"] is True
     assert answer_to(drain, "w-b", plan_only=True)["outcome"] == "planned"
@@ -372,21 +374,21 @@ def test_an_update_of_hosts(plan: bool, outcome: str) -> None:
     hosts = test_update_hosts.make_hosts()
     hosts.updates = {"w-b": ["openssl"]}
     clock = fleet.Clock(hosts=hosts)
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
-    update_hosts(cluster_of(hosts), desk, Request(["ps-a", "w-b"], "always", plan_only=plan))
-    found = answer_of(desk)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    update_hosts(cluster_of(hosts), console, UpdateRequest(["ps-a", "w-b"], "always", plan_only=plan))
+    found = answer_of(console)
     assert (found["outcome"], len(found["hosts"])) == (outcome, 2)
-    desk.answers = io.StringIO()
-    show_history(cluster_of(hosts), desk)
-    answer_of(desk)
+    console.json_out = io.StringIO()
+    show_history(cluster_of(hosts), console)
+    answer_of(console)
 
 
 @pytest.mark.parametrize(("plan", "outcome"), [(True, "planned"), (False, "passed")])
 def test_a_canary(monkeypatch: pytest.MonkeyPatch, plan: bool, outcome: str) -> None:
     hosts = test_canary.make_hosts(monkeypatch)
-    desk = test_canary.desk_of(hosts)
-    canary(cluster_of(hosts), desk, Ask("w-b", 20, plan_only=plan))
-    found = answer_of(desk)
+    console = test_canary.console_of(hosts)
+    canary(cluster_of(hosts), console, CanaryRequest("w-b", 20, plan_only=plan))
+    found = answer_of(console)
     assert (found["outcome"], found["plan"]["step"], found["trial"] is None) == (outcome, 15, plan)
 
 
@@ -395,7 +397,7 @@ def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     day.keep_releases(hosts, monkeypatch)
     hosts.lines = [day.shipped("old1", day.OLD)]
     clock = fleet.Clock(hosts=hosts)
-    desk = verbs.Desk(io.StringIO(), clock, clock.sleep, answers=io.StringIO())
-    rollback(cluster_of(hosts), desk, plan_only=True)
-    found = answer_of(desk)
+    console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    rollback(cluster_of(hosts), console, plan_only=True)
+    found = answer_of(console)
     assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class TimedStep:
     """The step (batches applied, all workers together) at a time (seconds since 1970)."""
 
     time: float
@@ -21,27 +21,27 @@ def print_point(step: int) -> None:
     print(json.dumps({"time": time.time(), "step": step}), flush=True)
 
 
-def read_point(line: str) -> Point | None:
+def read_point(line: str) -> TimedStep | None:
     """Return what `print_point` printed, or None for any other line."""
     if not line.startswith('{"time"'):
         return None
-    return Point(**json.loads(line))
+    return TimedStep(**json.loads(line))
 
 
-def take_point(points: list[Point], status: Path) -> dict[str, Any]:
+def take_point(points: list[TimedStep], status: Path) -> dict[str, Any]:
     """Add the step of a run's status where it is a new one; returns the status, empty while there is none."""
     read: dict[str, Any] = json.loads(status.read_text(encoding="utf-8")) if status.exists() else {}
     if read.get("state") == "training" and read["step"] and (not points or read["step"] > points[-1].step):
-        points.append(Point(read["updated"], read["step"]))
+        points.append(TimedStep(read["updated"], read["step"]))
     return read
 
 
-def spans(points: list[Point], seconds: float) -> bool:
+def spans(points: list[TimedStep], seconds: float) -> bool:
     """Return whether so much time lies between the first point and the last."""
     return bool(points) and points[-1].time - points[0].time >= seconds
 
 
-def speed(points: list[Point], warm_up: float) -> float | None:
+def speed(points: list[TimedStep], warm_up: float) -> float | None:
     """Return the steps per second between the first point after the warm-up and the last one.
 
     The warm-up (seconds) begins at the first point, so that what comes before the first steps never counts.

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleet.asked import sources
+from fleet.agent_request import sources
 from fleet.cluster import CURRENT, Cluster, Observation
 from fleet.errors import FleetError, first_line
 from fleet.run import SETTINGS
-from fleet.short import ShortWay
+from fleet.short_way import ShortWay
 
 PROBE = Path(__file__).with_name("probe.py")
 PATH_CHECK = "/usr/local/sbin/psfleet-check-shared-path"
@@ -21,7 +21,7 @@ READABLE = (SETTINGS, f"{CURRENT}/trainer/__main__.py", f"{CURRENT}/env/bin/pyth
 
 
 @dataclass
-class Look:
+class Examination:
     """What was found: what `fab status` sees, each host's facts, and how each differs from the inventory."""
 
     observation: Observation
@@ -34,7 +34,7 @@ class Look:
     unfit: str = ""  # why the checkout makes no release
 
 
-def look_at(cluster: Cluster) -> Look:
+def examine(cluster: Cluster) -> Examination:
     """Have every host look and measure; raises for none."""
     short, unfit = ShortWay(cluster), ""
     try:
@@ -44,7 +44,7 @@ def look_at(cluster: Cluster) -> Look:
     now = time.time()
     asked = {host: _with_probe(cluster, host, questions.get(host, {}), now) for host in cluster.inventory.hosts}
     observation = cluster.observe(running=True, looks=asked, by_trainer=True)
-    look = Look(observation, unfit=unfit, broken=dict(observation.blind))
+    look = Examination(observation, unfit=unfit, broken=dict(observation.blind))
     apart = clocks_apart(cluster)
     for host, answer in observation.looks.items():
         steps = answer["steps"]

@@ -16,16 +16,16 @@ import pytest
 from fleet import verbs
 from fleet.cluster import Cluster
 from fleet.observation import Observation
-from fleet.report import render_account
 from fleet.run import parse_run
 from fleet.site.topology import Task
 from fleet.ssh import Answer
+from fleet.status_text import render_account
+from fleet.status_view import draw, screen_of
 from fleet.terminal import is_read, is_terminal
 from fleet.verbs.status import show_status
 from fleet.verbs.watch_status import watch_status
-from fleet.view import console_of, draw
 from tests.unit import test_fleet_verbs as fleet
-from tests.unit.test_fleet_report import Terminal
+from tests.unit.test_status_text import Terminal
 
 EVIL = "\x1b]0;evil\x07\u202e"
 RUN: dict[str, Any] = {
@@ -55,8 +55,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts() -> fleet.Pretence:
-    return up(fleet.Pretence(fleet.make_inventory()))
+def hosts() -> fleet.FakeHosts:
+    return up(fleet.FakeHosts(fleet.make_inventory()))
 
 
 def up(hosts: Any) -> Any:
@@ -65,13 +65,13 @@ def up(hosts: Any) -> Any:
     return hosts
 
 
-def seen(hosts: fleet.Pretence) -> Observation:
+def seen(hosts: fleet.FakeHosts) -> Observation:
     return Cluster(hosts.inventory, hosts).observe(running=True)
 
 
-def drawn(hosts: fleet.Pretence, lines: int = 0, quiet: Mapping[str, float] | None = None) -> str:
+def drawn(hosts: fleet.FakeHosts, lines: int = 0, quiet: Mapping[str, float] | None = None) -> str:
     out = Terminal()
-    console_of(out).print(draw(hosts.inventory, seen(hosts), quiet, lines))
+    screen_of(out).print(draw(hosts.inventory, seen(hosts), quiet, lines))
     return out.getvalue()
 
 
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
     return re.sub("\x1b\\[[0-9;]*m", "", text)
 
 
-def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.Pretence) -> None:
+def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.FakeHosts) -> None:
     hosts.set("worker-1", restarts=3)
     text = drawn(hosts)
     lines = [line.rstrip() for line in plain(text).splitlines()]
@@ -94,7 +94,7 @@ def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.Pretence) -
 
 
 def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
-    hosts: fleet.Pretence, monkeypatch: pytest.MonkeyPatch
+    hosts: fleet.FakeHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = [line.rstrip() for line in plain(drawn(hosts)).splitlines()]
@@ -103,7 +103,7 @@ def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
     assert {task.name for task in hosts.inventory.tasks} <= {line.split()[0] for line in lines if line}
 
 
-def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.Pretence) -> None:
+def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.FakeHosts) -> None:
     hosts.run_status = {**RUN, "message": f"first{EVIL}\nsecond", "program": EVIL, "run": f"a{EVIL}"}
     text = drawn(hosts)
     assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202e](?!\[[0-9;]*m)", text) == []
@@ -112,20 +112,20 @@ def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.Pretence) -> N
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_are_left_out_where_the_operator_wants_none(
-    name: str, value: str, hosts: fleet.Pretence, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, hosts: fleet.FakeHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     assert re.search("\x1b\\[[0-9;]*3[0-7]m", drawn(hosts)) is None
     assert is_terminal(Terminal()) is (name == "NO_COLOR")
 
 
-def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fleet.Pretence) -> None:
+def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fleet.FakeHosts) -> None:
     out = io.StringIO()
-    show_status(Cluster(hosts.inventory, hosts), verbs.Desk(out))
+    show_status(Cluster(hosts.inventory, hosts), verbs.Console(out))
     assert "\x1b" not in out.getvalue()
     assert "\nsteps/s: worker-0 300.5, worker-1 49.5\n" in out.getvalue()
     terminal = Terminal()
-    show_status(Cluster(hosts.inventory, hosts), verbs.Desk(terminal))
+    show_status(Cluster(hosts.inventory, hosts), verbs.Console(terminal))
     assert "━" in terminal.getvalue()
 
 
@@ -139,7 +139,7 @@ def test_of_many_workers_the_slowest_are_named() -> None:
 def test_on_a_small_terminal_those_in_trouble_come_first() -> None:
     tasks = [Task("chief", 0, "head", "192.0.2.1", 2222, server=False)]
     tasks += [Task("worker", number, f"w{number}", "192.0.2.2", 2400, server=True) for number in range(50)]
-    many = up(fleet.Pretence(fleet.make_inventory(tasks)))
+    many = up(fleet.FakeHosts(fleet.make_inventory(tasks)))
     many.set("worker-40", active="failed", sub="failed", result="signal", exit_status=9)
     many.unreachable["w7"] = "no route to host"
     text = plain(drawn(many, lines=24))
@@ -151,7 +151,7 @@ def test_on_a_small_terminal_those_in_trouble_come_first() -> None:
     assert "w7 can't be reached" in text
 
 
-def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fleet.Pretence) -> None:
+def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fleet.FakeHosts) -> None:
     text = plain(drawn(hosts, quiet={"far": 12.0}))
     assert re.search(r"worker-1 +far +no answer for 12 s", text)
     assert "far can't be reached" in text
@@ -159,7 +159,7 @@ def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fle
     assert "head does not answer: the run is shown as it was" in plain(drawn(hosts, quiet={"head": 12.0}))
 
 
-class Hanging(fleet.Pretence):
+class Hanging(fleet.FakeHosts):
     """Hosts of which one stops answering; each is asked from a thread of its own."""
 
     hung: str = ""
@@ -205,7 +205,7 @@ def test_a_host_that_vanishes_is_named_and_the_others_are_looked_at(hanging: Han
             hanging.hung, hanging.run_status = "far", {**RUN, "step": 1500}
         return gone()
 
-    watch_status(Cluster(hanging.inventory, hanging), verbs.Desk(out), until=looked)
+    watch_status(Cluster(hanging.inventory, hanging), verbs.Console(out), until=looked)
     hanging.released.set()
     last = plain(out.getvalue()).rpartition("TASK")[2]
     assert "step 1500/3000" in plain(out.getvalue())
@@ -216,8 +216,8 @@ def test_a_host_that_vanishes_is_named_and_the_others_are_looked_at(hanging: Han
 def test_a_host_is_not_asked_twice_at_a_time_and_others_go_on(hanging: Hanging) -> None:
     hanging.hung = "far"
     out = io.StringIO()
-    desk = verbs.Desk(out, answers=out)
-    watch_status(Cluster(hanging.inventory, hanging), desk, until=until(out, '"far": "no answer for'))
+    console = verbs.Console(out, json_out=out)
+    watch_status(Cluster(hanging.inventory, hanging), console, until=until(out, '"far": "no answer for'))
     hanging.released.set()
     looks = [json.loads(line) for line in out.getvalue().splitlines()]
     assert all((look["version"], look["verb"]) == (1, "status") for look in looks)
@@ -228,7 +228,7 @@ def test_a_host_is_not_asked_twice_at_a_time_and_others_go_on(hanging: Hanging) 
 def test_elsewhere_it_is_a_line_where_it_changes(hanging: Hanging) -> None:
     hanging.set("worker-1", active="failed", sub="failed", result="signal", exit_status=9)
     out = io.StringIO()
-    watch_status(Cluster(hanging.inventory, hanging), verbs.Desk(out), until=until(out, "\n"))
+    watch_status(Cluster(hanging.inventory, hanging), verbs.Console(out), until=until(out, "\n"))
     assert out.getvalue().startswith("run digits: training, step 1200/3000  350.2 steps/s  loss 0.12")
     assert out.getvalue().rstrip().endswith("worker-1 failed (signal 9)")
     assert "\x1b" not in out.getvalue()
@@ -240,4 +240,4 @@ def test_it_ends_when_nobody_reads_any_more(hanging: Hanging) -> None:
         assert is_read(stream)
         os.close(reader)
         assert not is_read(stream)
-        watch_status(Cluster(hanging.inventory, hanging), verbs.Desk(stream))
+        watch_status(Cluster(hanging.inventory, hanging), verbs.Console(stream))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from bench.networks import Networks
-from bench.tasks import Task
+from bench.tasks import TaskProcess
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import FINISHED, USER_ERROR
 from trainer.tasks.local import local_cluster
@@ -29,10 +29,10 @@ class KeptTask:
     `starts` has the time of each (seconds since 1970), also of those that a supervisor forks.
     """
 
-    def __init__(self, name: str, start: Callable[[], Task]) -> None:
+    def __init__(self, name: str, start: Callable[[], TaskProcess]) -> None:
         self.name = name
         self.starts: list[float] = []
-        self.processes: list[Task] = []
+        self.processes: list[TaskProcess] = []
         self._start = start
         self._ended_at: float | None = None
         self._pid = 0
@@ -87,11 +87,11 @@ class KeptCluster:
             for index in range(len(jobs[job])):
                 cluster = ClusterConfig(jobs, job, index)
 
-                def start(cluster: ClusterConfig = cluster, command: tuple[str, ...] = commands[job]) -> Task:
+                def start(cluster: ClusterConfig = cluster, command: tuple[str, ...] = commands[job]) -> TaskProcess:
                     log = directory / f"{cluster.task}-{next(self._logs)}.log"
                     under = networks.under(cluster.task) if networks else ()
                     more = {**environment, "TF_CONFIG": cluster.as_tf_config()}
-                    return Task(cluster.task, list(command), log, more, under)
+                    return TaskProcess(cluster.task, list(command), log, more, under)
 
                 self.tasks[cluster.task] = KeptTask(cluster.task, start)
 
@@ -126,11 +126,11 @@ class KeptCluster:
         return thaw
 
     def cut(self, task: str) -> Callable[[], None]:
-        """Cut a task's network; returns what heals it."""
+        """Cut a task's network; returns what restores it."""
         networks = self._networks
         assert networks is not None
         networks.cut(task)
-        return lambda: networks.heal(task)
+        return lambda: networks.restore(task)
 
 
 def in_networks(networks: Networks) -> dict[str, list[str]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import known
+from fleet import inventory_cache
 from fleet.errors import OperatorMistake
 from fleet.places import CODE as ROOT
 from fleet.site.inventory import Inventory, load_inventory
@@ -37,13 +37,13 @@ def site(tmp_path: Path) -> Path:
 @pytest.fixture
 def recall(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Inventory, bool]]:
     """Read the inventory; returns it, and whether Ansible read it."""
-    read, asked = known.read_by_ansible, []
-    monkeypatch.setattr(known, "read_by_ansible", lambda *given: (asked.append(1), read(*given))[1])
+    read, asked = inventory_cache.read_by_ansible, []
+    monkeypatch.setattr(inventory_cache, "read_by_ansible", lambda *given: (asked.append(1), read(*given))[1])
 
     def recall(**environment: str) -> tuple[Inventory, bool]:
         asked.clear()
         more = {"HOME": str(tmp_path), **environment}
-        return known.recall_inventory(str(site), more), bool(asked)
+        return inventory_cache.recall_inventory(str(site), more), bool(asked)
 
     return recall
 
@@ -99,10 +99,10 @@ def test_ansibles_environment_counts(recall: Callable[..., tuple[Inventory, bool
 def test_what_was_edited_while_ansible_read_is_not_kept(
     site: Path, recall: Callable[..., tuple[Inventory, bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = known.read_by_ansible
-    monkeypatch.setattr(known, "read_by_ansible", lambda *given: (read(*given), edit(site))[0])
+    read = inventory_cache.read_by_ansible
+    monkeypatch.setattr(inventory_cache, "read_by_ansible", lambda *given: (read(*given), edit(site))[0])
     recall()
-    monkeypatch.setattr(known, "read_by_ansible", read)
+    monkeypatch.setattr(inventory_cache, "read_by_ansible", read)
     (site / "group_vars/all.yml").write_text(SITE)
     assert not list((site.parent / ".cache/psfleet/inventories").glob("*"))
 
@@ -126,12 +126,12 @@ def test_what_the_files_do_not_say_is_read_each_time(
 
 
 def test_a_script_or_a_fifo_is_ansibles(site: Path) -> None:
-    assert known.name_of(str(site), {}) is not None
+    assert inventory_cache.name_of(str(site), {}) is not None
     (site / "hosts.yml").chmod(0o755)
-    assert known.name_of(str(site), {}) is None
+    assert inventory_cache.name_of(str(site), {}) is None
     (site / "hosts.yml").chmod(0o644)
     os.mkfifo(site / "group_vars/all")
-    assert known.name_of(str(site), {}) is None
+    assert inventory_cache.name_of(str(site), {}) is None
 
 
 def test_a_mistake_is_no_memory(site: Path, recall: Callable[..., tuple[Inventory, bool]]) -> None:
@@ -144,11 +144,11 @@ def test_a_mistake_is_no_memory(site: Path, recall: Callable[..., tuple[Inventor
 def test_a_memory_is_the_users_own_and_few_are_kept(
     site: Path, tmp_path: Path, recall: Callable[..., tuple[Inventory, bool]]
 ) -> None:
-    for number in range(known.KEPT + 3):
+    for number in range(inventory_cache.KEPT + 3):
         (site / "group_vars/all.yml").write_text(f"{SITE}number: {number}\n")
         recall()
     kept = list((tmp_path / ".cache/psfleet/inventories").iterdir())
-    assert len(kept) == known.KEPT
+    assert len(kept) == inventory_cache.KEPT
     assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
     for path in kept:
         path.write_text("{")
@@ -158,7 +158,7 @@ def test_a_memory_is_the_users_own_and_few_are_kept(
 def test_a_look_imports_no_ansible(tmp_path: Path) -> None:
     """As `fab status` reads the default inventory, where ansible.cfg says which one that is."""
     shutil.copytree(ROOT / "inventory/three-machines", tmp_path / "site")
-    look = "import sys; from fleet.known import recall_inventory; recall_inventory(sys.argv[1])"
+    look = "import sys; from fleet.inventory_cache import recall_inventory; recall_inventory(sys.argv[1])"
     look += "; print(any(name.partition('.')[0] == 'ansible' for name in sys.modules))"
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment.pop("XDG_CACHE_HOME", None)
