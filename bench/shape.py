@@ -16,7 +16,7 @@ LONG_FUNCTION, LONG_MODULE, MANY_ATTRIBUTES, LONG_SENTENCE = 40, 400, 10, 30
 RECORDS = {"dataclass", "NamedTuple", "TypedDict", "Enum", "Protocol"}
 RETIRED = (
     *("anew", "shall", "whoever", "whomever", "somebody", "past using", "who scrapes", "for who", "of before"),
-    *("mends", "mended", "mending", "to mend", "the mend"),
+    *("mends", "mended", "mending", "mend"),
     *("nobody has told", "told nothing", "told of", "must be there"),
     "rehearsal",
     "scene",

@@ -178,14 +178,14 @@ def processors(rates: Rates) -> Iterator[Advice]:
             yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
         else:
             job = most.rpartition("-")[0]
-            mend = {
+            fix = {
                 "ps": "another ps takes a part of its variables",
                 "worker": "its program computes: another worker takes a part of the steps, or a GPU",
             }.get(job, "give it a host of its own")
-            mend = why_it_is_hot(rates, most) if is_hot(rates, most) else mend
+            fix = why_it_is_hot(rates, most) if is_hot(rates, most) else fix
             named.append(most)
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
-            yield Advice(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {mend}", [most])
+            yield Advice(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {fix}", [most])
     yield from (each for each in hot_ps(rates) if each.names[0] not in named)
 
 
@@ -210,8 +210,8 @@ def others_use(rates: Rates, task: str) -> float:
 def why_it_is_hot(rates: Rates, task: str) -> str:
     """Compare a ps with the others, and say which rows make it hot, or what else to do."""
     rows = why_hot(task, len(rates.by_job("ps")), rates.last.lookups, rates.last.dynamic)
-    mend = rows or "`partitioner` splits large variables (docs/large-tables.md)"
-    return f"The median of the other ps is {others_use(rates, task):.2f}. {mend}"
+    fix = rows or "`partitioner` splits large variables (docs/large-tables.md)"
+    return f"The median of the other ps is {others_use(rates, task):.2f}. {fix}"
 
 
 def network(rates: Rates) -> Iterator[Advice]:

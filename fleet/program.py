@@ -86,8 +86,8 @@ class Psfleet(Fab):
         close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
         verb = f"{context.name} " if flag and context and context.name else ""
         kind = "flag" if flag else "verb"
-        mend = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
-        return Exit(f"psfleet {verb}has no {kind} {word!r}. {mend}", 2)
+        fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
+        return Exit(f"psfleet {verb}has no {kind} {word!r}. {fix}", 2)
 
 
 @task(

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
 
-_MEND = "Type it on a terminal, or name its file: ANSIBLE_VAULT_PASSWORD_FILE"
+_FIX = "Type it on a terminal, or name its file: ANSIBLE_VAULT_PASSWORD_FILE"
 
 
 def open_vaults(loader: Any, asked: bool | str) -> str | None:
@@ -49,9 +49,9 @@ def _ask() -> str:
     try:
         password = getpass.getpass("Vault password: ").strip()  # as Ansible does
     except EOFError as error:
-        raise OperatorMistake(f"--ask-vault-pass: there is nobody to type the password. {_MEND}") from error
+        raise OperatorMistake(f"--ask-vault-pass: there is nobody to type the password. {_FIX}") from error
     if not password:
-        raise OperatorMistake(f"--ask-vault-pass: the password is empty. {_MEND}")
+        raise OperatorMistake(f"--ask-vault-pass: the password is empty. {_FIX}")
     return password
 
 

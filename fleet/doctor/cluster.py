@@ -90,9 +90,9 @@ def _release(look: Examination, release: str | None) -> list[Finding]:
         if why.startswith(NO_DIFFERENCE) or look.observation.releases.get(host) is None:
             continue
         firewall = "firewall" in why or "packet filter" in why
-        mend = f"ansible-playbook site.yml --limit {host} --diff"
+        fix = f"ansible-playbook site.yml --limit {host} --diff"
         found.append(
-            Finding(ERROR, host, "firewall" if firewall else "files", f"not as the inventory says: {why}", mend)
+            Finding(ERROR, host, "firewall" if firewall else "files", f"not as the inventory says: {why}", fix)
         )
     return found
 
@@ -102,8 +102,8 @@ def _tasks(inventory: Inventory, look: Examination) -> list[Finding]:
     for row in status_text.task_rows(inventory, look.observation):
         if row["trouble"] and row["state"] != "unreachable":
             note = f": {row['note']}" if row.get("note") else ""
-            mend = f"fab logs --task {row['task']}; then fab start-cluster"
-            found.append(Finding(ERROR, row["host"], "units", f"{row['task']} is {row['state']}{note}", mend))
+            fix = f"fab logs --task {row['task']}; then fab start-cluster"
+            found.append(Finding(ERROR, row["host"], "units", f"{row['task']} is {row['state']}{note}", fix))
     return found
 
 

@@ -21,7 +21,7 @@ class Finding:
     where: str
     part: str
     what: str
-    mend: str
+    fix: str
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -35,5 +35,5 @@ def sorted_findings(found: Sequence[Finding]) -> list[Finding]:
 def render_findings(found: Sequence[Finding]) -> str:
     """A table of what is wrong, and below it what fixes each, by number."""
     rows = [[number, each.level, each.where, each.part, one_line(each.what)] for number, each in enumerate(found, 1)]
-    fixes = [f"{number:>3}  {one_line(each.mend)}" for number, each in enumerate(found, 1)]
+    fixes = [f"{number:>3}  {one_line(each.fix)}" for number, each in enumerate(found, 1)]
     return "\n".join([render_table(["", "LEVEL", "WHERE", "PART", "WHAT"], rows), "", "what fixes them:", *fixes])

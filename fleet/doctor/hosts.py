@@ -55,8 +55,8 @@ def _disk(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
         what = f"how fast disk, memory and shared path are is unknown: {why}"
         yield Finding(WARNING, host, "disk", what, "df /run /var/tmp, and `free -m`, there; then fab doctor again")
     elif facts["disk_pace"] is None:
-        mend = "findmnt --target /var/tmp, `dmesg | tail` and `iostat -x 1`: a broken disk is slow, or read-only"
-        yield Finding(ERROR, host, "disk", f"a test file can't be written to /var/tmp: {facts['disk_why']}", mend)
+        fix = "findmnt --target /var/tmp, `dmesg | tail` and `iostat -x 1`: a broken disk is slow, or read-only"
+        yield Finding(ERROR, host, "disk", f"a test file can't be written to /var/tmp: {facts['disk_why']}", fix)
 
 
 def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
@@ -65,16 +65,16 @@ def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
         if room is None or tuple(room.values()) in seen:  # one file system has several of these paths
             continue
         seen.add(tuple(room.values()))
-        mend = (
+        fix = (
             "fab prune --keep 5 --plan"
             if path == inventory.shared_dir
             else f"free some there: `du -xh {path} | sort -h | tail`"
         )
         if room["free"] < LITTLE_BYTES:
             what = f"{path} has {room['free'] / 1e6:,.0f} MB free of {room['size'] / 1e9:,.1f} GB"
-            yield Finding(ERROR if room["free"] < NO_BYTES else WARNING, host, "room", what, mend)
+            yield Finding(ERROR if room["free"] < NO_BYTES else WARNING, host, "room", what, fix)
         if room["files"] and room["files_free"] < LITTLE_FILES:
-            yield Finding(WARNING, host, "room", f"{path} has room for {room['files_free']:,} more files", mend)
+            yield Finding(WARNING, host, "room", f"{path} has room for {room['files_free']:,} more files", fix)
 
 
 def _memory(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
@@ -109,15 +109,15 @@ def _ports(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
         if taken and taken["unit"] != task.unit and taken["name"]:
             who = f"{taken['name']} (process {taken['pid']}{', ' + taken['unit'] if taken['unit'] else ''})"
             stop = f"systemctl stop {taken['unit']}" if taken["unit"] else f"kill {taken['pid']}"
-            mend = f"{stop}, there; or another {task.job}_port in the inventory"
-            yield Finding(ERROR, host, "ports", f"port {task.port} of {task.name} is taken by {who}", mend)
+            fix = f"{stop}, there; or another {task.job}_port in the inventory"
+            yield Finding(ERROR, host, "ports", f"port {task.port} of {task.name} is taken by {who}", fix)
 
 
 def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
     for unit in facts["units"]["failed"]:
         if not unit.startswith("trainer@"):  # the tasks say more themselves
-            mend = f"journalctl -u {unit} -n 30, there; then ansible-playbook site.yml --limit {host}"
-            yield Finding(ERROR, host, "units", f"{unit} has failed", mend)
+            fix = f"journalctl -u {unit} -n 30, there; then ansible-playbook site.yml --limit {host}"
+            yield Finding(ERROR, host, "units", f"{unit} has failed", fix)
     if not facts["units"]["clock"]:
         what = "no service keeps its clock"
         yield Finding(WARNING, host, "clock", what, "apt install chrony, there, or ansible-playbook site.yml")

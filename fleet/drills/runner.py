@@ -175,8 +175,8 @@ def why_not_allowed(each: Drill, inventory: Inventory) -> str | None:
         job, _, count = need.partition(" ")
         tasks = [task for task in inventory.tasks if task.job == job]
         if len(tasks) < int(count or 1):
-            mend = ". Its group has tasks with trainer_run: {input: service} alone" if job == "data" else ""
-            return f"the inventory has {len(tasks)} {job}; it needs {count or 1}{mend}"
+            fix = ". Its group has tasks with trainer_run: {input: service} alone" if job == "data" else ""
+            return f"the inventory has {len(tasks)} {job}; it needs {count or 1}{fix}"
         if each.destructive and all(task.host == inventory.chief.host for task in tasks):
             return f"every {job} is on the coordinator's host; it needs one elsewhere"
         if each.destructive and job == "data":

@@ -136,18 +136,18 @@ def wrong_port(job: str) -> Scenario:
         def write(content: str) -> None:
             testbed.on(chief.host, f"printf '%s\\n' {shlex.quote(content.rstrip())} | root tee {file} >/dev/null")
 
-        def mend() -> None:
+        def fix() -> None:
             write(text)
             testbed.cluster.stop([chief])
 
         write(text.replace(right, wrong))
-        return _is_waited_for(testbed, drill, missing, wrong, [chief], mend)
+        return _is_waited_for(testbed, drill, missing, wrong, [chief], fix)
 
     return run
 
 
 def _is_waited_for(
-    testbed: Testbed, drill: Drill, missing: Task, address: str, later: list[Task], mend: Callable[[], None]
+    testbed: Testbed, drill: Drill, missing: Task, address: str, later: list[Task], fix: Callable[[], None]
 ) -> Findings:
     """Start all but `missing`, see it named and waited for, fix, start `later`, and see the run train."""
     found = Findings()
@@ -170,7 +170,7 @@ def _is_waited_for(
         found.expect(still.state == "waiting", f"it doesn't wait: {still.status_text}")
         found.expect(still.coordinator.start == sample.coordinator.start, "the coordinator was restarted")
     finally:
-        mend()
+        fix()
         testbed.cluster.start(later)
     begun = testbed.console.clock()
     testbed.wait(

@@ -32,7 +32,7 @@ def member_addresses(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str,
     return {host: str(address) for host, address in found.items() if address}
 
 
-def sudo_mend(result: Mapping[str, Any], user: str = "the login") -> str:
+def sudo_fix(result: Mapping[str, Any], user: str = "the login") -> str:
     """Say why a login does not become root, and what to write where."""
     text = outcome(result)
     if "interpreter" in str(result.get("msg")):  # in Ansible's own words: "The module interpreter '…' was not found."
@@ -40,7 +40,7 @@ def sudo_mend(result: Mapping[str, Any], user: str = "the login") -> str:
             f"it has no Python where Ansible looks for it ({text.splitlines()[-1]}); install it: apt-get install "
             "python3. Or name the one that it has as ansible_python_interpreter"
         )
-    for sign, mend in SUDO.items():
+    for sign, fix in SUDO.items():
         if sign in text.lower():
-            return f"{mend.format(user=user)} (sudo: {text.splitlines()[-1]})"
+            return f"{fix.format(user=user)} (sudo: {text.splitlines()[-1]})"
     return f"the login does not become root: {text}"

@@ -21,7 +21,7 @@ class SlowHost(NamedTuple):
     host: str
     part: str
     what: str
-    mend: str
+    fix: str
 
 
 def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = False) -> list[SlowHost]:
@@ -32,7 +32,7 @@ def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = F
         or_unmeasured: return hosts without a pace as well, as where a write took too long, if any peer has one.
     """
     found = []
-    for key, (part, text, mend) in PACES.items():
+    for key, (part, text, fix) in PACES.items():
         known = {host: pace for host, each in paces.items() if (pace := pace_of(each, key)) is not None}
         middle = median(known.values()) if known else 0.0
         for host, each in paces.items() if known else ():
@@ -44,7 +44,7 @@ def far_below(paces: Mapping[str, Mapping[str, Any]], *, or_unmeasured: bool = F
                 what = f"{text.format(value='?')} ({why})"
             else:
                 continue
-            found.append(SlowHost(host, part, f"{what}, and its peers {middle:.3g} (median)", mend))
+            found.append(SlowHost(host, part, f"{what}, and its peers {middle:.3g} (median)", fix))
     return found
 
 
@@ -65,4 +65,4 @@ def slow_hosts(hosts: Sequence[str], hostvars: Mapping[str, Mapping[str, Any]]) 
         if measured:
             paces[host] = measured
     found = far_below(paces, or_unmeasured=True)
-    return [f"host '{each.host}': it {each.what}: {each.mend}. Measure again: fab doctor" for each in found]
+    return [f"host '{each.host}': it {each.what}: {each.fix}. Measure again: fab doctor" for each in found]

@@ -23,7 +23,7 @@ from fleet.site.schema.inventory_files import (
     special_file_problems,
     variable_files,
 )
-from fleet.site.schema.inventory_reading import VAULT_MEND, plain
+from fleet.site.schema.inventory_reading import VAULT_FIX, plain
 from fleet.site.schema.problems import Problem, describe_problems, show
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.vault import open_vaults
@@ -215,8 +215,8 @@ def _make_manager(
             file = str(error).partition(_UNPARSED)[2].strip() or source
             if broken:
                 reasons["yaml"] = str(broken[0])
-            mend = "" if _missing_library(reasons) else ". Fix it; what is no inventory belongs elsewhere"
-            unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}{mend}", file=file))
+            fix = "" if _missing_library(reasons) else ". Fix it; what is no inventory belongs elsewhere"
+            unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}{fix}", file=file))
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
     return InventoryManager(loader=loader, sources=[source]), unparsed
 
@@ -249,14 +249,14 @@ def _unreadable(file: str, error: Exception) -> Problem:
         line = int(found[1])
     reason = first_line(error).rstrip(".")
     if "surrogates not allowed" in reason:  # what Ansible makes of bytes that are no UTF-8
-        reason, mend = "it is not UTF-8", "Save it as UTF-8, as with: iconv -f latin1 -t utf8"
+        reason, fix = "it is not UTF-8", "Save it as UTF-8, as with: iconv -f latin1 -t utf8"
     elif "tag requires" in reason:
-        mend = "Write !vault | and below it what ansible-vault encrypt_string printed"
+        fix = "Write !vault | and below it what ansible-vault encrypt_string printed"
     elif "vault" in str(error).lower() or "decrypt" in reason.lower():
-        mend = VAULT_MEND
+        fix = VAULT_FIX
     else:
-        mend = "Fix it: the rest is looked at without what stands there"
-    return Problem(f"can't be read: {reason}. {mend}", file=file, line=line)
+        fix = "Fix it: the rest is looked at without what stands there"
+    return Problem(f"can't be read: {reason}. {fix}", file=file, line=line)
 
 
 def _variables_of_files(source: str, loader: Any) -> dict[str, HostVariables]:

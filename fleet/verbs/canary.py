@@ -213,12 +213,12 @@ def _plan(
     by_ansible = short.judge(seen.looks, [host]).get(host)
     checkpoints = cluster.list_checkpoints(run.run) if run and run.step else []
     if run is None or not checkpoints or run.program is None:
-        mend = (
+        fix = (
             f"Wait until run {run.run} has: fab checkpoints"
             if run and run.state in ("training", "waiting")
             else "Begin: fab start-cluster"
         )
-        raise OperatorMistake(f"there is no checkpoint to go on from: a canary is for a run that has saved one. {mend}")
+        raise OperatorMistake(f"there is no checkpoint to go on from: a canary is for a run that has saved one. {fix}")
     console.check_program(inventory, run.program, list(run.program_args))
     now = settings_of(cluster)
     was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or ""))

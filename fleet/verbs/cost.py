@@ -126,10 +126,10 @@ def find_shortages(inventory: Inventory, hosts: Collection[str], gone: Collectio
         if len(left) < least:
             strategy = inventory.run_settings.get("strategy", Config.strategy)
             why = f"{len(left)} of {len(members)} {job} would be left, and the training needs {least}"
-            mend = "bring another host back (fab hosts), add one, or lower cluster_minimum"
+            fix = "bring another host back (fab hosts), add one, or lower cluster_minimum"
             if STRATEGIES[strategy].in_step or not inventory.run_settings.get("elastic", Config.elastic):
-                mend = "its members wait for one another: `fab stop-cluster` first"
-            found.append(f"{why}: {mend}")
+                fix = "its members wait for one another: `fab stop-cluster` first"
+            found.append(f"{why}: {fix}")
     return found
 
 

@@ -54,7 +54,7 @@ def doctor(cluster: Cluster, console: Console) -> None:
     console.print(render_findings(found))
     counts = ((errors, "error"), (len(found) - errors, "warning"))
     summary = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
-    console.print(f"\n{summary}; begin with: {found[0].mend}\nfor a report: fab bundle")
+    console.print(f"\n{summary}; begin with: {found[0].fix}\nfor a report: fab bundle")
     raise ClusterTrouble("")
 
 
@@ -99,7 +99,5 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
 
 def judge_gpus(cluster: Cluster, hosts: list[str]) -> list[Finding]:
     reports, _ = ask_gpus(cluster, hosts)
-    mend = "fab gpu-check, and docs/gpu.md"
-    return [
-        Finding(ERROR, host, "GPU", problem, mend) for host, each in reports.items() for problem in each["problems"]
-    ]
+    fix = "fab gpu-check, and docs/gpu.md"
+    return [Finding(ERROR, host, "GPU", problem, fix) for host, each in reports.items() for problem in each["problems"]]

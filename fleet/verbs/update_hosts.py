@@ -284,12 +284,12 @@ def values_of(text: str) -> dict[str, str]:
     return dict(re.findall(r"^(boot|began|reboot)=(.*)$", text, re.MULTILINE))
 
 
-def as_root(cluster: Cluster, hosts: Sequence[str], script: str, seconds: float, mend: str) -> Mapping[str, str]:
+def as_root(cluster: Cluster, hosts: Sequence[str], script: str, seconds: float, fix: str) -> Mapping[str, str]:
     """Run a script on hosts as root; returns what each printed."""
     answers = cluster.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(script)}"), seconds)
     if away := {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}:
-        raise HostsUnreachable(away, mend)
-    if failed := [f"{host}: {last_line(answer)}. {mend}" for host, answer in answers.items() if answer.code]:
+        raise HostsUnreachable(away, fix)
+    if failed := [f"{host}: {last_line(answer)}. {fix}" for host, answer in answers.items() if answer.code]:
         raise ClusterTrouble("\n".join(failed))
     return {host: answer.stdout for host, answer in answers.items()}
 

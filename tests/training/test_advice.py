@@ -74,13 +74,13 @@ def test_slow_messages_are_told_from_a_slow_input(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("name", "busy", "mend", "ps"),
+    ("name", "busy", "fix", "ps"),
     [
         ("few-ps", "ps-0", "another ps takes a part of its variables", 1 / 3),
         ("hot-ps", "ps-1", "`partitioner` splits large variables", 0.0),
     ],
 )
-def test_ps_that_are_few_or_hot_are_named(tmp_path: Path, name: str, busy: str, mend: str, ps: float) -> None:
+def test_ps_that_are_few_or_hot_are_named(tmp_path: Path, name: str, busy: str, fix: str, ps: float) -> None:
     """Each ps has a part of a processor."""
     if os.geteuid() != 0:
         pytest.skip("only root may make control groups")
@@ -88,7 +88,7 @@ def test_ps_that_are_few_or_hot_are_named(tmp_path: Path, name: str, busy: str, 
     found, promised, _ = train(cause, 2, cause.servers, PART, 2 * SECONDS, tmp_path / name)
     print(*found, sep="\n")
     assert [(each.part, each.names) for each in found[:-1]] == [("ps", [busy])]
-    assert mend in found[0].text
+    assert fix in found[0].text
     assert promised is not None
     assert (promised.worker, promised.ps) == (0.0, pytest.approx(ps))
 

@@ -98,12 +98,12 @@ def test_every_callback_of_keras_has_a_row_and_a_test() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_can_not_be_called_is_refused_by_name(name: str) -> None:
-    made, mend = REFUSED[name]
+    made, fix = REFUSED[name]
     if name == "experimental.UpdateEmbeddingCallback":
         callback = object.__new__(keras.experimental.UpdateEmbeddingCallback)
     else:
         callback = made()
-    with pytest.raises(UserError, match=f"Program.callbacks returned {type(callback).__name__}.*{re.escape(mend)}"):
+    with pytest.raises(UserError, match=f"Program.callbacks returned {type(callback).__name__}.*{re.escape(fix)}"):
         ask(callback)
 
 

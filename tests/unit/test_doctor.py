@@ -78,7 +78,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "level", "part", "what", "mend"),
+    ("changes", "level", "part", "what", "fix"),
     [
         ({"room": room(free=10**8)}, ERROR, "room", "/ has 100 MB free of 100.0 GB", "du -xh"),
         ({"room": room(free=10**9)}, WARNING, "room", "/ has 1,000 MB free", "du -xh"),
@@ -106,11 +106,11 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ({"shared": {"pace": 20.0, "why": ""}}, WARNING, "link", "to the shared path, and its peers 100", "fab ways"),
     ],
 )  # fmt: skip
-def test_a_fact_that_is_wrong_is_found(changes: dict[str, Any], level: str, part: str, what: str, mend: str) -> None:
+def test_a_fact_that_is_wrong_is_found(changes: dict[str, Any], level: str, part: str, what: str, fix: str) -> None:
     found = [each for each in judge(facts(**changes)) if each.part == part]
     assert [(each.level, each.where) for each in found] == [(level, "store")], judge(facts(**changes))
     assert what in found[0].what
-    assert mend in found[0].mend
+    assert fix in found[0].fix
 
 
 def test_a_port_that_its_own_task_has_is_right() -> None:
@@ -127,7 +127,7 @@ def test_a_host_that_is_not_reached_is_found_with_the_way_to_see_why() -> None:
     known = Host("store", "192.0.2.20", user="admin", port=2222, key_file=Path("k"))
     inventory = replace(INVENTORY, hosts={**INVENTORY.hosts, "store": known})
     (found,) = judge_hosts(inventory, Observation(unreachable={"store": "no answer in 10 s"}), {})
-    assert (found.level, found.part, found.mend) == (ERROR, "SSH", "ssh -v -i k -p 2222 admin@192.0.2.20")
+    assert (found.level, found.part, found.fix) == (ERROR, "SSH", "ssh -v -i k -p 2222 admin@192.0.2.20")
 
 
 @pytest.fixture
@@ -194,15 +194,15 @@ CAUSES: list[tuple[Callable[[Examination], Any], str, str, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cause", "where", "part", "what", "mend"), CAUSES)
+@pytest.mark.parametrize(("cause", "where", "part", "what", "fix"), CAUSES)
 def test_what_is_wrong_with_the_whole_is_found(
-    look: Examination, cause: Callable[[Examination], Any], where: str, part: str, what: str, mend: str
+    look: Examination, cause: Callable[[Examination], Any], where: str, part: str, what: str, fix: str
 ) -> None:
     cause(look)
     found = [each for each in judge_look(INVENTORY, look, "abc") if each.part == part]
     assert [each.where for each in found] == [where], judge_look(INVENTORY, look, "abc")
     assert what in found[0].what
-    assert mend in found[0].mend
+    assert fix in found[0].fix
 
 
 def test_what_only_ansible_can_tell_is_no_finding(look: Examination) -> None:
@@ -221,7 +221,7 @@ def test_the_control_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=100 * GB))
     assert judge_control(tmp_path, inventory, []) == []
     key.chmod(0o644)
-    assert judge_control(tmp_path, inventory, [])[0].mend == f"chmod 600 {key}"
+    assert judge_control(tmp_path, inventory, [])[0].fix == f"chmod 600 {key}"
     key.unlink()
     assert "can't be read" in judge_control(tmp_path, inventory, [])[0].what
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda path: types.SimpleNamespace(free=GB))
@@ -397,7 +397,7 @@ def test_ways_that_are_broken_or_slow_are_found(calm: Examination, monkeypatch: 
     cluster = Cluster(INVENTORY, fleet.FakeHosts(INVENTORY))
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
     (found,) = verb.judge_ways(cluster, calm)
-    assert (found.level, found.mend) == (ERROR, "fab ways")
+    assert (found.level, found.fix) == (ERROR, "fab ways")
     paces = {"ps-0": 0.01, "worker-0": 0.01, "worker-1": 0.3}
     rows = {task: {"chief-0": way(seconds)} for task, seconds in paces.items()}
     monkeypatch.setattr(verb, "try_ways", lambda _: (rows, {}, []))

@@ -182,7 +182,7 @@ def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
     ways = status_of(read_ways(Answer(parted[1])))
     run = Run("digits", "p:P", state="training", step=5, ways=ways)
     (told,) = judge_look(INVENTORY, Examination(Observation(run=run)), None)
-    assert (told.level, told.where, told.mend) == ("error", "run digits", "fab ways")
+    assert (told.level, told.where, told.fix) == ("error", "run digits", "fab ways")
 
 
 class Machine(fleet.FakeHosts):
@@ -296,7 +296,7 @@ def test_a_host_whose_ssh_is_closed_is_found() -> None:
     assert why
     inventory = replace(INVENTORY, hosts={**INVENTORY.hosts, "store": host})
     found = only(judge_hosts(inventory, Observation(unreachable={"store": why}), {}), "SSH")
-    assert (found.level, found.mend) == ("error", f"ssh -v -p {host.port} 127.0.0.1")
+    assert (found.level, found.fix) == ("error", f"ssh -v -p {host.port} 127.0.0.1")
 
 
 hosts = test_run_look.hosts

@@ -89,7 +89,7 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
 
 
 @pytest.mark.parametrize(
-    ("text", "mend"),
+    ("text", "fix"),
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
@@ -106,10 +106,10 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
         ("Python int 2791210558679442012 too large to convert to np.int32", "dtype_conversion_mode"),
     ],
 )
-def test_what_a_library_refuses_without_a_mend_gets_one(text: str, mend: str) -> None:
+def test_what_a_library_refuses_without_a_mend_gets_one(text: str, fix: str) -> None:
     message = explain(RuntimeError(text))
     assert message.startswith(f"RuntimeError: {text}: ")
-    assert mend in message
+    assert fix in message
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from trainer.cluster.member import Event, Member, MemberState
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.run.release import MEND
+from trainer.run.release import FIX
 
 CLUSTER = ClusterConfig({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)
 
@@ -211,5 +211,5 @@ def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:
     )
     assert describe_missing({"worker-0": away}) == "no answer from worker-0 (a:1)"
     assert describe_missing({"worker-0": away, "worker-1": other}) == (
-        f"no answer from worker-0 (a:1); worker-1 (b:1) runs release old, and mine is new: {MEND}"
+        f"no answer from worker-0 (a:1); worker-1 (b:1) runs release old, and mine is new: {FIX}"
     )

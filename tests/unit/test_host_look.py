@@ -13,7 +13,7 @@ import pytest
 import yaml
 from host_look import clock_problem, is_own, resolve, source_to, tunnel_problem, way_problems
 
-from fleet.site.host_check import member_addresses, sudo_mend
+from fleet.site.host_check import member_addresses, sudo_fix
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = {"w": "127.0.0.1", "ps-0": "10.9.0.1", "ps-1": "10.9.0.2"}
@@ -124,15 +124,15 @@ def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> Non
     ],
 )
 def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) -> None:
-    assert expected in sudo_mend({"msg": text}, "admin")
-    assert sudo_mend({"rc": 1}).endswith("exit code 1 and printed nothing")
+    assert expected in sudo_fix({"msg": text}, "admin")
+    assert sudo_fix({"rc": 1}).endswith("exit code 1 and printed nothing")
 
 
 @pytest.mark.parametrize("said", ["sh: 1: /opt/python3: not found\n", "sh: /opt/python3: No such file or directory\n"])
 def test_a_python_that_is_missing_is_not_taken_for_sudo(said: str) -> None:
     """As Ansible registers it of a minimal image, and of a path that is misspelt."""
     found = {"msg": "The module interpreter '/opt/python3' was not found.", "module_stderr": said, "rc": 127}
-    text = sudo_mend(found, "admin")
+    text = sudo_fix(found, "admin")
     assert "it has no Python" in text
     assert "/opt/python3" in text
     assert "sudo" not in text

@@ -14,7 +14,7 @@ from trainer.cluster.member import HERE, Event, Member, MemberState
 from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.task_id import is_worker
-from trainer.run.release import MEND
+from trainer.run.release import FIX
 
 if TYPE_CHECKING:
     from trainer.cluster.heartbeat import Heartbeat
@@ -110,7 +110,7 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
     parts += [f"waiting until {names(left)} is back: its host was taken out in order"] if left else []
     parts += [f"{task} ({member.address}) lacks a way: {member.why}" for task, member in half.items()]
     parts += [f"{task} ({member.address}) {member.why}" for task, member in others.items()]
-    return "; ".join(parts) + (f": {MEND}" if others else "")
+    return "; ".join(parts) + (f": {FIX}" if others else "")
 
 
 def names(members: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from trainer.cluster.formation import describe_missing
 from trainer.cluster.member import HERE, Event, Member, MemberState
 from trainer.core.states import RunState
 from trainer.core.task_id import TaskId
-from trainer.run.release import MEND
+from trainer.run.release import FIX
 from trainer.telemetry.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class MemberNews:
         """Tell of one that runs another release."""
         if member.state is MemberState.OTHER_RELEASE and self._other_release.get(member.task) != member.incarnation:
             self._other_release[member.task] = member.incarnation
-            self._report("member-other-release", member.task, f"{member.why}: left out. {MEND}")
+            self._report("member-other-release", member.task, f"{member.why}: left out. {FIX}")
 
     def half(self, member: Member) -> None:
         """Tell of one that is half connected, and once more when it has tried its ways: where its packets leave."""

@@ -209,7 +209,7 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     """Describe an error in one line, with the last line of the user's own code that took part in it."""
     error = cause(error)
     message = first_line(error)
-    fixes = [mend for words, mend in FIXES.items() if words in message]
+    fixes = [fix for words, fix in FIXES.items() if words in message]
     if OF_A_TABLE in message and not LOOKUP.search(str(error)):
         fixes.remove(FIXES[OF_A_TABLE])
     if isinstance(error, SystemExit):

@@ -35,12 +35,12 @@ def program_name_problem(name: str) -> str:
     wrong = next((part for part in parts if part and not re.fullmatch(r"[A-Za-z_]\w*", part)), None)
     if wrong is None:
         return NO_PROGRAM_NAME
-    mend = re.sub(r"\W", "_", wrong)
-    mend = f"_{mend}" if mend[0].isdigit() else mend
+    fix = re.sub(r"\W", "_", wrong)
+    fix = f"_{fix}" if fix[0].isdigit() else fix
     what = f"the module {wrong} (its file or directory)" if wrong in module.split(".") else wrong
     return (
         f"has {wrong!r}, which Python can't import by name: names have letters, digits and _, and begin with no digit. "
-        f"Rename {what} to {mend}"
+        f"Rename {what} to {fix}"
     )
 
 

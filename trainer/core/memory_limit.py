@@ -44,10 +44,10 @@ def room(*, now: bool = False) -> int:
     return min(memory_limit(), memory_available()) if now else memory_limit()
 
 
-def check_room(needed: int, what: str, mend: str, *, now: bool = False) -> None:
+def check_room(needed: int, what: str, fix: str, *, now: bool = False) -> None:
     """Raise UserError, with the sizes, when so many bytes of a model can't lie in this host's memory: see `room`."""
     if needed > (limit := room(now=now)):
         raise UserError(
             f"{what} holds up to {needed / GIB:.1f} GiB of variables, and this host lets it take "
-            f"{limit / GIB:.1f} GiB: {mend}"
+            f"{limit / GIB:.1f} GiB: {fix}"
         )

@@ -42,10 +42,10 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
                 f"program {name}: there is no module {error.name!r}; looked first in {places}. "
                 "Its package must be in release_program, here in the working directory, or installed"
             ) from error
-        mend = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
+        fix = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
         if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
-            mend = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
-        raise UserError(f"program {name}: {explain(error)}: {mend}") from error
+            fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
+        raise UserError(f"program {name}: {explain(error)}: {fix}") from error
     except (Exception, SystemExit) as error:
         if not is_the_programs(error):
             raise
@@ -132,7 +132,7 @@ def build_model(program: Program) -> Model:
     return model
 
 
-def reject_own_function(program: Program, model: Model, method: str, mend: str) -> None:
+def reject_own_function(program: Program, model: Model, method: str, fix: str) -> None:
     """Raise UserError where the user's code has a method that Keras's `fit` or `evaluate` is, makes or calls.
 
     A library's own is warned of: with its default settings it may do what Keras's does.
@@ -144,7 +144,7 @@ def reject_own_function(program: Program, model: Model, method: str, mend: str) 
     if method in vars(model) or any(is_users(module, program) for module in modules):
         raise UserError(
             f"{name} has its own {method}, which the trainer does not call, since it packs steps into calls of its "
-            f"own: {mend} (docs/programs.md)"
+            f"own: {fix} (docs/programs.md)"
         )
     if modules:
         log.warning(
@@ -170,9 +170,9 @@ def is_keras3(model: Model) -> bool:
 def reject_mixture(model: Model, what: str) -> None:
     """Raise UserError where a model was compiled with losses or metrics of the other Keras: it may take them."""
     if is_keras3(model):
-        kept, other, mend = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"
+        kept, other, fix = getattr(model, "_compile_metrics", None), "tf_keras.", "keras.{} instead of tf.keras.{}"
     else:
-        kept, other, mend = model.compiled_metrics, "keras.", "tf.keras.{} instead of keras.{}"
+        kept, other, fix = model.compiled_metrics, "keras.", "tf.keras.{} instead of keras.{}"
     compiled = [model.loss, *(getattr(kept, name, None) for name in ("_user_metrics", "_user_weighted_metrics"))]
     for value in leaves(compiled):
         kind = type(value)
@@ -183,7 +183,7 @@ def reject_mixture(model: Model, what: str) -> None:
             name = f"{where}.{theirs.__name__}"
             raise UserError(
                 f"{what} compiled a model of {'Keras 3' if is_keras3(model) else 'tf_keras'} with "
-                f"{kind.__module__}.{kind.__name__}, which is of the other Keras: write {mend.format(name, name)}"
+                f"{kind.__module__}.{kind.__name__}, which is of the other Keras: write {fix.format(name, name)}"
             )
 
 

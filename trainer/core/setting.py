@@ -116,13 +116,13 @@ def type_problem(key: str, value: object, kinds: tuple[type, ...]) -> str | None
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return None
     wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
-    mend = f"; {number_mend(value, kinds)}" if isinstance(value, str) and is_number(value) else ""
+    fix = f"; {number_fix(value, kinds)}" if isinstance(value, str) and is_number(value) else ""
     if isinstance(value, datetime.date):
         written = value.isoformat()
         return f'{key}: expected {wanted}, not the date {written}; YAML reads it so: write it in quotes, "{written}"'
     if isinstance(value, bool) and str in kinds:
-        mend = '; YAML reads off, no, on and yes as that: write them in quotes, as "off"'
-    return f"{key}: expected {wanted}, not {value!r}{mend}"
+        fix = '; YAML reads off, no, on and yes as that: write them in quotes, as "off"'
+    return f"{key}: expected {wanted}, not {value!r}{fix}"
 
 
 def is_number(text: str) -> bool:
@@ -132,7 +132,7 @@ def is_number(text: str) -> bool:
         return False
 
 
-def number_mend(text: str, kinds: tuple[type, ...]) -> str:
+def number_fix(text: str, kinds: tuple[type, ...]) -> str:
     """Say how to write the number that a text is: YAML reads 1e6 as a text, with quotes and without."""
     if "e" not in text.lower():
         return "write it without quotes"

@@ -16,7 +16,7 @@ from trainer.run.records import read_record
 
 SUMS = "SHA256SUMS"  # a line for each file: its hash, two spaces, its name
 RECORD = "release.json"  # on the shared path, and in the directory of each release
-MEND = "`ansible-playbook site.yml --limit HOST` brings one host to the checkout's release, `fab start-cluster` all"
+FIX = "`ansible-playbook site.yml --limit HOST` brings one host to the checkout's release, `fab start-cluster` all"
 
 
 class StaysOut(Infrastructure):
@@ -66,4 +66,4 @@ def reject_missed_release(config: Config, link: Path | None, own: Path) -> None:
     except (OSError, ValueError):
         return
     if wanted is not None and wanted != own.resolve().name:
-        raise MissedRelease(f"this host has release {own.resolve().name}, and the cluster runs {wanted}: {MEND}")
+        raise MissedRelease(f"this host has release {own.resolve().name}, and the cluster runs {wanted}: {FIX}")

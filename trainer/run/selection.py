@@ -113,5 +113,5 @@ def remember(config: Config, program_is_known: bool) -> dict[str, Any]:
     except ValueError as error:
         if program_is_known:
             return {}
-        mend = f"remove the file, or put a good one there, and start run {config.run} again with its --program"
-        raise ConfigError(f"{error}; {mend}") from error
+        fix = f"remove the file, or put a good one there, and start run {config.run} again with its --program"
+        raise ConfigError(f"{error}; {fix}") from error

@@ -102,8 +102,8 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {"run": run, "outcome": outcome, "bytes": 0, "files": 0}
     if there:
         if why := why_kept(directory, config, chosen_runs(config)):
-            mend = "stop it first: fab stop-cluster" if "trained" in why else _free_mend(config, run)
-            raise UserError(f"run {run} is not removed: {why}; {mend}")
+            fix = "stop it first: fab stop-cluster" if "trained" in why else _free_fix(config, run)
+            raise UserError(f"run {run} is not removed: {why}; {fix}")
         answer |= freed([directory.path])
     if not plan:
         remove([directory.path] if there else [], shared_dir)
@@ -111,7 +111,7 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     return answer
 
 
-def _free_mend(config: Config, run: str) -> str:
+def _free_fix(config: Config, run: str) -> str:
     """Return what frees a run that is selected, or waits in the queue."""
     queue = read_or_none(config.shared_dir)
     entry = queue.entry_of(run) if queue and run not in queue.ends() else None

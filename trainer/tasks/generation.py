@@ -186,8 +186,8 @@ def measure_model(context: RunContext, cluster: ClusterConfig, runner: StepRunne
     progress.history.placed(dict(zip(servers, held, strict=True)))
     pieces = [bytes_of(variable) for variable in flatten(keras_of(runner.model).variables)]
     if config.export and progress.leads:
-        mend = "set export: false, and export it on a larger host"
-        check_room(least_bytes(pieces), "the export at the end", mend)
+        fix = "set export: false, and export it on a larger host"
+        check_room(least_bytes(pieces), "the export at the end", fix)
     return sum(pieces)
 
 

@@ -134,8 +134,8 @@ def make_evaluation(
     if config.evaluation == "sidecar":
         return None
     for method in ("evaluate", "make_test_function"):
-        mend = "put what it does into test_step, or set evaluation to sidecar"
-        reject_own_function(program, model, method, mend)
+        fix = "put what it does into test_step, or set evaluation to sidecar"
+        reject_own_function(program, model, method, fix)
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]

@@ -43,7 +43,7 @@ OWNER = re.compile(r"Trackable referencing this tensor = <(tf\.Variable|(?P<kind
 HELD = 4  # times a model's bytes are taken while it is exported as a whole: its values, what is read, and first values
 MIN_HELD_TABLES = 3  # where it has several tables
 COMPARED = 4  # times a tensor's: two of it, which bytes differ, and what is written
-MEND = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
+FIX = "when others on it have ended, or on a larger chief's host: fab export --run NAME"
 WRITER = "SummaryWriter"  # in the type of its resource
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that knows none
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
@@ -121,7 +121,7 @@ def export_model(
     size, limit = bytes_of_checkpoint(directory, step), room(now=True)
     large = None
     if HELD * size > limit:
-        check_room(least_bytes_of_checkpoint(directory, step), "the export", MEND, now=True)
+        check_room(least_bytes_of_checkpoint(directory, step), "the export", FIX, now=True)
         large = LargeVariables(target.with_name(f".{target.name}.rows"))
     with alone_at(target), removed_if_broken_off(temporary):
         try:
@@ -184,7 +184,7 @@ def export_version(program: Program, directory: RunDirectory, step: int, changes
         shutil.rmtree(coming, ignore_errors=True)
         try:
             export_model(program, directory, step, target=whole)
-            check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", MEND, now=True)
+            check_room(COMPARED * largest_bytes(whole), "the comparison of two exports", FIX, now=True)
             tables = ServedTables.from_directory(directory).saved_in(whole)
             with removed_if_broken_off(coming):
                 write_changes(versions / str(base), whole, coming, (base, step), tables)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 COPIED_BYTES = 1 << 25  # a worker with a constant of 200 MiB took 10 GiB
 # The largest message of Protocol Buffers is 2 GiB, of which the graph itself takes some.
 LIMIT_BYTES = (1 << 31) - (1 << 24)
-MEND = (
+FIX = (
     "A graph goes to each worker in one message, of 2 GiB at most. Write the data to files (TFRecord) and read those "
     "in train_dataset; a table that the model looks up is a weight that build_model makes (docs/input.md)"
 )
@@ -37,7 +37,7 @@ def reject_large_arrays(graph: Graph, what: str, kept_once: Graph | None = None)
         largest, tensor = max(found, key=lambda one: one[0])
         raise UserError(
             f"{what} has arrays of {total / 2**30:.2f} GiB in its graph, {len(found)} in all; the largest has "
-            f"{largest / 2**30:.2f} GiB, the shape {tuple(tensor.shape)} and the type {tensor.dtype.name}. {MEND}"
+            f"{largest / 2**30:.2f} GiB, the shape {tuple(tensor.shape)} and the type {tensor.dtype.name}. {FIX}"
         )
 
     copied = sum(size for size, tensor in found if tf.is_symbolic_tensor(tensor) and tensor.graph is not kept_once)

@@ -18,7 +18,7 @@ from trainer.core.program import is_users
 
 # The name that TensorFlow gives to this process's devices until it joins a cluster.
 BEFORE_STRATEGY = "/job:localhost/"
-MEND = (
+FIX = (
     "It was made before build_model was called: at import, in a class or in the constructor. So it lies in the "
     "coordinator, where workers can't reach it. Make it in build_model, which is called in the strategy's scope, and "
     "keep it as an attribute of the program or of the model"
@@ -31,7 +31,7 @@ def reject_outside_model(program: Program, model: Model) -> None:
     for what, owner in (("a model", model), ("an optimizer", getattr(model, "optimizer", None))):
         for handle in handles_of(owner):
             if is_outside(handle):
-                raise UserError(f"{type(program).__name__}.build_model returned {what} that is not its own. {MEND}")
+                raise UserError(f"{type(program).__name__}.build_model returned {what} that is not its own. {FIX}")
 
 
 def reject_outside(program: Program, traced: Traced, what: str, model: Model | None = None) -> None:
@@ -39,7 +39,7 @@ def reject_outside(program: Program, traced: Traced, what: str, model: Model | N
     found = [outer for outer, _ in traced.graph.captures if outer.dtype == tf.resource and is_outside(outer)]
     if found:
         name = name_of(found[0], program, model)
-        raise UserError(f"{what} uses {name or KIND}, which is not the strategy's. {MEND} (docs/programs.md)")
+        raise UserError(f"{what} uses {name or KIND}, which is not the strategy's. {FIX} (docs/programs.md)")
 
 
 def reject_changing_shapes(traced: Traced, what: str) -> None:

@@ -21,6 +21,6 @@ def control_problems(ansible_version: str) -> Iterator[str]:
     for collection in COLLECTIONS:
         if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
             yield f"the collection {collection} is missing. The PyPI package ansible has it; {_BRINGS_IT}"
-    for command, mend in COMMANDS.items():
+    for command, fix in COMMANDS.items():
         if shutil.which(command) is None:
-            yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {mend}"
+            yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {fix}"

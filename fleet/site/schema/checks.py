@@ -57,18 +57,18 @@ def group_problems(reading: InventoryReading) -> Iterator[Problem]:
             text = (
                 f"cluster_own_groups has {show(pattern)}, which takes in psfleet's {taken}, and what is misspelt for it"
             )
-            mend = f"expected names of your own, such as site_* or {taken}_*"
+            fix = f"expected names of your own, such as site_* or {taken}_*"
             file, line = reading.place(str(chief), "cluster_own_groups")
-            yield Problem(f"{text}; {mend}", (), "cluster_own_groups", show(pattern), file, line)
+            yield Problem(f"{text}; {fix}", (), "cluster_own_groups", show(pattern), file, line)
     for group, hosts in reading.groups.items():
         if group in known or group in ANSIBLES_GROUPS or any(fnmatchcase(group, each) for each in patterns):
             continue
         meant = meant_group(group)
         lost = f", and {name_some(hosts)} would get nothing for it" if hosts else ""
-        mend = f"Did you mean {meant}? " if meant else f"psfleet's are {', '.join(known)}. "
+        fix = f"Did you mean {meant}? " if meant else f"psfleet's are {', '.join(known)}. "
         file, line = reading.group_places.get(group, (None, None))
         yield Problem(
-            f"group {show(group)} is none of psfleet's{lost}. {mend}A group of your own is left alone where "
+            f"group {show(group)} is none of psfleet's{lost}. {fix}A group of your own is left alone where "
             f"cluster_own_groups has its name",
             tuple(hosts),
             file=file,
@@ -118,20 +118,20 @@ def _unknown(reading: InventoryReading) -> Iterator[Problem]:
         file, line = reading.place(hosts[0], name)
         if name in known:
             source = known[name].schema["from"]
-            mend = f"psfleet sets it itself, from {source}: " + ("set that" if source in known else "leave it out")
-            mend = known[name].schema.get("instead", mend)
+            fix = f"psfleet sets it itself, from {source}: " + ("set that" if source in known else "leave it out")
+            fix = known[name].schema.get("instead", fix)
         elif name in RUN_SETTINGS:
-            mend = "it is a run setting: write it below trainer_run, or give a variable of your own another name"
+            fix = "it is a run setting: write it below trainer_run, or give a variable of your own another name"
         elif meant := meant_variable(name):
-            mend = f"did you mean {meant}?"
+            fix = f"did you mean {meant}?"
         else:
-            mend = (
+            fix = (
                 "it has a prefix that is psfleet's. docs/inventory.md lists what there is; give a variable of your own "
                 "another prefix"
             )
-        text = f"unknown variable {show(name)} ({name_hosts(hosts)}): {mend}"
+        text = f"unknown variable {show(name)} ({name_hosts(hosts)}): {fix}"
         if name in known:
-            text = f"{name} can't be set ({name_hosts(hosts)}): {mend}"
+            text = f"{name} can't be set ({name_hosts(hosts)}): {fix}"
         yield Problem(text, tuple(hosts), name, None, file, line)
         for host in hosts:
             reading.values[host].pop(name, None)

@@ -122,12 +122,12 @@ def _lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterato
     files = sorted(path.parent.glob(f"{glob.escape(path.name)}-3.*.txt")) if path.parent.is_dir() else []
     if not files:
         short = re.sub(r"(-3\.[0-9]+)?\.txt$", "", lock)
-        mend = (
+        fix = (
             f"`psfleet lock {lock}` writes them, in a checkout `make lock LOCK={lock}`"
             if short == lock
             else f"Leave out -<python>.txt: {short}"
         )
-        yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {mend}"
+        yield f"release_lock is {show(lock)}, and there is no file {path}-<python>.txt, such as -3.11.txt. {fix}"
     for file in files:
         try:
             if not file.is_file():
@@ -208,10 +208,10 @@ def _program_problems(
         modules = [each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in files]
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
         ask = "Name the directory of your package in release_program, relative to the site's folder"
-        mend = f"Did you mean {close[0]}?" if close else ask
+        fix = f"Did you mean {close[0]}?" if close else ask
         if top == "trainer" and not module.startswith("trainer.examples"):
-            mend = "A package trainer is psfleet's own: give yours another name"
-        yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {mend}"
+            fix = "A package trainer is psfleet's own: give yours another name"
+        yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {fix}"
         return
     source = files[file]
     try:
@@ -285,8 +285,8 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
             if "*" in bound or "__getattr__" in bound:
                 return
             close = difflib.get_close_matches(part, [each for each in bound if not each.startswith("_")], n=1)
-            mend = f"Did you mean {close[0]}?" if close else "Name an object of it: package.module:Name"
-            yield f"program is {show(name)}, and {file} has no {part}. {mend}"
+            fix = f"Did you mean {close[0]}?" if close else "Name an object of it: package.module:Name"
+            yield f"program is {show(name)}, and {file} has no {part}. {fix}"
             return
         found = bound[part]
         if (what := _no_object(found)) is not None:

@@ -49,16 +49,14 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
             if path.stem in groups or path.stem in known or path.stem in ANSIBLES_GROUPS:
                 continue
             meant = meant_group(path.stem)
-            mend = f"Did you mean {meant}?" if meant else f"The groups are {', '.join(sorted(groups))[:300]}"
-            yield Problem(
-                f"there is no group {show(path.stem)}, so nobody gets these variables. {mend}", file=str(path)
-            )
+            fix = f"Did you mean {meant}?" if meant else f"The groups are {', '.join(sorted(groups))[:300]}"
+            yield Problem(f"there is no group {show(path.stem)}, so nobody gets these variables. {fix}", file=str(path))
         for path in variable_files(directory / "host_vars"):
             if path.stem in hosts or path.name in hosts:
                 continue
             close = difflib.get_close_matches(path.stem, hosts, n=1)
-            mend = f"Did you mean {close[0]}?" if close else "Name the file as the host, or take it away"
-            yield Problem(f"there is no host {show(path.stem)}, so nobody gets these variables. {mend}", file=str(path))
+            fix = f"Did you mean {close[0]}?" if close else "Name the file as the host, or take it away"
+            yield Problem(f"there is no host {show(path.stem)}, so nobody gets these variables. {fix}", file=str(path))
 
 
 def _directory_problems(directory: Path) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from fleet.site.schema.problems import Problem, name_hosts, show
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
 TOO_LARGE = "it has more than"
-VAULT_MEND = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
+VAULT_FIX = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
 NOWHERE: Place = (None, None)
@@ -67,10 +67,10 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
     for (name, reason), hosts in unread.items():
         file, line = reading.place(hosts[0], name)
         shut = "vault" in reason.lower() or "decrypt" in reason.lower()
-        mend = VAULT_MEND if shut else "Give it a value that needs nothing of the host"
+        fix = VAULT_FIX if shut else "Give it a value that needs nothing of the host"
         if reason.startswith(TOO_LARGE):
-            mend = "Look for anchors (&, *) that multiply it"
-        text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {mend}"
+            fix = "Look for anchors (&, *) that multiply it"
+        text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {fix}"
         reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
     return reading
 

@@ -84,8 +84,8 @@ def _stray_variables(reading: InventoryReading) -> Iterator[Problem]:
         strays = [host for host in having if host not in members and _where(reading, host, name) not in shared]
         if strays:
             text = f"{name} is {_shown(reading, strays[0], name)}, and it is for hosts of the group {group}"
-            mend = f"expected {'the host' if len(strays) == 1 else 'these hosts'} in that group, or the line left out"
-            yield _problem(reading, strays, name, f"{text}; {mend}")
+            fix = f"expected {'the host' if len(strays) == 1 else 'these hosts'} in that group, or the line left out"
+            yield _problem(reading, strays, name, f"{text}; {fix}")
 
 
 def _says_something(name: str, value: Any) -> bool:

@@ -71,8 +71,8 @@ def _group_shapes(root: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
 def _name_shapes(names: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
     for key, _ in names.value if isinstance(names, yaml.MappingNode) else ():
         if key.tag not in (f"{_TAG}str", f"{_TAG}merge", f"{_TAG}value"):
-            mend = f'. Write it in quotes: "{key.value[:64]}"' if isinstance(key, yaml.ScalarNode) else ""
-            yield f"the name of a {what} is {_kind(key)}; expected a text{mend}", key
+            fix = f'. Write it in quotes: "{key.value[:64]}"' if isinstance(key, yaml.ScalarNode) else ""
+            yield f"the name of a {what} is {_kind(key)}; expected a text{fix}", key
 
 
 def _is_mapping(node: yaml.Node) -> bool:

@@ -147,9 +147,9 @@ def _group_problems(root: yaml.Node, file: Path) -> Iterator[Problem]:
         for key, line, _ in entries(body):
             if key not in GROUP_KEYS:
                 close = difflib.get_close_matches(key, GROUP_KEYS, n=1)
-                mend = f"Did you mean {close[0]}?" if close else "Its variables stand below vars, its hosts below hosts"
+                fix = f"Did you mean {close[0]}?" if close else "Its variables stand below vars, its hosts below hosts"
                 text = f"group {show(group)} has the key {show(key)}, which Ansible leaves out; expected hosts, "
-                yield Problem(f"{text}children or vars. {mend}", file=str(file), line=line)
+                yield Problem(f"{text}children or vars. {fix}", file=str(file), line=line)
 
 
 def _contradictions(

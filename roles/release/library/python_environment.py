@@ -279,7 +279,7 @@ def main() -> None:
         for path, mode in shut.items():
             os.chmod(path, mode)  # noqa: PTH101
         if problems:
-            _mend(module, environment, lock_text, problems)
+            _fix(module, environment, lock_text, problems)
         time.sleep(TICK_SECONDS)  # what was just written has times that can be noted then
         began, (seen, _) = time.time(), look_at_times(environment, lock_text)
         left = find_problems(environment, lock)
@@ -296,7 +296,7 @@ def main() -> None:
     )
 
 
-def _mend(module: AnsibleModule, environment: Path, lock_text: str, problems: dict[str, list[str]]) -> None:
+def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dict[str, list[str]]) -> None:
     wheels = Path(module.params["wheels"])
     # The cache lies beside the environment, so that files are linked rather than copied; it goes when all is installed.
     cache = environment.with_name(f".{environment.name}.cache")

@@ -69,8 +69,8 @@ def first_slots(optimizer: Optimizer) -> Slots:
     return {name: float(own(listed[0]).numpy()[0, 0]) for name, listed in slots_of(other, variable, 0).items()}
 
 
-def table_error(why: str, mend: str) -> UserError:
-    return UserError(f"dynamic_tables: {why}: {mend}, or leave the layer out of dynamic_tables")
+def table_error(why: str, fix: str) -> UserError:
+    return UserError(f"dynamic_tables: {why}: {fix}, or leave the layer out of dynamic_tables")
 
 
 def clips(optimizer: Optimizer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.core.contracts import Model
 from trainer.core.failures import UserError
 
-MEND = (
+FIX = (
     "steps were traced before and would go on as they were. Train that in a run of its own, which begins with this "
     "one's weights (initial_weights, docs/training.md), and give build_model a parameter for it"
 )
@@ -23,11 +23,11 @@ class AsTraced:
         """Raise UserError where that has changed since."""
         optimizer, loss = self._compiled
         if self._model.optimizer is not optimizer or self._model.loss is not loss:
-            raise UserError(f"a callback has compiled the model again: {MEND}")
+            raise UserError(f"a callback has compiled the model again: {FIX}")
         now = trained_layers(self._model)
         changed = sorted(name for name, trained in now.items() if trained != self._trained.get(name, trained))
         if changed:
-            raise UserError(f"a callback has changed `trainable` of {', '.join(changed)}: {MEND}")
+            raise UserError(f"a callback has changed `trainable` of {', '.join(changed)}: {FIX}")
 
 
 def trained_layers(model: Model) -> dict[str, bool]:
