@@ -16,7 +16,7 @@ HEAD = """# Verbs
 
 Every verb of `fab` with its flags, made from `fabfile.py`: `fab VERB --help` prints the same.
 [operations.md](operations.md), [upkeep.md](upkeep.md) and [second-day.md](second-day.md) explain them,
-[json.md](json.md) has their answers.
+[json.md](json.md) has their answers. A flag in brackets may be left out before its value.
 
 Each verb takes these flags, after its name:
 
@@ -63,8 +63,11 @@ def _row(flag: Argument) -> str:
     """Write a flag's line; raises TypeError where it has no help text."""
     if not flag.help:
         raise TypeError(f"--{_name(flag)} has no help text: give it one in fabfile.py")
+    name = f"--{_name(flag)}"
+    text = flag.help.removesuffix(f"; `{name}` before it is optional")
+    name = name if text == flag.help else f"[{name}]"
     value = "" if flag.kind is bool else " …"
-    return f"- `--{_name(flag)}{value}`: {flag.help}\n"
+    return f"- `{name}{value}`: {text}\n"
 
 
 if __name__ == "__main__":
