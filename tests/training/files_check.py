@@ -15,7 +15,7 @@ from trainer.core.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.training.data_service import DataService  # isort: skip
 from trainer.training.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
-from trainer.training.worker_files import WorkerFiles, number_of, reject_unwritable  # isort: skip
+from trainer.training.worker_files import WorkerFiles, number_of, reject_unwritable, tag_of  # isort: skip
 
 PLACE = Path(tempfile.mkdtemp(prefix="psfleet-files-"))
 SOURCE, CACHE = PLACE / "source.txt", PLACE / "cache" / "numbers"
@@ -135,15 +135,19 @@ def refused(part):
 
 
 def alone():
-    """Two runs in this process, and an evaluation, with one name."""
+    """Two runs in this process, and an evaluation, with one name; an earlier process of the first left a whole cache."""
     strategy = tf.distribute.OneDeviceStrategy("cpu:0")
     write(*range(4))
     found = []
     for run in ("a", "b"):
         config = Config(program="p:P", run=run, strategy="one_device")
+        if run == "a":
+            left = Path(f"{CACHE}.psfleet-{tag_of(config.shared_dir, run, range(1))}-0-{number_of('earlier')}-1.index")
+            left.write_text("left behind", encoding="utf-8")
         batches = iter(own_train_dataset(config, Cached(), strategy))
         found.append([next(batches).numpy().tolist() for _ in range(4)])
     found.append([batch.tolist() for batch in eval_dataset(Cached()).as_numpy_iterator()])
+    found.append(left.stat().st_size)
     return found
 
 

@@ -70,8 +70,9 @@ def test_passes_in_an_order_of_their_own_are_not_cached_in_files(workers: dict[s
 
 
 def test_runs_and_evaluations_of_one_process_have_caches_of_their_own(found: dict[str, Any]) -> None:
-    one_pass = [[0, 1], [2, 3]]
-    assert found["alone"] == [one_pass * 2, one_pass * 2, one_pass]
+    """What an earlier process of the run left is empty then."""
+    one_pass, size = [[0, 1], [2, 3]], 0
+    assert found["alone"] == [one_pass * 2, one_pass * 2, one_pass, size]
 
 
 def test_a_worker_that_is_killed_while_it_writes_its_cache_reads_again(runs: Runs, tmp_path: Path) -> None:

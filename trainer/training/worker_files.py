@@ -117,9 +117,9 @@ def emptied(files: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([tf.raw_ops.WriteFile(filename=files[number], contents="")]):
             return number + 1
 
-    def empty_eagerly(number: tf.Tensor) -> tf.Tensor:
+    def empty_eagerly(number: tf.Tensor) -> list[tf.Tensor]:
         tf.io.write_file(files[number], "")
-        return number + 1
+        return [number + 1]
 
     body = empty_eagerly if tf.executing_eagerly() else empty
     done: tf.Tensor = tf.while_loop(lambda number: number < tf.size(files), body, [tf.constant(0)])[0]
