@@ -161,4 +161,4 @@ def test_a_drain_survives_restarts_of_all_that_runs(training: Drains) -> None:
     assert seen[0].all()
     training.undrain("worker-1")
     training.start("chief-0")
-    training.chief.search("all 3 other members are there")
+    training.chief.search("all 3 other members are present")
