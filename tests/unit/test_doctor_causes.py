@@ -225,7 +225,7 @@ def test_another_release_and_files_that_were_edited_are_found(rooted: test_short
     test_short_way.spoil("/etc/systemd/system/psfleet-firewall.service")(rooted.place / "far")
     found = {(level, where, part): what for level, where, part, what in look()}
     assert "/etc/trainer/ps-0.env differs" in found["error", "store", "files"]
-    assert "psfleet-firewall.service is there" in found["error", "far", "firewall"]
+    assert "psfleet-firewall.service exists" in found["error", "far", "firewall"]
 
 
 @pytest.fixture
