@@ -87,7 +87,11 @@ def damage(lab):
     return right
 
 
-def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_restart_made_up_for(lab, long_run):
+@pytest.mark.parametrize("look_first", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_restart_made_up_for(
+    lab, long_run, look_first
+):
+    """With `--check` before, which finds as much and writes nothing: a run more of so many fixes."""
     before = units(lab)
     with lab["head"].sudo():
         wheel = lab["head"].check_output("ls /srv/trainer/wheels/no-gpu-3*/six-*.whl")
@@ -98,16 +102,18 @@ def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_re
         drop_in = "/etc/systemd/system/trainer@worker-0.service.d/psfleet-task.conf"
         lab["worker-0"].run_expect([0], f"test -f {drop_in} && touch {drop_in}")
     change(lab, [one for one in CHANGED if one[2] != PROBE])
-    checked = play("site.yml", "--check", inventory=long_run)
+    checked = play("site.yml", "--check", inventory=long_run) if look_first else None
     # Only now: check mode writes no marker, and the other hosts would refuse a path without it.
     change(lab, [one for one in CHANGED if one[2] == PROBE])
     repaired = play("site.yml", inventory=long_run)
-    assert (checked.code, repaired.code) == (0, 0), checked.failed + repaired.failed
+    assert repaired.code == 0, repaired.failed
     # A release that a process used until its restart is one too many then.
     beside = ("Copy the wheels", "Restart the journal", "Keep the last few releases")
     fixed = {(name, task) for name, task in repaired.changed if task not in RESTARTING and not task.startswith(beside)}
     assert fixed == {*((name, task) for name, _, task in CHANGED + DAMAGED), ("head", NOTE)}
-    assert set(checked.changed) >= fixed - {("head", PROBE), ("head", NOTE)}  # which check mode doesn't write
+    if checked is not None:
+        assert checked.code == 0, checked.failed
+        assert set(checked.changed) >= fixed - {("head", PROBE), ("head", NOTE)}  # which check mode doesn't write
     assert lab["head"].file(wheel).exists
     for (name, file), text in right.items():
         with lab[name].sudo():
