@@ -184,7 +184,7 @@ class Runs:
         return process
 
     def script(self, *arguments: str, **more: str) -> Process:
-        """Start a script that need not import TensorFlow itself."""
+        """Start a script, a command or a supervisor that need not import TensorFlow itself."""
         process = Process(list(arguments), PROGRAMS, fork_server(), **more)
         self._started.append(process)
         return process

@@ -105,16 +105,16 @@ def test_changes_of_another_export_are_refused(
 def test_a_run_that_trains_is_exported_and_then_what_changes(runs: Runs) -> None:
     """On two workers and two ps, with keys that come and go."""
     run = "exported"
-    words = ["-m", "trainer", "export", "--run", run, "--shared-dir", str(runs.shared)]
+    words = ("-m", "trainer", "export", "--run", run, "--shared-dir", str(runs.shared))
     process = runs.local("keys:Keys", run, 1_000_000, *OPTIONS)
 
     def export(*more: str) -> dict[str, Any]:
-        made = runs.start([*words, "--json", *more])
+        made = runs.script(*words, "--json", *more)
         assert made.wait(2 * MINUTE) == 0, made.output
         return dict(last_json(made.output))
 
     process.search(r"saved \S+/ckpt-\d+ in")
-    early = runs.start([*words, "--changes"])
+    early = runs.script(*words, "--changes")
     assert early.wait(2 * MINUTE) == 78
     assert "has no whole export whose changes could be written" in early.output
     first = export()

@@ -64,8 +64,8 @@ def test_a_queue_is_worked_off_without_anybody(runs: Runs) -> None:
         site.add(name, **more)
     servers = [runs.task(**site.environment("ps"))]
     servers += [runs.task(**site.environment("worker", index)) for index in range(2)]
-    evaluator = runs.start(["-m", "trainer"], **site.environment("evaluator"))
-    chief = runs.start(["-m", "trainer"], **site.environment("chief"))
+    evaluator = runs.script("-m", "trainer", **site.environment("evaluator"))
+    chief = runs.script("-m", "trainer", **site.environment("chief"))
     chief.search("run first finished: rated:Rated trained to step 30", 3 * MINUTE)
     until(lambda: steps_of(site.shared, "endless") > 0, "steps of the endless one", 3 * MINUTE, lambda: chief.output)
     # It goes before all that wait, and not before what has begun.

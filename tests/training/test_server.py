@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import RUN_POLL_SECONDS
 from processes import MINUTE, Process, Runs, until
 
 from trainer.cluster.probe import answers, incarnation, silent
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks.local import local_cluster
-from trainer.tasks.server import LOOKS, RUN_POLL_SECONDS
+from trainer.tasks.server import LOOKS
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -31,8 +31,8 @@ def test_a_sweep_trains_its_points_one_after_the_other(runs: Runs) -> None:
 
     # The servers have nobody who would start them again.
     servers = [runs.task(**environment(job)) for job in ("ps", "worker")]
-    evaluator = runs.start(["-m", "trainer"], **environment("evaluator"))
-    chief = runs.start(["-m", "trainer"], **environment("chief"))
+    evaluator = runs.script("-m", "trainer", **environment("evaluator"))
+    chief = runs.script("-m", "trainer", **environment("chief"))
     chief.search(r"run rates-1 finished: rated:Rated trained to step 30", 3 * MINUTE)
     chief.search(r"sweep rates goes on with rates-3")
     until(lambda: chief.children, "the process of the third point")
