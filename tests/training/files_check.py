@@ -135,7 +135,7 @@ def refused(part):
 
 
 def alone():
-    """Two runs in this process, and an evaluation, with one name; an earlier process of the first left a whole cache."""
+    """Two runs in this process, and an evaluation, with one name; an earlier process of one left a whole cache."""
     strategy = tf.distribute.OneDeviceStrategy("cpu:0")
     write(*range(4))
     found = []
