@@ -98,13 +98,16 @@ def workers():
     write(*range(10, 18))
     found["same_process"] = read(Cached(), strategy, files)
     # As a process leaves it that was killed while it wrote.
-    prefix = f"{CACHE}.psfleet-run-0-{number_of('killed')}-1_0"
+    prefix = f"{CACHE}.psfleet-run-0-{number_of('killed', ())}-1_0"
     for ending in (".lockfile", ".data-00000-of-00001.tempstate1"):
         Path(prefix + ending).write_text("left behind", encoding="utf-8")
     Path(f"{CACHE}.psfleet-other-0-1-1.index").write_text("of another run", encoding="utf-8")
     processes[0] = "third"
     found["other_process"] = read(Cached(), strategy, files)
     found["names_then"] = names()
+    write(*range(8))
+    drained = WorkerFiles("run", lambda worker: processes[worker], (0,))
+    found["divided"] = [(read(Cached(), strategy, one), len(names())) for one in (drained, files, drained)]
     found["each"] = read(Each(), strategy, files, 2)
     found["snapshot"] = read(Snapshot(), strategy, files)
     found["snapshots"] = sorted(path.name for path in PLACE.glob("snapshot*"))
@@ -142,7 +145,7 @@ def alone():
     for run in ("a", "b"):
         config = Config(program="p:P", run=run, strategy="one_device")
         if run == "a":
-            left = Path(f"{CACHE}.psfleet-{tag_of(config.shared_dir, run, range(1))}-0-{number_of('earlier')}-1.index")
+            left = Path(f"{CACHE}.psfleet-{tag_of(config.shared_dir, run)}-0-{number_of('earlier', range(1))}-1.index")
             left.write_text("left behind", encoding="utf-8")
         batches = iter(own_train_dataset(config, Cached(), strategy))
         found.append([next(batches).numpy().tolist() for _ in range(4)])

@@ -47,12 +47,17 @@ def test_another_process_reads_the_data_and_empties_what_earlier_ones_left(worke
     assert "numbers.psfleet-other-0-1-1.index" in workers["names_then"]  # another run's
 
 
+def test_one_cache_lies_there_however_often_the_data_are_divided_again(workers: dict[str, Any]) -> None:
+    """What was emptied is not read, either."""
+    assert workers["divided"] == [[[FIRST, SECOND], 5]] * 3
+
+
 def test_a_cache_within_a_function_is_each_workers_own(workers: dict[str, Any]) -> None:
     assert workers["each"] == [[[0, 1, 2]] * 2, [[10, 11, 12]] * 2]
 
 
 def test_a_snapshot_is_each_workers_own(workers: dict[str, Any]) -> None:
-    assert workers["snapshot"] == [[[10, 12], [14, 16]] * 2, [[11, 13], [15, 17]] * 2]
+    assert workers["snapshot"] == [FIRST, SECOND]
     assert len(workers["snapshots"]) == 2
 
 

@@ -423,7 +423,7 @@ def own_part(
     pipelines, number = context.num_input_pipelines, context.input_pipeline_id
     part = DataPass(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
     what = f"{type(program).__name__}.train_dataset"
-    files = own_files(tag_of(config.shared_dir, config.run, range(pipelines)), number)
+    files = own_files(tag_of(config.shared_dir, config.run), number, range(pipelines))
     with kept_apart(files, what) if service is None else rejecting_files_in_service(what):
         return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
 
@@ -477,7 +477,7 @@ def eval_dataset(program: Program) -> tf.data.Dataset:
 
 def own_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:
     """Return a part of the program's evaluation data, read by this process."""
-    files = own_files(f"evaluation-{THIS}", context.input_pipeline_id)
+    files = own_files(f"evaluation-{THIS}", context.input_pipeline_id, range(context.num_input_pipelines))
     with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
         return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(context)))
 

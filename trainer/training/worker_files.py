@@ -63,23 +63,26 @@ UNWRITABLE = (
 LEFT_OUT = "%s: the file of %s is left out, and the data are read without it: %s"
 
 
-def number_of(process: str) -> int:
-    """Return a number for a process, which TensorFlow can take."""
-    return zlib.crc32(process.encode()) or 1
-
-
 # This process, among those that may read here.
-THIS = number_of(f"{os.getpid()} {secrets.token_hex(8)}")
+THIS = f"{os.getpid()}-{secrets.token_hex(8)}"
 
 
-def tag_of(shared_dir: str, run: str, readers: Sequence[int]) -> str:
-    """Return what tells a run's files from those of others, and from those with another division of the data."""
-    return f"{zlib.crc32(f'{shared_dir} {run} {tuple(readers)}'.encode()):08x}"
+def number_of(process: str, readers: Sequence[int]) -> int:
+    """Return a number for a process while the data are divided among these workers, which TensorFlow can take."""
+    return zlib.crc32(f"{process} {tuple(readers)}".encode())
+
+
+def tag_of(shared_dir: str, run: str) -> str:
+    """Return what tells a run's files from those of others."""
+    return f"{zlib.crc32(f'{shared_dir} {run}'.encode()):08x}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Whose the files are: a run's, of the reader with a number, in one process; each reading draws a number, too."""
+    """Whose the files are: a run's, of the reader with a number, in one process with one division of the data.
+
+    Each reading draws a number, too.
+    """
 
     run: str
     reader: Any
@@ -89,13 +92,14 @@ class Files:
     def own(self, name: Any) -> tf.Tensor:
         """Return the reader's own name for a cache, that of a whole one if this process has made one before.
 
-        Empties what earlier processes of this reader have left. A name with wildcards finds nothing again.
+        Empties what the reader's earlier processes have left, and this one with another division of the data: of that,
+        too, there may be a whole cache that was emptied before. A name with wildcards finds nothing again.
         """
         of_reader = tf.strings.join([name, OWN, self.run, "-", text(self.reader), "-"])
         of_process = tf.strings.join([of_reader, text(self.process), "-"])
         files = tf.io.matching_files(tf.strings.join([of_reader, "*"]))
         is_own = tf.strings.substr(files, 0, tf.strings.length(of_process)) == of_process
-        whole = tf.io.matching_files(tf.strings.join([of_process, "*.index"]))
+        whole = filled(tf.io.matching_files(tf.strings.join([of_process, "*.index"])))
         new = tf.strings.join([of_process, text(self.reading)])
         found = tf.concat([tf.strings.regex_replace(whole, r"\.index$", ""), [new]], axis=0)[0]
         with tf.control_dependencies([emptied(tf.boolean_mask(files, ~is_own))]):
@@ -108,6 +112,12 @@ class Files:
 
 def text(number: Any) -> tf.Tensor:
     return tf.strings.as_string(tf.cast(number, tf.int64))
+
+
+def filled(files: tf.Tensor) -> tf.Tensor:
+    """Return the files that are not empty."""
+    sizes = tf.map_fn(lambda file: tf.strings.length(tf.io.read_file(file)), files, fn_output_signature=tf.int32)
+    return tf.boolean_mask(files, sizes > 0)
 
 
 def emptied(files: tf.Tensor) -> tf.Tensor:
@@ -128,17 +138,20 @@ def emptied(files: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerFiles:
-    """The files of the workers of a run; `process` tells which process a worker is just now, where that is known."""
+    """The files of the workers of a run, of which `readers` have a part of the data each.
+
+    `process` tells which process a worker is just now, where that is known.
+    """
 
     run: str = ""
     process: Callable[[int], str | None] = lambda worker: None
+    readers: Sequence[int] = ()
 
     def for_worker(self, worker: tf.Tensor) -> Files:
         """Return the files of the worker that runs what is traced."""
 
         def numbers(number: int) -> list[int]:
-            process = self.process(number)
-            return [THIS if process is None else number_of(process), secrets.randbelow(LARGEST)]
+            return [number_of(self.process(number) or THIS, self.readers), secrets.randbelow(LARGEST)]
 
         process, reading = tf.unstack(for_each_worker(numbers, 2))
         return Files(self.run, worker, process, reading)
@@ -151,9 +164,9 @@ def processes_of(members: Any) -> Callable[[int], str | None]:
     return lambda worker: members.process(members.workers[worker])
 
 
-def own_files(run: str, reader: Any) -> Files:
+def own_files(run: str, reader: Any, readers: Sequence[int]) -> Files:
     """Return the files of a pipeline that this process runs itself."""
-    return Files(run, reader, THIS, secrets.randbelow(LARGEST))
+    return Files(run, reader, number_of(THIS, readers), secrets.randbelow(LARGEST))
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ class RemoteStepRunner(TrainsModel):
         self.takes_in = takes_in(config, strategy, members)
 
         def files(readers: Sequence[int]) -> WorkerFiles:
-            return WorkerFiles(tag_of(config.shared_dir, config.run, readers), processes_of(members))
+            return WorkerFiles(tag_of(config.shared_dir, config.run), processes_of(members), readers)
 
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
