@@ -31,8 +31,19 @@ def test_what_can_be_divided_is_given_once() -> None:
     assert data.dataset == "[0, 1]:8"
 
 
+def test_a_division_is_traced_once() -> None:
+    traced: list[Sequence[int]] = []
+    data = Division(2, lambda readers: traced.append(readers) or len(traced), lambda dataset: "")
+    assert data.can_be((0, 2))
+    assert data.can_be((0, 2))
+    assert traced == [(0, 1), (0, 2)]
+    assert data.coming((0, 2)) == 2
+
+
 def test_batches_of_another_shape_are_refused(caplog: pytest.LogCaptureFixture) -> None:
-    assert not division("7").can_be((0, 1, 2))
+    data = division("7")
+    assert not data.can_be((0, 1, 2))
+    assert data.coming((0, 1, 2)) is None
     assert "divided among 3 workers the data have batches of another shape" in caplog.text
 
 

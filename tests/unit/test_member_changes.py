@@ -98,7 +98,7 @@ def test_a_generation_ends_for_a_drained_worker_whose_data_others_can_t_read(ela
     """Without `elastic` the next one would wait for it."""
     members = Members()
     members.leaving = []
-    joining: Any = SimpleNamespace(leaving=["worker-1"], poll=lambda: None)
+    joining: Any = SimpleNamespace(leaving=["worker-1"], poll=lambda is_recovering: None)
     changes = MemberChanges(members, Storage(), joining, elastic=elastic)
     changes.poll(is_recovering=False)
     assert changes.leaving == (["worker-1"] if elastic else [])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Collection
 from typing import Protocol
 
 log = logging.getLogger(__name__)
+RETRY_SECONDS = 60.0  # until the data are divided again that could not be: each try traces the program
 
 
 class JoinableMembers(Protocol):
@@ -41,8 +44,11 @@ class Runner(Protocol):
     def joined(self) -> list[str]:
         """Return the workers that have joined since."""
 
-    def leave_out(self, tasks: Collection[str]) -> bool:
-        """Have the other workers read the data of these; returns False where that takes another generation."""
+    def leave_out(self, tasks: Collection[str]) -> bool | None:
+        """Have the other workers read the data of these, which may be none; returns False where they can't now.
+
+        None where there is nothing to divide: workers have no parts, or there is no other worker.
+        """
 
 
 class CallCounter(Protocol):
@@ -61,7 +67,10 @@ class Joining:
         self._calls = calls
         self._coming: set[str] = set()
         self._drained: list[str] = []
-        self._has_parts = False
+        """The workers whose data the others read."""
+        self._refused: list[str] | None = None
+        """The workers whose data the others were to read at the last try, which failed."""
+        self._retry_at = math.inf
 
     @property
     def is_possible(self) -> bool:
@@ -71,10 +80,10 @@ class Joining:
     @property
     def leaving(self) -> list[str]:
         """The drained workers whose parts of the data go to others with the next generation; they have stopped."""
-        if self._members is None or not self._has_parts:
+        if self._members is None or not self._refused:
             return []
-        serving = self._members.workers_serving()
-        return [task for task in self._drained if task not in serving]
+        away = {*self._members.workers_serving(), *self._drained}
+        return [task for task in self._refused if task not in away]
 
     def _drained_now(self, members: JoinableMembers) -> list[str]:
         """Return whose parts others are to have: also of one that is not named any more, until it answers."""
@@ -82,16 +91,37 @@ class Joining:
         serving = members.workers_serving() if self._drained else set()
         return [*named, *(task for task in self._drained if task not in {*named, *serving})]
 
-    def poll(self) -> None:
-        """Have those join that can, and give calls to those that have; have others read for the drained."""
+    def _divide(self, drained: list[str]) -> None:
+        """Have others read for these workers, and for nobody else; tries again where one is back and that fails."""
+        if set(drained) == set(self._drained):
+            self._refused = None
+            return
+        if drained == self._refused and time.monotonic() < self._retry_at:
+            return
+        is_divided = self._runner.leave_out(drained)
+        if is_divided is False:
+            new = [task for task in drained if task not in self._drained]
+            self._retry_at = math.inf if new else time.monotonic() + RETRY_SECONDS
+            if new and drained != self._refused:
+                log.info("the others can't read the data of %s before the cluster is formed again", ", ".join(new))
+            elif drained != self._refused:
+                log.info("the data stay divided among all workers but %s", ", ".join(self._drained))
+            self._refused = drained
+            return
+        self._drained, self._refused = drained, None
+        if is_divided:
+            log.info("the data are divided among all workers%s", f" but {', '.join(drained)}" if drained else "")
+
+    def poll(self, is_recovering: bool) -> None:
+        """Have those join that can, and give calls to those that have; have others read for the drained.
+
+        `is_recovering` says that TensorFlow is taking in a worker, whose place in the cluster changes.
+        """
         if self._members is None:
             return
-        if not self._coming and set(drained := self._drained_now(self._members)) != set(self._drained):
-            self._drained, self._has_parts = drained, not self._runner.leave_out(drained)
-            if drained and self._has_parts:
-                log.info("others read the data of %s when the cluster is formed again", ", ".join(drained))
-            else:
-                log.info("the data are divided among all workers%s", f" but {', '.join(drained)}" if drained else "")
+        # A newcomer has been promised a part; one that is lost may never join.
+        if not is_recovering and not (self._coming and self._coming & self._members.workers_serving()):
+            self._divide(self._drained_now(self._members))
         if not self.is_possible:
             return
         for task, address in self._members.newcomers().items():

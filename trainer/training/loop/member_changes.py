@@ -63,7 +63,7 @@ class MemberChanges:
         must_stay = is_recovering or self._storage.trouble() is not None
         self.leaving = [] if must_stay else self._members.leaving_ps()
         if self._joining is not None:
-            self._joining.poll()
+            self._joining.poll(is_recovering)
             if self._elastic and not must_stay:
                 self.leaving += self._joining.leaving
 

@@ -31,15 +31,18 @@ class Division:
         self.dataset = self._trace(self.readers)
 
     def can_be(self, readers: Sequence[int]) -> bool:
-        """Return whether calls can read the data that are divided among these; traces them for `coming`."""
+        """Return whether calls can read the data that are divided among these; traces them for `coming`, once."""
+        if tuple(readers) in self._coming:
+            return True
         try:
-            self._coming[tuple(readers)] = coming = self._trace(readers)
+            coming = self._trace(readers)
         except Exception as error:
             log.warning("the data can't be divided among %d workers now: %s", len(readers), explain(error))
             return False
         if self._spec_of(coming) != self.spec:
             log.warning("divided among %d workers the data have batches of another shape", len(readers))
             return False
+        self._coming[tuple(readers)] = coming
         return True
 
     def coming(self, readers: Sequence[int]) -> Dataset | None:

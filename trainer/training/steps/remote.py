@@ -184,11 +184,13 @@ class RemoteStepRunner(TrainsModel):
             worker.begin()
         return tasks
 
-    def leave_out(self, tasks: Collection[str]) -> bool:
-        workers = list(self._coordinator._cluster.workers)
-        names = self._members.workers if self._members is not None else []
+    def leave_out(self, tasks: Collection[str]) -> bool | None:
+        assert self._members is not None  # who else would drain?
+        workers, names = list(self._coordinator._cluster.workers), self._members.workers
         readers = [worker.worker_index for worker in workers if names[worker.worker_index] not in tasks]
-        return not readers or (self._gpus == 1 and self._data.divide(readers, workers))
+        if self._data.is_given_out or not readers:
+            return None
+        return self._gpus == 1 and self._data.divide(readers, workers)
 
     def call(self, steps: int) -> Call:
         if self._data.iterator is None:

@@ -121,8 +121,11 @@ class StepRunner(Protocol):
     def joined(self) -> list[str]:
         """Return the workers that have joined since the last time."""
 
-    def leave_out(self, tasks: Collection[str]) -> bool:
-        """Have the other workers read the data of these; returns False where that takes another generation."""
+    def leave_out(self, tasks: Collection[str]) -> bool | None:
+        """Have the other workers read the data of these, which may be none; returns False where they can't now.
+
+        None where there is nothing to divide: workers have no parts, or there is no other worker.
+        """
 
     @property
     def is_failing(self) -> bool:

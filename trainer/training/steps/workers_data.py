@@ -128,8 +128,12 @@ class WorkersData:
         return self.is_given_out or self._division.can_be((*self._division.readers, *workers))
 
     def join(self, worker: Newcomer, others: list[Any]) -> None:
-        """Have one more worker read, and the others parts of another division, which `can_join` has traced."""
+        """Have one more worker read, and the others parts of another division: `can_join` has traced it.
+
+        It does so here where the readers are others than those that it knew, since one was drained meanwhile.
+        """
         self.order.join()
+        self.can_join([worker.worker_index])
         self._turn_to((*self._division.readers, worker.worker_index), others)
         if self._iterator is not None:
             extend(self._iterator, worker)
@@ -139,8 +143,6 @@ class WorkersData:
 
         With `input_position: exact` the places are those of so many parts.
         """
-        if self.is_given_out:
-            return True
         if self.order.exact or not self._division.can_be(readers):
             return False
         self._turn_to(readers, [worker for worker in workers if worker.worker_index in readers])
