@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,17 +34,19 @@ while not (notes / "go").exists() and time.monotonic() < end:
 """
 
 
-def play(place: Path, *arguments: str) -> str:
-    """Run the part of the role that begins, on this machine."""
+def play(place: Path, *arguments: str, pythons: Sequence[str] = (MINOR,)) -> str:
+    """Run the part of the role that begins, for hosts with these Pythons, all of them this machine."""
     (place / f"mine-{MINOR}.txt").write_text(f"my-tool==1.0 --hash=sha256:{hashlib.sha256(b'right').hexdigest()}\n")
     given = {"release_cache": str(place / "cache"), "release_lock": str(place / "mine")}
     begins = {"name": "Begin", "ansible.builtin.import_role": {"name": "release", "tasks_from": "ahead"}, "vars": given}
-    fact = {"name": "Say", "ansible.builtin.set_fact": {"ansible_facts": {"python_version": MINOR}}}
-    whole = {"hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": [fact, begins]}
+    fact = {"name": "Say", "ansible.builtin.set_fact": {"ansible_facts": {"python_version": "{{ minor }}"}}}
+    whole = {"hosts": "all", "connection": "local", "gather_facts": False, "tasks": [fact, begins]}
     (place / "play.yml").write_text(yaml.safe_dump([whole]))
     settings = {"ANSIBLE_CONFIG": ROOT / "ansible.cfg", "ANSIBLE_ASYNC_DIR": place / "async", "PYTHONPATH": place}
     environment = {**os.environ, "NOTES": str(place), **{name: str(value) for name, value in settings.items()}}
-    command = ["ansible-playbook", "--inventory", "localhost,", str(place / "play.yml"), *arguments]
+    hosts = "".join(f"host-{number} minor={minor}\n" for number, minor in enumerate(pythons))
+    (place / "hosts.ini").write_text(hosts)
+    command = ["ansible-playbook", "--inventory", str(place / "hosts.ini"), str(place / "play.yml"), *arguments]
     command += ["--extra-vars", f"ansible_python_interpreter={sys.executable}"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,6 +78,15 @@ def test_nothing_begins_in_check_mode_or_where_there_are_wheels(tmp_path: Path, 
     output = play(tmp_path, *arguments)
     assert "Fetch the wheels once" not in re.sub(r"TASK .*\n(?=skipping)", "", output)
     assert not (tmp_path / "async").exists()
+
+
+def test_a_python_without_a_lock_leaves_the_others_to_begin(tmp_path: Path) -> None:
+    """The role itself says of it what to do; the message of a task that nobody waits for is never seen."""
+    (tmp_path / "pip.py").write_text(PIP)
+    (tmp_path / "go").touch()
+    output = play(tmp_path, pythons=["3.99", MINOR])
+    assert [*re.findall(r"item=(\S+)\)", output)] == [MINOR, MINOR]
+    until(tmp_path / "begun")
 
 
 def test_site_yml_begins_before_hosts_are_prepared() -> None:
