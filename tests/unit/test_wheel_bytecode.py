@@ -6,8 +6,12 @@ import compileall
 import hashlib
 import importlib.util
 import marshal
+import multiprocessing
+import os
 import re
+import signal
 import sys
+import time
 import zipfile
 from pathlib import Path
 from types import CodeType
@@ -155,6 +159,36 @@ def test_what_cannot_be_compiled_here_is_no_failure(wheels: Path, site: Path, mo
         wheel_bytecode.main()
     assert done.value.result["sha256"] == ""
     assert "No space left" in done.value.result["warnings"][0]
+
+
+def compile_for_ever(wheel: Path, _: str) -> None:
+    (wheel.parent.parent / "begun").touch()
+    signal.pause()
+
+
+def hold_and_write(wheels: Path) -> None:
+    os.setpgrp()
+    wheel_bytecode.compile_wheel = compile_for_ever
+    with wheel_bytecode.hold(wheels.parent) as held:
+        wheel_bytecode.write(wheels, "/site", "", held)
+
+
+def test_one_that_is_killed_keeps_no_other_away(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that it compiles with stay."""
+    module = multiprocessing.get_context("fork").Process(target=hold_and_write, args=(wheels,))
+    module.start()
+    assert module.pid is not None
+    try:
+        end = time.monotonic() + 60
+        while not (wheels.parent / "begun").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(module.pid, signal.SIGKILL)
+        module.join()
+        monkeypatch.setattr(wheel_bytecode, "MAX_WAIT_SECONDS", 20)
+        with wheel_bytecode.hold(wheels.parent):
+            pass
+    finally:
+        os.killpg(module.pid, signal.SIGKILL)
 
 
 def test_the_wheelhouse_keeps_it(wheels: Path, site: Path) -> None:

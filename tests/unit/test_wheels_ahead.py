@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import wheel_bytecode
@@ -25,6 +26,7 @@ MINOR = ".".join(map(str, sys.version_info[:2]))
 PIP = """
 import os, sys, time
 from pathlib import Path
+from types import ModuleType
 notes, place = Path(os.environ["NOTES"]), Path(sys.argv[-1])
 (notes / "begun").touch()
 end = time.monotonic() + 60
@@ -122,3 +124,17 @@ def test_each_module_works_alone_on_the_sets(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(agent.AnsibleModule, "asked", given)
     module.main()  # type: ignore[attr-defined]
     assert tried == [True]
+
+
+@pytest.mark.parametrize(("first", "second"), [(wheelhouse, wheel_bytecode), (wheel_bytecode, wheelhouse)])
+def test_a_wait_that_does_not_end_says_what_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: ModuleType, second: ModuleType
+) -> None:
+    monkeypatch.setattr(second, "MAX_WAIT_SECONDS", 0)
+    sets = tmp_path / "wheels"
+    with (
+        first.hold(sets),
+        pytest.raises(TimeoutError, match=rf"worked on the wheels in {sets} for 0 s.*fuser -v"),
+        second.hold(sets),
+    ):
+        pass

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import re
 import sys
+import time
 import warnings
 import zipfile
 import zlib
@@ -62,6 +63,7 @@ sha256:
 """
 
 FILE = "modules.bytecode"
+MAX_WAIT_SECONDS = 3900  # jobs that were begun ahead live for 3600 (tasks/ahead.yml)
 TESTS = re.compile("/tests/")  # as compileall leaves them out on a host
 # Where a wheel has files that don't lie beside its packages.
 DATA = re.compile(r"[^/]+\.data/(?:(?:purelib|platlib)/(.*)|.*)")
@@ -92,12 +94,13 @@ def _compiled(wheel: Path, site: str) -> Iterator[tuple[str, bytes]]:
                 yield path, marshal.dumps(code)
 
 
-def write(wheels: Path, site: str, comment: str) -> None:
-    """Write the file, whole or not at all."""
+def write(wheels: Path, site: str, comment: str, held: int | None = None) -> None:
+    """Write the file, whole or not at all; where this process is killed, its workers don't keep what it `held`."""
     partial = wheels.with_name(f"{wheels.name}.{FILE}.{os.getpid()}")
     found = sorted(wheels.glob("*.whl"), key=lambda wheel: -wheel.stat().st_size)
     # A fork, since what ansible runs a module from can't be imported again.
-    pool = ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork"))
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(mp_context=fork, initializer=_let_go, initargs=(held,))
     try:
         with pool, zipfile.ZipFile(partial, "w") as packed:
             for modules in pool.map(compile_wheel, found, [site] * len(found)):
@@ -107,6 +110,11 @@ def write(wheels: Path, site: str, comment: str) -> None:
         partial.replace(wheels / FILE)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _let_go(held: int | None) -> None:
+    if held is not None:
+        os.close(held)
 
 
 def is_made(file: Path, comment: str) -> bool:
@@ -119,15 +127,33 @@ def is_made(file: Path, comment: str) -> bool:
 
 
 @contextlib.contextmanager
-def hold(sets: Path) -> Iterator[None]:
-    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there."""
+def hold(sets: Path) -> Iterator[int]:
+    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there.
+
+    Gives the descriptor that does so, which no process that could outlive this one may have. Raises TimeoutError.
+    """
     sets.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sets, os.O_RDONLY)
+    end = time.monotonic() + MAX_WAIT_SECONDS
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        while not _takes(descriptor):
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"another process has worked on the wheels in {sets} for {MAX_WAIT_SECONDS} s. If it hangs, end it "
+                    f"and start again. See which it is: fuser -v {sets}"
+                )
+            time.sleep(0.2)
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _takes(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -143,19 +169,19 @@ def main() -> None:
     own = sys.implementation.cache_tag  # cpython-311
     if own != "cpython-" + module.params["python"].replace(".", ""):
         module.exit_json(changed=False, sha256="")
-    with contextlib.nullcontext() if module.check_mode else hold(wheels.parent):
-        _make_right(module, wheels, site)
+    try:
+        with contextlib.nullcontext() if module.check_mode else hold(wheels.parent) as held:
+            _make_right(module, wheels, site, held)
+    except (OSError, BrokenProcessPool) as error:  # it saves time: without it the hosts compile
+        module.warn(f"the modules of {wheels} can't be compiled here, so each host does: {error}")
+        module.exit_json(changed=False, sha256="")
 
 
-def _make_right(module: AnsibleModule, wheels: Path, site: str) -> None:
+def _make_right(module: AnsibleModule, wheels: Path, site: str, held: int | None) -> None:
     comment, file = made_of(wheels, site), wheels / FILE
     changed = not is_made(file, comment)
     if changed and not module.check_mode:
-        try:
-            write(wheels, site, comment)
-        except (OSError, BrokenProcessPool) as error:  # it saves time: without it the hosts compile
-            module.warn(f"the modules of {wheels} can't be compiled here, so each host does: {error}")
-            module.exit_json(changed=False, sha256="")
+        write(wheels, site, comment, held)
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
     module.exit_json(changed=changed, sha256=digest)
 

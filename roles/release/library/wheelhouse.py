@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -64,6 +65,7 @@ removed:
 """
 
 MAX_PIPS = 4
+MAX_WAIT_SECONDS = 3900  # jobs that were begun ahead live for 3600 (tasks/ahead.yml)
 ERRORS = "errors"  # of a pip, beside what it fetches
 BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
@@ -129,14 +131,32 @@ def _digest(file: Path) -> str:
 
 @contextlib.contextmanager
 def hold(sets: Path) -> Iterator[None]:
-    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there."""
+    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there.
+
+    Raises TimeoutError.
+    """
     sets.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sets, os.O_RDONLY)
+    end = time.monotonic() + MAX_WAIT_SECONDS
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        while not _takes(descriptor):
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"another process has worked on the wheels in {sets} for {MAX_WAIT_SECONDS} s. If it hangs, end it "
+                    f"and start again. See which it is: fuser -v {sets}"
+                )
+            time.sleep(0.2)
         yield
     finally:
         os.close(descriptor)
+
+
+def _takes(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -156,8 +176,11 @@ def main() -> None:
         )
     text = lock_file.read_text()
     lock = read_lock(text)
-    with contextlib.nullcontext() if module.check_mode else hold(directory.parent):
-        _make_right(module, text, lock, directory)
+    try:
+        with contextlib.nullcontext() if module.check_mode else hold(directory.parent):
+            _make_right(module, text, lock, directory)
+    except TimeoutError as error:
+        module.fail_json(msg=str(error))
 
 
 def _make_right(module: AnsibleModule, text: str, lock: dict[str, set[str]], directory: Path) -> None:
