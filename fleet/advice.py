@@ -289,6 +289,17 @@ def waits(rates: Rates) -> Iterator[Advice]:
 
 
 @dataclass(frozen=True)
+class SharedLoad:
+    """What all workers share."""
+
+    name: str
+    use: float
+    """As a share of what counts as busy."""
+    hot: str = ""
+    """Says that one ps has far more than the others, so that one more relieves others; empty where none has."""
+
+
+@dataclass(frozen=True)
 class Gains:
     """What one more gives, as a share of the steps a second, and what then holds it up."""
 
@@ -297,8 +308,8 @@ class Gains:
     """With as many workers: few do not have all ps busy at once."""
     ps_at_most: float
     """With any number of workers."""
-    most: str
-    """What all workers share and is nearest to being busy."""
+    most: SharedLoad
+    """What is nearest to being busy."""
     workers: int
     """How many workers have it busy."""
 
@@ -309,18 +320,18 @@ def gains(rates: Rates) -> Gains | None:
     None where nobody says what these use.
     """
     workers = sum(pace > 0 for pace in rates.pace.values())
-    loads = dict(shared_loads(rates))
-    if not any(loads.values()):
+    loads = list(shared_loads(rates))
+    if not any(load.use for load in loads):
         return None
-    most = max(loads, key=loads.__getitem__)
-    room = max(0.0, 1 / loads[most] - 1)
-    chief = max((load for name, load in loads.items() if name.startswith("chief")), default=0.0)
+    most = max(loads, key=lambda load: load.use)
+    room = max(0.0, 1 / most.use - 1)
+    chief = max(rates.by_job("chief").values(), default=0.0) / BUSY
     ps = at_most = 0.0
-    if loads[most] >= 1 > chief and not is_hot(rates, most):
+    if most.use >= 1 > chief and not most.hot:
         servers = len(rates.by_job("ps"))
         at_most = min(1 / servers, 1 / chief - 1 if chief else math.inf)
         ps = min(at_most, shared_by(workers, servers + 1) / shared_by(workers, servers) - 1)
-    return Gains(min(1 / workers, room), ps, at_most, most, max(workers + 1, round(workers / loads[most])))
+    return Gains(min(1 / workers, room), ps, at_most, most, max(workers + 1, round(workers / most.use)))
 
 
 def shared_by(workers: int, servers: int) -> float:
@@ -338,35 +349,41 @@ def one_more(rates: Rates) -> Iterator[Advice]:
     if found.worker:
         text = (
             f"one more worker, on a host of its own, gives about {found.worker:.0%} more steps/s; with about "
-            f"{found.workers} workers {found.most} is busy. One more ps gives nothing yet"
+            f"{found.workers} workers {found.most.name} is busy. One more ps gives nothing yet"
         )
     elif found.ps:
         text = (
-            f"more workers give nothing: {found.most} is busy. One more ps takes its part of the variables, which "
+            f"more workers give nothing: {found.most.name} is busy. One more ps takes its part of the variables, which "
             f"gives about {found.ps:.0%} more steps/s, and up to {found.ps_at_most:.0%} with more workers"
         )
     else:
-        beside = ", and the other ps are not" if is_hot(rates, found.most) else ""
-        text = f"more workers or ps give nothing: {found.most} is busy{beside}"
+        text = f"more workers or ps give nothing: {found.most.name} is busy{found.most.hot}"
     yield Advice("scale", text)
 
 
-def shared_loads(rates: Rates) -> Iterator[tuple[str, float]]:
-    """Give what all workers share, each with its use as a share of what counts as busy."""
+def shared_loads(rates: Rates) -> Iterator[SharedLoad]:
     for task, use in rates.by_job("chief").items():
-        yield task, use / BUSY
+        yield SharedLoad(task, use / BUSY)
     used = rates.by_job("ps")
-    for host in sorted({rates.last.places.get(task, "") for task in used}):
-        if not _known(rates, host):
-            continue
-        here = {task: use for task, use in used.items() if rates.last.places.get(task) == host}
-        name = " and ".join(here)
-        yield (
-            name if len(here) == 1 else f"the host of {name}",
-            sum(here.values()) / (BUSY * rates.last.hosts[host].cores),
+    hosts = {host: [task for task in used if rates.last.places.get(task) == host] for host in rates.last.hosts}
+    hosts = {host: tasks for host, tasks in sorted(hosts.items()) if tasks and _known(rates, host)}
+    carried = {host: rates.link_use(host) / len(tasks) for host, tasks in hosts.items()}
+    for host, tasks in hosts.items():
+        hot = " and ".join(task for task in tasks if is_hot(rates, task))
+        alone = len(tasks) == 1
+        yield SharedLoad(
+            tasks[0] if alone else f"the host of {' and '.join(tasks)}",
+            sum(used[task] for task in tasks) / (BUSY * rates.last.hosts[host].cores),
+            f"{'' if alone else f' with {hot}'}, and the other ps are not" if hot else "",
         )
         if link := rates.last.hosts[host].link:
-            yield f"the link of {host}", rates.link_use(host) / (LINK_BUSY * link)
+            others = [each for other, each in carried.items() if other != host]
+            hot_link = others and carried[host] > HOT * statistics.median(others)
+            yield SharedLoad(
+                f"the link of {host}",
+                rates.link_use(host) / (LINK_BUSY * link),
+                ", and those of the other ps are not" if hot_link else "",
+            )
 
 
 def _known(rates: Rates, host: str) -> bool:

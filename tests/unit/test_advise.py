@@ -94,6 +94,13 @@ def test_each_cause_is_named_with_its_figures(last: Measurement, part: str, expe
          "gives about 6% more steps/s, and up to 6% with more workers"),
         (later(**busy("ps-0", 3.8)), "more workers or ps give nothing: ps-0 is busy, and the other ps are not"),
         (later(**busy("chief-0", 0.95)), "more workers or ps give nothing: chief-0 is busy"),
+        # One ps is hot beside another one on its host, or by what its link carries.
+        (replace(later(seconds={"ps-0": 380.0, "ps-1": 20.0}), places={**FIRST.places, "ps-1": "ps-0"}),
+         "more workers or ps give nothing: the host of ps-0 and ps-1 is busy with ps-0, and the other ps are not"),
+        (later(hosts={"ps-1": replace(CALM, sent=100 * 100e6)}),
+         "more workers or ps give nothing: the link of ps-1 is busy, and those of the other ps are not"),
+        (later(hosts={f"ps-{number}": replace(CALM, sent=100 * 100e6) for number in (0, 1)}),
+         "more workers give nothing: the link of ps-0 is busy. One more ps takes its part"),
     ],
 )  # fmt: skip
 def test_what_one_more_gives_follows_from_what_all_share(last: Measurement, expected: str) -> None:
