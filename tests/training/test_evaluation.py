@@ -128,20 +128,31 @@ def count(output: str, task: str) -> int:
     return sum(line.count(READ) for line in output.splitlines() if line.startswith(task))
 
 
-@pytest.fixture(scope="module")
-def killed(runs: Runs) -> dict[str, Killed]:
-    ways = ("distributed", "exact")
-    fork_server()  # which both use
-    with ThreadPoolExecutor() as pool:  # they wait more than they compute
-        return dict(zip(ways, pool.map(partial(Killed, runs), ways), strict=True))
-
-
-@pytest.fixture(scope="module")
-def in_step(runs: Runs) -> Process:
+def evaluated_in_step(runs: Runs) -> Process:
     options = ["--strategy", "multi_worker_mirrored", "--workers", "1", "--evaluation", "distributed"]
     process = runs.local("uneven:Slow", "evaluated-in-step", 20, *options)
     assert process.wait() == 0, process.output
     return process
+
+
+@pytest.fixture(scope="module")
+def trained(runs: Runs) -> tuple[dict[str, Killed], Process]:
+    """The runs in which a worker is killed, by the way that they evaluate, and one whose members train in step."""
+    ways = ("distributed", "exact")
+    fork_server()  # which all use
+    with ThreadPoolExecutor() as pool:  # they wait more than they compute
+        in_step = pool.submit(evaluated_in_step, runs)
+        return dict(zip(ways, pool.map(partial(Killed, runs), ways), strict=True)), in_step.result()
+
+
+@pytest.fixture(scope="module")
+def killed(trained: tuple[dict[str, Killed], Process]) -> dict[str, Killed]:
+    return trained[0]
+
+
+@pytest.fixture(scope="module")
+def in_step(trained: tuple[dict[str, Killed], Process]) -> Process:
+    return trained[1]
 
 
 @pytest.fixture(scope="module")
