@@ -243,6 +243,58 @@ def test_a_user_goes_after_the_services_that_run_as_it(machine: Path, monkeypatc
     assert {"user prometheus", "package prometheus-node-exporter"} <= set(done.removed)
 
 
+NFS = {"user _rpc", "user statd", "/var/lib/nfs"}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "check", "goes"),
+    [
+        ({}, [], False, NFS),
+        ({}, ["nfs-common", "rpcbind"], True, NFS),  # they would go, and are there yet
+        ({"packages": ["nfs-common", "rpcbind"]}, ["nfs-common", "rpcbind"], False, set()),
+        ({"packages": ["rpcbind"]}, ["rpcbind"], False, {"user statd", "/var/lib/nfs"}),
+        ({"users": ["_rpc", "statd"], "directories": ["/var/lib/nfs"]}, [], False, set()),
+        ({}, ["rpcbind", "ypbind-mt"], False, {"user statd", "/var/lib/nfs"}),  # which others have come to need
+        ({"packages": None}, ["nfs-common", "rpcbind"], False, set()),
+    ],
+)
+def test_what_packages_leave_goes_unless_it_was_there_before(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any], now: list[str], check: bool, goes: set[str]
+) -> None:
+    """Debian's packages of NFS leave users, locks and units when they are purged."""
+    noted = {"packages": [], "users": [], "directories": [], **before}
+    (machine / "var/lib/psfleet/before.json").write_text(
+        json.dumps({name: value for name, value in noted.items() if value is not None})
+    )
+    (machine / "var/lib/nfs").mkdir()
+    (machine / "var/lib/nfs/.etab.lock").write_text("")
+    done = host_reset.Reset(Module(machine, check, packages=["nfs-common"]))  # type: ignore[arg-type]
+    installed, called = set(now), []
+
+    def call(*command: str) -> tuple[int, str]:
+        called.append(command)
+        if command[0] == "dpkg-query":
+            return 0, "".join(f"installed {name}\n" for name in sorted(installed))
+        if "autoremove" in command and "ypbind-mt" not in installed:
+            return 0, "Remv rpcbind [1]\n"
+        if command[0] == "apt-get" and "--yes" in command:
+            installed.difference_update(command)
+        return 0, ""
+
+    monkeypatch.setattr(done, "_real", True)
+    monkeypatch.setattr(done, "_call", call)
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name in ("_rpc", "statd"))
+    done.run()
+    assert {each for each in done.removed if each in NFS} == goes
+    assert (machine / "var/lib/nfs").exists() == ("/var/lib/nfs" not in goes or check)
+    forgotten = {
+        command[-1] for command in called if command[:2] == ("systemctl", "reset-failed") and len(command) == 3
+    }
+    expected = {"rpcbind.target"} if "user _rpc" in goes else set()
+    expected |= {"run-rpc_pipefs.mount"} if "user statd" in goes else set()
+    assert forgotten == (set() if check else expected) or "users" in before
+
+
 def test_services_that_stay_forget_what_is_gone(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel exports what an NFS server has read, whatever file is there, and then nothing closes the host."""
     exports = machine / "etc/exports.d/psfleet.exports"

@@ -48,7 +48,7 @@ DIRECTORIES = (
         "/etc/nfs.conf.d",
         "/etc/prometheus",
     ),
-    *("/etc/chrony/conf.d", "/var/lib/prometheus", "/root/.ansible"),
+    *("/etc/chrony/conf.d", "/var/lib/prometheus", "/var/lib/nfs", "/root/.ansible"),
 )
 
 

@@ -97,6 +97,11 @@ READERS = (
     *("systemd-journald", "chrony", "nfs-server"),
     *("prometheus", "prometheus-alertmanager", "prometheus-node-exporter"),
 )
+# What Debian's packages leave when they are purged: a user, a directory, and a unit that systemd has in memory.
+LEFT = {
+    "rpcbind": ("_rpc", "", "rpcbind.target"),
+    "nfs-common": ("statd", "var/lib/nfs", "run-rpc_pipefs.mount"),
+}
 MASKED = ("rpcbind.service", "rpcbind.socket", "rpc-statd.service", "nfs-mountd.service")
 
 
@@ -120,6 +125,7 @@ class Reset:
         self._remove_files()
         self._reload()
         self._remove_packages()
+        self._remove_what_packages_left()
         self._remove_users()  # after the services of a package that run as one
         if self.removed and self._does:
             self._call("systemctl", "try-restart", *READERS)
@@ -198,7 +204,7 @@ class Reset:
 
     def _remove_users(self) -> None:
         before = self._before.get("users", ["prometheus"])
-        for user in ("trainer", "prometheus"):
+        for user in ("trainer", "prometheus", *(LEFT[name][0] for name in self._gone())):
             if user in before or not self._real or not is_user(user):
                 continue
             self.removed.append(f"user {user}")
@@ -217,6 +223,20 @@ class Reset:
         # What these had brought along, and nothing else needs.
         _, output = self._call("apt-get", "--simulate", "autoremove")
         self._purge(sorted(set(re.findall(r"^Remv (\S+)", output, re.MULTILINE)) & self._new_packages()))
+
+    def _remove_what_packages_left(self) -> None:
+        for _, directory, unit in (LEFT[name] for name in self._gone()):
+            if directory and f"/{directory}" not in self._before.get("directories", []):
+                self._remove(self._root / directory)
+            if self._does:
+                self._call("systemctl", "stop", unit)
+                self._call("systemctl", "reset-failed", unit)
+
+    def _gone(self) -> list[str]:
+        """Return which packages have left something: the host had them neither before psfleet nor now."""
+        there = self._before.get("packages", list(LEFT))
+        going = {name for name in LEFT if f"package {name}" in self.removed}  # in check mode they are there yet
+        return [name for name in LEFT if name not in there and name not in self._new_packages() - going]
 
     def _new_packages(self) -> set[str]:
         _, output = self._call("dpkg-query", "--show", "--showformat", r"${db:Status-Status} ${Package}\n")
