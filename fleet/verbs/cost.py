@@ -11,6 +11,7 @@ from fleet.observation import Observation
 from fleet.quorum import COUNTED_JOBS, minimum
 from fleet.run import Run
 from fleet.site.cluster_note import cluster_name, takes_over_option
+from fleet.site.gpus import count_devices
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.tables import render_duration
@@ -181,7 +182,8 @@ def _loss(
             else (wait, *_since_checkpoint(run, checkpoints, seen, inventory))
         )
     is_ps, is_worker = (any(task.job == job for task in stopping) for job in ("ps", "worker"))
-    if not is_ps and is_worker and in_order and forms_again_without(inventory.run_settings):
+    gpus = max(count_devices(task.devices) for task in stopping)
+    if not is_ps and is_worker and in_order and forms_again_without(inventory.run_settings, gpus):
         return f"{run.pause}: the data are divided again, from a checkpoint that is saved first", 0, "no step"
     if not is_ps:
         return "none: the others train on", 0, "no step; calls in flight there are run again by others"

@@ -281,24 +281,30 @@ def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: 
         assert f"pause   {pause}: the model is laid out again" in fleet.printed(console)
 
 
+NO_PAUSE = "none: the others train on"
+FORMED_AGAIN = "some seconds: the data are divided again, from a checkpoint that is saved first"
+
+
 @pytest.mark.parametrize(
-    ("settings", "pause"),
+    ("settings", "devices", "pause"),
     [
-        ({}, "none: the others train on"),
-        (
-            {"input_position": "exact"},
-            "some seconds: the data are divided again, from a checkpoint that is saved first",
-        ),
-        ({"input_position": "exact", "elastic": False}, "none: the others train on"),
-        ({"input_position": "exact", "input_sharding": "dynamic"}, "none: the others train on"),
+        ({}, "0", NO_PAUSE),
+        ({"input_position": "exact"}, None, FORMED_AGAIN),
+        ({"input_position": "exact", "elastic": False}, None, NO_PAUSE),
+        ({"input_position": "exact", "input_sharding": "dynamic"}, None, NO_PAUSE),
+        ({}, "0,1", FORMED_AGAIN),
+        ({"elastic": False}, "0,1", NO_PAUSE),
+        ({"input_sharding": "dynamic"}, "0,1", NO_PAUSE),
+        ({"input": "service"}, "0,1", NO_PAUSE),
     ],
 )
 def test_a_plan_says_what_it_costs_that_others_read_for_a_drained_worker(
-    hosts: Hosts, console: verbs.Console, settings: dict[str, Any], pause: str
+    hosts: Hosts, settings: dict[str, Any], devices: str | None, pause: str
 ) -> None:
     for values in hosts.inventory.variables.values():
         values["trainer_run"] = {**values["trainer_run"], **settings}
-    made = cost_of(hosts.inventory, cluster(hosts).observe(with_facts=True), ["w-b"], [])
+    tasks = [replace(task, devices=devices) if task.job == "worker" else task for task in hosts.inventory.tasks]
+    made = cost_of(replace(hosts.inventory, tasks=tasks), cluster(hosts).observe(with_facts=True), ["w-b"], [])
     assert made.pause == pause
 
 

@@ -20,10 +20,14 @@ def why_at_a_save(settings: Mapping[str, Any]) -> str:
     return next((why for name, why in COUNTED.items() if settings.get(name) == "exact"), "")
 
 
-def forms_again_without(settings: Mapping[str, Any]) -> bool:
-    """Return whether a drained worker's part of the data costs a save and a new generation with these run settings."""
-    counted = settings.get("input_position") == "exact" and not _gives_files(settings)
-    return counted and settings.get("elastic", Config.elastic)
+def forms_again_without(settings: Mapping[str, Any], gpus: int) -> bool:
+    """Return whether a drained worker's part of the data costs a save and a new generation with these run settings.
+
+    `gpus` is how many a worker has.
+    """
+    has_parts = settings.get("input") != "service" and not _gives_files(settings)
+    can_divide = settings.get("input_position") != "exact" and gpus <= 1
+    return has_parts and not can_divide and settings.get("elastic", Config.elastic)
 
 
 def _gives_files(settings: Mapping[str, Any]) -> bool:
