@@ -11,6 +11,7 @@ from typing import Any
 from fleet import history
 from fleet.agent_request import sources
 from fleet.cluster import Cluster
+from fleet.drains import announce_drain, announce_return
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.foreign_hosts import reject_foreign
 from fleet.history import Trail
@@ -65,6 +66,8 @@ class RollbackWork:
     """Whether a host has another release or other settings."""
     restarts: Sequence[Task]
     back: Return
+    leaving: Sequence[Task] = ()
+    """What runs on hosts that came since and lack the release: the older coordinator would only wait for it."""
 
     def describe(self) -> str:
         """Return what is done, a line for each thing."""
@@ -146,7 +149,9 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     files = present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
     up = [name for name, unit in seen.units.items() if unit.up]
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
-    return RollbackWork(hosts, present, target, last is not None, files, restarts, back)
+    new = [task for task in cluster.inventory.tasks if task.host in back.drained and task.host not in hosts]
+    leaving = [task for task in new if files and task.name in up]
+    return RollbackWork(hosts, present, target, last is not None, files, restarts, back, leaving)
 
 
 def last_target(acts: Sequence[Mapping[str, Any]], present: DeployedState) -> DeployedState | None:
@@ -256,46 +261,47 @@ def _observe(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str
 
 def _switch_and_wait(cluster: Cluster, console: Console, seen: Observation, work: RollbackWork, trail: Trail) -> bool:
     """Switch, and return whether the training was seen to go on; False where nothing trained before."""
-    _switch(cluster, console, work.hosts, work.present, work.target, work.restarts)
+    _switch(cluster, console, work)
     trail.begin(switched=True)  # so that a second call does not go back, whatever becomes of this one
     return _wait_for_a_step(cluster, console, seen, [*work.back.drained])
 
 
-def _switch(
-    cluster: Cluster,
-    console: Console,
-    hosts: Sequence[str],
-    present: DeployedState,
-    target: DeployedState,
-    running: Sequence[Task],
-) -> None:
+def _switch(cluster: Cluster, console: Console, work: RollbackWork) -> None:
     """Switch, and restart what ran; a failure before the tasks start puts back what was there."""
     try:
-        answers = cluster.act({host: _steps(cluster, host, present, target) for host in hosts}, SWITCH_SECONDS)
+        steps = {host: _steps(cluster, host, work.present, work.target) for host in work.hosts}
+        answers = cluster.act(steps, SWITCH_SECONDS)
         reject_failures(answers)
-        cluster.publish_release(target.release)
+        cluster.publish_release(work.target.release)
         leave_stale(cluster, answers)
-        if running:
-            cluster.start(running)
+        if work.leaving:
+            cluster.stop(work.leaving)  # the coordinator has saved with them
+        if work.restarts:
+            cluster.start(work.restarts)
+        if work.leaving:
+            announce_drain(cluster, work.leaving)  # after the start, which forgets what left before
     except BaseException:
         with undisturbed():
             console.print("the rollback is broken off: what was there before is put back")
-            _restore(cluster, console, hosts, present)
+            _restore(cluster, console, work)
         raise
 
 
-def _restore(cluster: Cluster, console: Console, hosts: Sequence[str], present: DeployedState) -> None:
+def _restore(cluster: Cluster, console: Console, work: RollbackWork) -> None:
     """Put back what was there before, and start what ran; a host that is lost keeps no other from it."""
     steps = {
-        "put back release and settings": lambda: cluster.restore_state(hosts),
-        "name the release to the tasks": lambda: cluster.publish_release(present.release),
-        "start what ran before": lambda: cluster.restart_previous(hosts),
+        "put back release and settings": lambda: cluster.restore_state(work.hosts),
+        "name the release to the tasks": lambda: cluster.publish_release(work.present.release),
+        "start what ran before": lambda: cluster.restart_previous(work.hosts),
     }
+    if work.leaving:
+        steps["start what ran on new hosts"] = lambda: cluster.start(work.leaving)
+        steps["have it join again"] = lambda: announce_return(cluster, work.leaving)
     for what, step in steps.items():
         try:
             step()
         except FleetError as error:
-            console.print(f"could not {what}: {error}\nwhen that is fixed: fab rollback --to {present.release}")
+            console.print(f"could not {what}: {error}\nwhen that is fixed: fab rollback --to {work.present.release}")
 
 
 def _steps(cluster: Cluster, host: str, present: DeployedState, target: DeployedState) -> dict[str, Any]:

@@ -803,6 +803,45 @@ def test_a_new_host_without_the_older_release_holds_up_no_rollback(
     assert back.done == []
 
 
+def test_new_hosts_without_the_older_release_leave_before_the_older_coordinator_starts(
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ps or worker of the release that is left may be why no step comes."""
+    for host in ("ps-b", "w-b"):
+        monkeypatch.setitem(KEPT, host, "abc123")
+    then = {host: names for host, names in FEWER.items() if host != "ps-b"}
+    back.lines = [shipped("old1", NOW, members=then), shipped("abc123", NOW)]
+    with monkeypatch.context() as patch:
+        patch.setattr("fleet.verbs.rollback.wait", lambda *_: False)
+        with pytest.raises(ClusterTrouble, match="Not drained yet: ps-b, w-b, new since"):
+            rollback(cluster(back), console)
+    assert (back.release, up(back), back.marks) == ("old1", ALL - {"ps-1", "worker-1"}, {})
+    # The coordinator saves while they serve it still.
+    assert back.done.index("park chief-0") < back.done.index("stop ps-1") < back.done.index("go on chief-0")
+    assert back.leavers == {"ps-1", "worker-1"}
+    rollback(cluster(back), console)
+    assert (set(back.marks), up(back)) == ({"ps-b", "w-b"}, ALL - {"ps-1", "worker-1"})
+
+
+def test_a_rollback_that_fails_has_new_hosts_without_the_older_release_train_again(
+    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    def start(_: Cluster, tasks: list[Task]) -> None:
+        started.append([task.name for task in tasks])
+        if len(started) == 1:
+            raise ClusterTrouble("no space")
+
+    monkeypatch.setitem(KEPT, "w-b", "abc123")
+    back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
+    monkeypatch.setattr(Cluster, "start", start)
+    with pytest.raises(ClusterTrouble, match="no space"):
+        rollback(cluster(back), console)
+    assert started == [["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"], ["worker-1"]]
+    assert back.leavers == set()
+
+
 def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, console: verbs.Console) -> None:
     console.json_out = io.StringIO()
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
