@@ -55,7 +55,7 @@ def test_the_command_refuses_a_program_that_cannot_be_built(runs: Runs, tmp_path
     settings = tmp_path / "run.json"
     settings.write_text(json.dumps({"program": "unbuildable:Unbuildable", "shared_dir": str(tmp_path)}))
     arguments = ["-m", "trainer", "check", "program", "--build", "--settings", str(settings)]
-    check = runs.start(arguments, PYTHONPATH=f"{ROOT}:{PROGRAMS}", CUDA_VISIBLE_DEVICES="-1")
+    check = runs.script(*arguments, PYTHONPATH=f"{ROOT}:{PROGRAMS}", CUDA_VISIBLE_DEVICES="-1")
     assert check.wait(2 * MINUTE) == USER_ERROR
     assert "proven: release programs, program unbuildable:Unbuildable" in check.output
     assert re.search(r"^error: .*unbuildable\.py:\d+: ValueError: no such column$", check.output, re.MULTILINE)
