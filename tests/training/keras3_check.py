@@ -344,7 +344,7 @@ def precision():
 
 
 def models():
-    parts = (own_step, two_optimizers, several, signature, precision)
+    parts = (own_step, two_optimizers, several, precision)
     return {part.__name__: tried(part) for part in parts}
 
 
@@ -605,7 +605,8 @@ def refusals():
 
 
 def main():
-    parts = (counts, rows, lazy_rows, models, splits, evaluations, averages, callbacks, named, remembered, refusals)
+    parts = (counts, rows, lazy_rows, models, signature, splits, evaluations, averages, callbacks, named, remembered)
+    parts += (refusals,)
     chosen = [part for part in parts if part.__name__ in sys.argv[1:]] or parts
     found = {part.__name__: tried(part) for part in chosen}
     print(json.dumps(found), flush=True)

@@ -206,7 +206,6 @@ def no_room_left():
 
 def ends():
     return {
-        "works": end_of(Program()),
         "off": end_of("programs_check:Program", export=False, directory=PLACE / "off"),
         "broken": exported_later(),
         "without_call": refused(WithoutCall()),

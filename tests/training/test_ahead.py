@@ -247,7 +247,9 @@ class ByKey:
     eval_dataset = train_dataset
 
 
-@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+@pytest.mark.parametrize(
+    "library", [tf.keras, pytest.param(keras, marks=pytest.mark.matrix)], ids=["tf_keras", "keras3"]
+)
 def test_rows_by_key_are_trained_as_those_of_a_fixed_table(
     library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,9 @@ from trainer.training.dynamic.pieces import pieces_of
 
 pytestmark = pytest.mark.timeout(600)
 BOTH = pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+THREE_LATER = pytest.mark.parametrize(
+    "library", [tf.keras, pytest.param(keras, marks=pytest.mark.matrix)], ids=["tf_keras", "keras3"]
+)
 ITEMS = {key * 1_000_003 for key in range(2_000)}
 
 
@@ -78,9 +81,7 @@ def declaring(programs: Any, library: Any) -> Any:
     return (programs.of_keras3(declared.Declared) if library is keras else declared.Declared)()
 
 
-@pytest.mark.parametrize(
-    "library", [tf.keras, pytest.param(keras, marks=pytest.mark.matrix)], ids=["tf_keras", "keras3"]
-)
+@THREE_LATER
 def test_on_parameter_servers_it_trains_a_dynamic_table_without_a_setting(
     programs: Any, library: Any, tmp_path: Path
 ) -> None:
@@ -186,7 +187,7 @@ class Found(Given):
         return model
 
 
-@BOTH
+@THREE_LATER
 def test_a_program_may_keep_its_layer_as_a_global_or_of_its_class(library: Any, tmp_path: Path) -> None:
     for steps in (4, 8):  # the second time it is there before
         result = testing.train(Found(library), steps, directory=tmp_path, evaluation="none", export=False)

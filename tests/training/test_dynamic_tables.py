@@ -659,8 +659,15 @@ def test_what_is_given_and_trained_while_a_save_begins_is_in_the_next_one(tmp_pa
     assert_same(restored(prefix, name, 1), made.rows())
 
 
-@pytest.mark.parametrize("piece_bytes", [4096, 1 << 20])
-@pytest.mark.parametrize("kind", ["whole", "incremental"])
+@pytest.mark.parametrize(
+    ("kind", "piece_bytes"),
+    [
+        ("whole", 1 << 20),
+        ("incremental", 4096),
+        pytest.param("whole", 4096, marks=pytest.mark.matrix),
+        pytest.param("incremental", 1 << 20, marks=pytest.mark.matrix),
+    ],
+)
 def test_a_save_has_of_each_ps_the_rows_of_one_moment(
     kind: str, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -914,7 +921,7 @@ def layer_of(library: Any, name: str, **more: Any) -> tuple[Any, Made]:
     return layer, made
 
 
-@pytest.mark.parametrize("servers", [1, 2, 9])
+@pytest.mark.parametrize("servers", [*(pytest.param(few, marks=pytest.mark.matrix) for few in (1, 2)), 9])
 def test_a_full_table_is_restored_on_any_number_of_ps(servers: int, tmp_path: Path) -> None:
     def on(servers: int) -> tuple[DynamicTables, Callable[[int], int]]:
         tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU] * servers, lazy=False)
@@ -1041,8 +1048,15 @@ def test_a_capacity_that_no_ps_can_have_is_refused() -> None:
         tables.bind([two.SGD(0.1)], own_step=False)
 
 
-@pytest.mark.parametrize("lost", ["0-of-2.000000", "1-of-2.000001"])
-@pytest.mark.parametrize("servers", [2, 3])
+@pytest.mark.parametrize(
+    ("servers", "lost"),
+    [
+        (2, "0-of-2.000000"),
+        (3, "1-of-2.000001"),
+        pytest.param(3, "0-of-2.000000", marks=pytest.mark.matrix),
+        pytest.param(2, "1-of-2.000001", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(
     lost: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,8 @@ def test_worker_that_dies_between_calls(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
+# test_dynamic_training.py has one die three times.
+@pytest.mark.matrix
 @on("custom_loop")
 def test_worker_that_dies_again_and_again(training: Training) -> None:
     training.trains_on()
@@ -231,7 +233,8 @@ def test_numbers_are_read_from_the_ps_while_a_worker_comes_back(training: Traini
     assert restarted(training, before) == {"worker-0"}
 
 
-@on("custom_loop", FIT_TOO)
+# A ps dies alone in the dozen of the drills, in the custom loop on hosts, and in test_recovery.py.
+@on(FIT_TOO)
 def test_ps_that_dies(training: Training) -> None:
     training.trains_on()
     before = goes_back(training, training.kill, "ps-1")

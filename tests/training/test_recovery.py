@@ -67,7 +67,7 @@ def went_on(process: Process) -> list[tuple[int, int]]:
     return found
 
 
-# test_fault_tolerance.py has a ps die in the custom loop too.
+# test_fault_tolerance.py has a ps and a worker die in the custom loop.
 @pytest.mark.parametrize("api", [pytest.param("custom_loop", marks=pytest.mark.matrix), "fit"])
 def test_a_ps_that_dies_is_the_only_process_that_restarts(runs: Runs, api: str) -> None:
     run = f"ps-dies-{api}"
