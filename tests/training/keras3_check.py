@@ -581,7 +581,6 @@ def refusals():
         "gradient_accumulation_steps": no(compiled(lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2))),
         "ema_overwrite_frequency": no(compiled(lambda: optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2))),
         "LossScaleOptimizer": no(compiled(lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1)))),
-        "jit_compile": no(compiled(jit_compile=True)),
         "MultiOptimizer": no(compiled(lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD(0.1))))),
         "ScheduleFreeAdamW": no(compiled(optimizers.ScheduleFreeAdamW)),
         "clipnorm": no(compiled(lambda: optimizers.SGD(0.1, clipnorm=1.0))),

@@ -178,7 +178,6 @@ REFUSED = {
     "gradient_accumulation_steps": "Add them up within a step",
     "ema_overwrite_frequency": "averages are taken for weights at the end",
     "LossScaleOptimizer": "take mixed_bfloat16",
-    "jit_compile": "jit_compile=True, which is not for workers' calls: leave it out",
     "MultiOptimizer": "take one optimizer, or a train_step with several",
     "ScheduleFreeAdamW": "workers would overwrite each other's",
     "clipnorm": "take global_clipnorm",

@@ -70,7 +70,10 @@ COPIED = {
     "CopiedStep": "Extra.train_step has NumPy arrays of ",
     "CopiedData": "CopiedData.train_dataset has NumPy arrays of ",
 }
-JITTED = {"Jitted": "Extra is compiled with jit_compile=True, which has no effect here"}
+JITTED = {
+    "Jitted": "Extra is compiled with jit_compile=True, which has no effect here",
+    "JittedOfKeras3": "Sequential is compiled with jit_compile=True, which has no effect here",
+}
 PYTHON = {"PythonMetric": "Extra.train_step calls Python (py_function or numpy_function), as in a metric"}
 CLEARED = ["Cleared", "ClearedOfKeras3"]
 
@@ -136,9 +139,10 @@ def test_python_in_a_metric_is_warned_of_and_counts(found: dict[str, Any]) -> No
     assert [step["by_python"] for step in found["PythonMetric"]] == [7.0] * 4
 
 
-def test_a_step_that_xla_does_not_compile_is_warned_of(found: dict[str, Any]) -> None:
-    assert found["warned of Jitted"].startswith(JITTED["Jitted"])
-    assert len(found["Jitted"]) == 4  # it trains nevertheless
+@pytest.mark.parametrize("name", JITTED)
+def test_a_step_that_xla_does_not_compile_is_warned_of(found: dict[str, Any], name: str) -> None:
+    assert found[f"warned of {name}"].startswith(JITTED[name])
+    assert len(found[name]) == 4  # it trains nevertheless
 
 
 class Own:

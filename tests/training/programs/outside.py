@@ -423,6 +423,13 @@ class Jitted(Plain):
         return model
 
 
+class JittedOfKeras3(Plain):
+    def build_model(self):
+        model = keras3.Sequential([keras3.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=True)
+        return model
+
+
 class OfV1(Plain):
     def build_model(self):
         model = super().build_model()

@@ -22,6 +22,10 @@ from trainer.core.contracts import (
 from trainer.training.dynamic.tables import DynamicTables
 
 SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
+NOT_COMPILED = (
+    "%s is compiled with jit_compile=True, which has no effect here: XLA compiles a step of one device with its "
+    "variables. A tf.function with jit_compile of its own may be in it"
+)
 
 
 class KerasModel(Protocol):

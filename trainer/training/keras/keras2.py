@@ -23,7 +23,7 @@ from trainer.core.contracts import (
 from trainer.training.constraints import reject_split_constraints
 from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.export_tables import UNTRACKED, track_tables
-from trainer.training.keras.base import SPARSE, has_call, shapes_of_metrics
+from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call, shapes_of_metrics
 from trainer.training.one_update import gather
 from trainer.training.optimizers import (
     averaged,
@@ -106,11 +106,7 @@ class Keras2Model:
             return own
         strategy = self.model.distribute_strategy
         if isinstance(strategy, tf.distribute.ParameterServerStrategy) or strategy.num_replicas_in_sync > 1:
-            log.warning(
-                "%s is compiled with jit_compile=True, which has no effect here: XLA compiles a step of one device "
-                "with its variables. A tf.function with jit_compile of its own may be in it",
-                type(self.model).__name__,
-            )
+            log.warning(NOT_COMPILED, type(self.model).__name__)
             return own
         compiled: Callable[[Any], Any] = tf.function(own, jit_compile=True, reduce_retracing=True)  # as Keras does
         return compiled

@@ -52,8 +52,6 @@ def reject_model(model: Model) -> None:
     name = type(model).__name__
     if keras.config.backend() != "tensorflow":
         raise UserError(f"Keras 3 runs on {keras.config.backend()}: set KERAS_BACKEND to tensorflow, or leave it out")
-    if model.jit_compile:
-        raise UserError(f"{name} was compiled with jit_compile=True, which is not for workers' calls: leave it out")
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False):
             raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from trainer.core.contracts import (
 )
 from trainer.core.failures import UserError
 from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.keras.base import SPARSE, has_call
+from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw
 from trainer.training.keras.keras3.checks import reject_hidden_optimizers, reject_settings, warn_of_whole_tables
@@ -30,6 +31,8 @@ from trainer.training.keras.keras3.row_updates import update_by_rows
 from trainer.training.keras.keras3.seeds import drawing
 from trainer.training.keras.keras3.steps import Step
 from trainer.training.steps.outputs import flat
+
+log = logging.getLogger(__name__)
 
 
 class Keras3Model:
@@ -94,6 +97,8 @@ class Keras3Model:
             self._tables.train()
 
     def step(self) -> Callable[[Structure], Structure]:
+        if self.model.jit_compile:
+            log.warning(NOT_COMPILED, type(self.model).__name__)
         return Step(self.model)
 
     def test_step(self) -> Callable[..., Structure]:
