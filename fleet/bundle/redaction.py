@@ -15,12 +15,15 @@ REMOVED = "<removed>"
 # A shorter one is part of other words: its own place is emptied by its name.
 SHORTEST = 5
 # Of a key in a record, before = or : in a text, or of an option.
-SENSITIVE = (
+_PLAIN = (
     r"(?:[\w.-]*(?:passw(?:or)?d|passphrase|passwd|secret|token|api[_-]?key|apikey|private[_-]?key|credential|authorization"
     r"|access[_-]?key|become_pass|ssh_pass|webhook|cookie|(?:amz|goog)-signature"
     r"|(?:account|deploy|encryption|master|shared|signing|ssh|storage)[_-]?key)[\w.-]*"
-    r"|[\w.-]*_(?:pass|pwd)|pass|auth)"
+    r"|[\w.-]*_(?:pass|pwd))"
 )
+# In prose, as before a count of what passed, these are words as others.
+_WORDS = r"(?:pass|auth)"
+SENSITIVE = rf"(?:{_PLAIN}|{_WORDS})"
 # What these name is a path or the name of a secret, which a report needs.
 NAMES_ONE = re.compile(r".*(?:_file|_path|_seconds|_keep)\Z|notify_webhook_secret\Z|release_key\Z")
 _REST = r"[^\s'\"<>]+"
@@ -45,7 +48,8 @@ _KEY_KINDS = (
     r"xox[abprs]-[A-Za-z0-9-]{10,}",
 )
 _PEM = r"[A-Z0-9 ]*PRIVATE KEY-----"
-_NAMED = rf"(?<![\w.-]){SENSITIVE}"
+_BEFORE = r"(?<![\w.-])"
+_NAMED = rf"{_BEFORE}{SENSITIVE}"
 # In quotation marks that are themselves within a text of JSON, in some of their own, as YAML's lines further in, or
 # bare: to what ends it and is not followed by more of it.
 _VALUE = (
@@ -53,8 +57,13 @@ _VALUE = (
     r"|[|>][+-]?\d?[ \t]*(?:\n[ \t]+[^\n]*)+"
     r"|(?:[^\s,;\"'}\]\[{<>\\]|[,;\"'}\]\[{<>\\](?=[^\s,;:\"'}\]\[{<>\\]))+"
 )
+# What was removed already, and a list of numbers, which is no secret.
+_NO_VALUE = r"(?!<removed>[,;}\])]*(?:[\s\"'\\]|\Z)|\[\s*-?\d[\d.]*\s*[,\]])"
+_IS_WORDS = r"(?:\\*[\"']\s*(?:=>|:=|[:=])|\s*(?:=>|:=|=)|\s*:(?=\s*\\*[\"']))"
+# Commands whose user has no password beside it.
+_NO_LOGIN = r"(?<!systemctl )(?<!journalctl )(?<!systemd-run )(?<!\bps )"
 _KEYS_END = re.compile(rf"-----END {_PEM}")
-_KEYS_LINE = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}[ \t]*\Z")
+_KEYS_LINE = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{12,}={0,2}[ \t]*\Z")
 _MARKS = re.compile(r"\\*[\"']")
 
 
@@ -86,7 +95,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"(?i)(?<![\w-])((?:set-)?cookie: *)[^\n\"'\\]+"), rf"\1{REMOVED}"),
     (re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE), rf"\1 {REMOVED}"),
     # Commands: of curl and the like, of sshpass, a file .netrc, and options that name one.
-    (re.compile(r"(?<![\w-])((?:-u|--user|--proxy-user)[\s=]+[^\s:]+:)\S+"), rf"\1{REMOVED}"),
+    (re.compile(rf"(?<![\w-]){_NO_LOGIN}((?:-u|--user|--proxy-user)[\s=]+[^\s:]+:)\S+"), rf"\1{REMOVED}"),
     (re.compile(r"\b(sshpass\s+-p\s*|login\s+\S+\s+password\s+)\S+"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)((?<![\w-])--?{SENSITIVE}(?:[ \t]+|\\*[\"'],\s*\\*[\"']))(?!-)[^\s\"'\\]+"), rf"\1{REMOVED}"),
     (re.compile(rf"\b(?:{'|'.join(_KEY_KINDS)})"), REMOVED),
@@ -101,7 +110,10 @@ PATTERNS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     ),
     (re.compile(rf"(?i)(<{SENSITIVE}>)[^<]+(?=</)"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)({_NAMED}%3[ad](?:%2[027])*)[^\s&\"'%]+"), rf"\1{REMOVED}"),
-    (re.compile(rf"(?i)({_NAMED}\\*[\"']?\s*(?:=>|:=|[:=])\s*)({_VALUE})"), _empty),
+    (re.compile(rf"(?i)({_BEFORE}{_PLAIN}\\*[\"']?\s*(?:=>|:=|[:=])\s*){_NO_VALUE}({_VALUE})"), _empty),
+    (re.compile(rf"(?i)({_BEFORE}{_WORDS}{_IS_WORDS}\s*){_NO_VALUE}({_VALUE})"), _empty),
+    # A line of YAML.
+    (re.compile(rf"(?im)(^[ \t]*(?:- )?{_WORDS}:[ \t]+){_NO_VALUE}({_VALUE})(?=[ \t]*$)"), _empty),
 )
 _KEY = re.compile(rf"(?i){SENSITIVE}")
 _OPTION = re.compile(rf"(?i)--?{SENSITIVE}")
@@ -129,7 +141,7 @@ class Redactor:
             if name.endswith(".json"):
                 return json.dumps(self.record(json.loads(text)), indent=1) + "\n"
             if name.endswith(".jsonl"):
-                return "".join(f"{self._line(line)}\n" for line in text.splitlines())
+                return "".join(f"{self._line(line)}\n" for line in text.removesuffix("\n").split("\n"))
         except ValueError:
             pass
         return self.text(text)

@@ -97,6 +97,11 @@ SAID = "hunter2x"
         "MYSQL_PWD=hunter2x",
         "SMTP_PASS=hunter2x",
         '{"auths": {"r.example": {"auth": "hunter2x="}}}',
+        "auth='hunter2x'",
+        'pass: "hunter2x"',
+        "pass=hunter2x",
+        "login:\n  pass: hunter2x\n  auth: |\n    hunter2x\n",
+        'curl -H "Authorization: hunter2x" a.example',
         "encryption_key: hunter2x",
         "aws_secret_access_key = wJalr/hunter2x",
         "password: |\n  one\n  hunter2x\nsteps: 5",
@@ -160,11 +165,36 @@ def test_files_that_are_records_are_read_as_such() -> None:
         "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8  ckpt-5.index",
         "the user's error: no such file: keys.txt",
         "passed 5 of 7; compass: north; bypass=1; the author: me; -u trainer",
+        "pass: 3 of 4 hosts",
+        "ERROR auth: bad thing",
+        "systemctl --user a:b; ps -u trainer:1",
+        "token_ids=[1, 2, 3]",
         "-----BEGIN CERTIFICATE-----\nMIIBhunter2xAAAAAAAA\n-----END CERTIFICATE-----",
     ],
 )
 def test_what_is_none_is_kept(text: str) -> None:
     assert Redactor([]).text(text) == text or text.startswith("tokens")
+
+
+@pytest.mark.parametrize("text", ["Authorization: {}", "set-cookie: {}\n", '-H "Authorization: {}"', "password: {}, x"])
+def test_what_is_removed_once_is_not_removed_again(text: str) -> None:
+    assert Redactor([]).text(text.format("hunter2x")) == text.format(REMOVED)
+
+
+def test_a_known_part_of_a_secret_leaves_nothing_of_the_rest() -> None:
+    assert Redactor(["hunter2x"]).text("password=hunter2x-tail") == f"password={REMOVED}"
+
+
+def test_a_record_with_odd_separators_in_a_text_stays_one() -> None:
+    line = json.dumps({"what": "one\u2028two\x85three", "token": "hunter2x"}, ensure_ascii=False)
+    (shown,) = Redactor([]).file("events.jsonl", f"{line}\n").split("\n")[:-1]
+    assert json.loads(shown) == {"what": "one\u2028two\x85three", "token": REMOVED}
+
+
+def test_a_long_line_above_the_end_of_a_key_is_read_once() -> None:
+    """Reading on from each character of it would take minutes."""
+    line = "A" * 200_000 + "!"
+    assert Redactor([]).text(f"{line}\n-----END RSA PRIVATE KEY-----") == f"{line}\n{REMOVED}"
 
 
 def test_json_is_still_json() -> None:
