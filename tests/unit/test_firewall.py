@@ -460,3 +460,30 @@ def test_a_sets_elements_are_read() -> None:
     listing = {"nftables": [{"metainfo": {}}, {"set": {"name": "member4", "elem": ["192.0.2.1", "192.0.2.2"]}}]}
     assert firewall_table.elements(json.dumps(listing)) == {"192.0.2.1", "192.0.2.2"}
     assert firewall_table.elements(json.dumps({"nftables": [{"set": {"name": "member6"}}]})) == set()
+
+
+@pytest.mark.parametrize("lacks", [("ss",), ()])
+def test_a_host_whose_connections_cannot_be_listed_keeps_no_table(lacks: tuple[str, ...]) -> None:
+    """The next run would take it for a host with a table, and the first one would cut open connections."""
+    loaded = []
+
+    def run_command(command: list[str], check_rc: bool = False, **_: object) -> tuple[int, str, str]:
+        if "/found/nft" in command:
+            loaded[:] = ["table"] if "-f" in command else []
+            return 0, "", ""
+        if check_rc:
+            raise Ended("ss is broken")
+        return 1, "", "ss is broken"
+
+    def get_bin_path(name: str, required: bool = False) -> str:
+        if name in lacks:
+            raise Ended(f"no {name}")
+        return f"/found/{name}"
+
+    def fail_json(msg: str) -> None:
+        raise Ended(msg)
+
+    fake = SimpleNamespace(run_command=run_command, get_bin_path=get_bin_path, fail_json=fail_json, params={})
+    with pytest.raises(Ended, match="no ss" if lacks else "ss is broken"):
+        firewall_table.watch(fake, "/found/nft")
+    assert loaded == []

@@ -113,10 +113,13 @@ def others_are_open(listening: str, established: str) -> bool:
 
 def watch(module: Any, nft: str) -> None:
     """Have the kernel know the connections that are open, where the table would take them for a stranger's."""
-    module.run_command([nft, "-f", "-"], data=WATCHING, check_rc=True)
     ss = module.get_bin_path("ss", required=True)
-    _, listening, _ = module.run_command([ss, "-Hltn"], check_rc=True)
-    _, established, _ = module.run_command([ss, "-Hntup", "state", "established"], check_rc=True)
+    module.run_command([nft, "-f", "-"], data=WATCHING, check_rc=True)
+    failed, listening, why = module.run_command([ss, "-Hltn"])
+    failed_too, established, more = module.run_command([ss, "-Hntup", "state", "established"])
+    if failed or failed_too:
+        module.run_command([nft, "delete", "table", *TABLE])  # else the next run takes it for the site's
+        module.fail_json(msg=f"ss can't list this host's connections: {(why or more).strip()}")
     if others_are_open(listening, established):
         time.sleep(module.params["track_seconds"])
 
