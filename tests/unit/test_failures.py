@@ -92,6 +92,7 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     ("text", "fix"),
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
+        ("`merge_call` called while defining a new graph or a tf.function. This can", "for _ in range(3)"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
         ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
         ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),

@@ -32,9 +32,10 @@ OF_A_TABLE = "partitions["
 LOOKUP = re.compile(r"\b(embedding_lookup\w*|rows_asked_for_once\w*)/")
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
 FIXES = {
-    "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` over "
-    "tensors or a tf.function: to accumulate gradients, add them up within a step; to leave out gradients that are not "
-    "finite, apply tf.where(finite, gradient, tf.zeros_like(gradient)) (docs/programs.md)",
+    "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` or "
+    "a loop over tensors, or a tf.function: loop in Python (`for _ in range(3)`); to accumulate gradients, add them up "
+    "within a step; to leave out gradients that are not finite, apply tf.where(finite, gradient, "
+    "tf.zeros_like(gradient)) (docs/programs.md)",
     "only supports singleton tf.Variables created on the first call": "a step is traced more than once, so make each "
     "variable once: in build_model, or in a `build` that returns when it was called before, as Keras's optimizers do "
     "with `self._built` (docs/programs.md)",
