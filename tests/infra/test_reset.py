@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import stat
 import tarfile
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import yaml
 
-from tests.hosts import ROOT, wait_until
+from tests.hosts import ROOT, answer, wait_until
 
-from .conftest import play, status
+from .conftest import copy_inventory, play, status
 from .test_second_day import Training, done
 
 pytestmark = pytest.mark.slow  # tests/unit/test_reset.py says it of a pretended machine
@@ -23,7 +25,7 @@ HOST = "worker-1"
 # What a boot, a login and the distribution's own tools leave: of these no list is the same twice.
 LEFT_OUT = re.compile(
     r"\.?$|(proc|sys|dev|run|tmp|srv|var/(log|tmp|cache|run|backups|lib/(apt|systemd)))(/|$)|.*/__pycache__(/|$)|.*\.pyc$"
-    r"|etc/(passwd|group|shadow|gshadow|subuid|subgid)-$|var/lib/dpkg/(?!info/).|var/lib/dbus/machine-id$"
+    r"|etc/(passwd|group|shadow|gshadow|subuid|subgid)-$|var/lib/dpkg/(?!info/).|var/lib/(ucf/.*|dbus/machine-id)$"
     r"|etc/(hostname|hosts|resolv\.conf|machine-id|fstab|\.pwd\.lock|network/interfaces|ld\.so\.cache|ssh/ssh_host_.*)$"
     r"|home/admin/\.(ssh/authorized_keys|ansible|sudo_as_admin_successful)|root/\.ansible"
 )
@@ -73,7 +75,7 @@ def sum_of(content: IO[bytes]) -> str:
     return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def training(lab: dict[str, Any], long_run: Path) -> Iterator[Training]:
     """A training whose worker-1 is taken out, and its host reset; in the end it is back."""
     wait_until(lambda: status(lab)["without"] == {}, 120, "all members take part")
@@ -93,4 +95,59 @@ def test_a_host_is_left_as_its_image_has_it(training: Training) -> None:
     image, host = of_image(), of_host()
     print(f"{len(image)} entries compared")
     assert {name: (image.get(name), host.get(name)) for name in image | host if image.get(name) != host.get(name)} == {}
+    training.check(HOST)
+
+
+# A kernel without an NFS server can't serve: this stands for it, and goes with the next boot.
+LISTENER = """
+cat >/run/systemd/system/nfs-server.service <<'UNIT'
+[Service]
+ExecStart=/usr/bin/python3 -c "import socket, time; it = socket.create_server((str(), 2049)); time.sleep(1e9)"
+[Install]
+WantedBy=multi-user.target
+UNIT
+systemctl daemon-reload
+"""
+NO_LISTENER = "rm /run/systemd/system/nfs-server.service; systemctl daemon-reload"
+GROUPS = ("chief", "ps", "worker", "evaluator", "data", "tensorboard", "prometheus", "alertmanager", "nfs_server")
+# What a host with all roles is known by, beside its files: processes, units, links, mounts, the packet filter's tables.
+TRACES = (
+    "ps -e -o user=,comm= | grep -E 'trainer|prometheus|wireguard|chronyd|rpc'; "
+    "systemctl list-units --all --plain --no-legend | "
+    "grep -E 'trainer@|psfleet|prometheus|wireguard|chrony|tensorboard|nfs|rpc'; "
+    "ip -oneline link | grep psfleet; grep -E 'nfs|served|everything' /proc/mounts; "
+    "command -v nft && nft list tables; echo looked"
+)
+
+
+@pytest.fixture
+def all_roles(training: Training, lab: dict[str, Any], tmp_path: Path) -> str:
+    """The host that was reset, made a cluster of its own with all roles but the driver's, and reset again."""
+    whole: dict[str, Any] = {"cluster_shared_dir": "/srv/everything", "cluster_nfs_dir": "/srv/served"}
+    whole |= {"cluster_encryption": True, "wireguard_userspace": True}
+    program = {"program": "trainer.examples.digits:Digits", "run": "alone", "steps": 100}
+    inventory = copy_inventory(tmp_path / "lab", program, **whole)
+    address = yaml.safe_load((inventory / "hosts.yml").read_text())["worker"]["hosts"][HOST]
+    groups = {group: {"hosts": {HOST: address}} for group in GROUPS}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump(groups, sort_keys=False))
+    clock = ("-e", json.dumps({"__common_container": False}))  # a container has its machine's clock, and no chrony
+    answer(lab[HOST], LISTENER)
+    planned = play("site.yml", "--check", *clock, inventory=inventory)
+    made = play("site.yml", *clock, inventory=inventory)
+    traces = answer(lab[HOST], TRACES)
+    reset = play("reset.yml", "-e", "reset_confirmed=yes", "-e", "reset_runs=yes", inventory=inventory)
+    answer(lab[HOST], NO_LISTENER)
+    assert (planned.failed, made.failed, reset.code, reset.failed) == ([], [], 0, [])
+    return traces
+
+
+def test_a_host_that_had_all_roles_is_left_as_its_image_has_it(
+    training: Training, lab: dict[str, Any], all_roles: str
+) -> None:
+    """Some minutes, in which it is a cluster by itself, with Debian's packages of all roles."""
+    for what in ("prometheus", "alertmanager", "wireguard-go", "chrony", "tensorboard", "psfleet0", "nfs-server"):
+        assert what in all_roles, what
+    image, host = of_image(), of_host()
+    assert {name: (image.get(name), host.get(name)) for name in image | host if image.get(name) != host.get(name)} == {}
+    assert answer(lab[HOST], TRACES) == "looked"
     training.check(HOST)
