@@ -782,6 +782,19 @@ def test_rows_are_saved_and_kept_when_the_clock_has_outgrown_32_bits(tmp_path: P
     assert set(made.rows()) == set(range(50))
 
 
+@pytest.mark.parametrize("saves", [0, 9])
+def test_what_incremental_saves_alone_need_is_traced_for_them(monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
+    made, traced, count = Made("traced", two.Adagrad(0.1), servers=2), [], Pieces._count_changed
+
+    def counted(self: Pieces, since: tf.Tensor) -> tf.Tensor:
+        traced.append(since)
+        return count(self, since)
+
+    monkeypatch.setattr(Pieces, "_count_changed", counted)
+    Pieces(made.table, ["", ""], incremental_saves=saves)
+    assert len(traced) == (1 if saves else 0)
+
+
 def test_links_to_a_part_of_a_save_are_no_save(tmp_path: Path) -> None:
     name = "part"
     made = Made(name, two.Adagrad(0.1), servers=2)

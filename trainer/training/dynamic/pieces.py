@@ -78,7 +78,9 @@ class Pieces:
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         of_shards = tf.TensorSpec([len(table.shards)], tf.int64)
         self._ends = tf.function(self._read_ends, autograph=False).get_concrete_function()
-        self._count = tf.function(self._count_changed, autograph=False).get_concrete_function(of_shards)
+        self._count = tf.function(self._count_changed, [of_shards], autograph=False)
+        if incremental_saves:
+            self._count.get_concrete_function()
         self._write, self._write_last = (
             tf.function(partial(self._write_piece, take), autograph=False).get_concrete_function(
                 text, number, of_shards, of_shards, of_shards
