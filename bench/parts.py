@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,11 +15,15 @@ PERIOD = 20_000
 SHARES, WEIGHT = "262144", "10000"
 
 
+class NoControlGroup(SystemExit):
+    """No control group can be made here; ends a bench with the reason."""
+
+
 @contextlib.contextmanager
 def part_of_a_processor(part: float | None, pids: Iterable[int]) -> Iterator[None]:
     """Give these processes, with what they fork, so much of a processor together, or what they like, before all others.
 
-    Ends the bench without root.
+    Raises NoControlGroup where there are none, as without root.
     """
     version_1 = ROOT / "cpu"
     top = version_1 if version_1.is_dir() else ROOT
@@ -31,7 +34,9 @@ def part_of_a_processor(part: float | None, pids: Iterable[int]) -> Iterator[Non
             (top / "cgroup.subtree_control").write_text("+cpu")
         group.mkdir()
     except OSError as error:
-        sys.exit(f"bench: no control group can be made ({error}): it needs root")
+        raise NoControlGroup(
+            f"bench: no control group can be made, which takes root and writable control groups: {error}"
+        ) from error
     try:
         if top == ROOT:
             (group / "cpu.max").write_text(f"{quota or 'max'} {PERIOD}")
