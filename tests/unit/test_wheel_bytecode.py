@@ -191,6 +191,41 @@ def test_one_that_is_killed_keeps_no_other_away(wheels: Path, monkeypatch: pytes
         os.killpg(module.pid, signal.SIGKILL)
 
 
+def test_one_that_comes_before_the_wheels_waits_for_them(
+    wheels: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lets others work meanwhile, or the fetch would wait for it."""
+    later = wheels.with_name("later")
+    wheels.rename(later)
+    tried = []
+
+    def fetch(_: float) -> None:
+        with wheelhouse.hold(wheels.parent):
+            tried.append(True)
+            if len(tried) == 2:
+                later.rename(wheels)
+
+    monkeypatch.setattr(wheelhouse, "MAX_WAIT_SECONDS", 0)
+    monkeypatch.setattr(wheel_bytecode.time, "sleep", fetch)
+    monkeypatch.setattr(wheel_bytecode, "AnsibleModule", agent.AnsibleModule)
+    minor = ".".join(map(str, sys.version_info[:2]))
+    monkeypatch.setattr(
+        agent.AnsibleModule, "asked", {"wheels": str(wheels), "python": minor, "site": str(site), "patience": 60}
+    )
+    with pytest.raises(agent.Done) as done:
+        wheel_bytecode.main()
+    assert (done.value.result["changed"], len(tried)) == (True, 2)
+
+
+def test_wheels_that_nobody_fetches_are_not_waited_for(tmp_path: Path) -> None:
+    sets = tmp_path / "wheels"
+    with (
+        pytest.raises(TimeoutError, match=r"no wheels were fetched to .*/wheels/3\.11"),
+        wheel_bytecode.hold(sets, sets / "3.11"),
+    ):
+        pass
+
+
 def test_the_wheelhouse_keeps_it(wheels: Path, site: Path) -> None:
     write(wheels, site)
     digest = hashlib.sha256((wheels / "pack-1.0-py3-none-any.whl").read_bytes()).hexdigest()

@@ -116,6 +116,7 @@ def test_each_module_works_alone_on_the_sets(tmp_path: Path, monkeypatch: pytest
         tried.append(True)
 
     (tmp_path / "lock.txt").write_text("")
+    (tmp_path / "wheels/set").mkdir(parents=True)
     given = {"lock": str(tmp_path / "lock.txt"), "dest": str(tmp_path / "wheels/set"), "python": MINOR}
     if module is wheel_bytecode:
         given = {"wheels": str(tmp_path / "wheels/set"), "site": "/site", "python": MINOR}

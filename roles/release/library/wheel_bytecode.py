@@ -44,6 +44,10 @@ options:
     description: The directory that they are installed in on the hosts, which the code names as its place.
     type: path
     required: true
+  patience:
+    description: For how many seconds to wait for the directory, where M(wheelhouse) makes it meanwhile.
+    type: int
+    default: 0
 author:
   - psfleet
 """
@@ -127,17 +131,22 @@ def is_made(file: Path, comment: str) -> bool:
 
 
 @contextlib.contextmanager
-def hold(sets: Path) -> Iterator[int]:
-    """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there.
+def hold(sets: Path, wheels: Path | None = None, patience: float = 0) -> Iterator[int]:
+    """Keep others away from the directory of all sets of wheels, once `wheels` are there; one may be at work there.
 
     Gives the descriptor that does so, which no process that could outlive this one may have. Raises TimeoutError.
     """
     sets.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sets, os.O_RDONLY)
-    end = time.monotonic() + MAX_WAIT_SECONDS
+    begun = time.monotonic()
     try:
-        while not _takes(descriptor):
-            if time.monotonic() > end:
+        while not (taken := _takes(descriptor)) or not (wheels is None or wheels.is_dir()):
+            waited = time.monotonic() - begun
+            if taken:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if taken and waited >= patience:
+                raise TimeoutError(f"no wheels were fetched to {wheels}")
+            if waited > MAX_WAIT_SECONDS:
                 raise TimeoutError(
                     f"another process has worked on the wheels in {sets} for {MAX_WAIT_SECONDS} s. If it hangs, end it "
                     f"and start again. See which it is: fuser -v {sets}"
@@ -162,15 +171,16 @@ def main() -> None:
             "wheels": {"type": "path", "required": True},
             "python": {"type": "str", "required": True},
             "site": {"type": "path", "required": True},
+            "patience": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
-    wheels, site = Path(module.params["wheels"]), module.params["site"]
+    wheels, site, patience = Path(module.params["wheels"]), module.params["site"], module.params["patience"]
     own = sys.implementation.cache_tag  # cpython-311
     if own != "cpython-" + module.params["python"].replace(".", ""):
         module.exit_json(changed=False, sha256="")
     try:
-        with contextlib.nullcontext() if module.check_mode else hold(wheels.parent) as held:
+        with contextlib.nullcontext() if module.check_mode else hold(wheels.parent, wheels, patience) as held:
             _make_right(module, wheels, site, held)
     except (OSError, BrokenProcessPool) as error:  # it saves time: without it the hosts compile
         module.warn(f"the modules of {wheels} can't be compiled here, so each host does: {error}")
