@@ -74,6 +74,12 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path, "mine")
 
 
+@pytest.fixture(autouse=True)
+def others_left_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier tests' trainings in this process left on servers that have ended is no generation's of these."""
+    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
+
+
 @pytest.fixture
 def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """What sets how the loading of the program ends."""
@@ -343,7 +349,6 @@ def test_the_next_generation_waits_for_the_threads_of_the_one_before(
 
     monkeypatch.setattr(training, "_train_generation", train_generation)
     monkeypatch.setattr(training_module, "THREADS_SECONDS", 60.0 if ends else 0.1)
-    monkeypatch.setattr(freeing, "freed", lambda seconds: True)
     monkeypatch.setattr(freeing, "release_iterators", lambda iterators: None)
     handler = signal.getsignal(signal.SIGTERM)
     try:
