@@ -107,7 +107,7 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
 def read_config(options: argparse.Namespace, environment: Mapping[str, str], evaluates: bool = False) -> Config:
     """Read the settings, then what the operator selected, then the command line; the last one counts.
 
-    Of a sweep it is the present point, or for an evaluator (`evaluates`) the one that is to be evaluated.
+    In a sweep that is the current point, or, with `evaluates`, the first that is not evaluated to its end.
     """
     config = read_settings(options, environment)
     chosen = {key: getattr(options, key) for key in ("run", "program") if hasattr(options, key)}

@@ -134,7 +134,7 @@ def find_problems(source: Source) -> list[Problem]:
 
 
 def list_notes(inventory: Inventory) -> list[str]:
-    """List what `ansible/preflight.yml` says about a right inventory: which groups stand idle, and the like."""
+    """List what `ansible/preflight.yml` says about a right inventory: which groups are unused, and the like."""
     from fleet.site.preflight.notes import preflight_notes
 
     return preflight_notes(inventory.groups, inventory.variables)

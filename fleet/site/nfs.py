@@ -1,4 +1,4 @@
-"""Who serves the shared path and who mounts it: pure functions of the inventory, used by ansible/storage.yml."""
+"""The server of the shared path and the hosts that mount it: pure functions of the inventory (ansible/storage.yml)."""
 
 from __future__ import annotations
 

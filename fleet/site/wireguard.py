@@ -1,4 +1,4 @@
-"""Who speaks with whom through WireGuard: pure functions of the inventory and of the hosts' public keys."""
+"""The ways between hosts that go through WireGuard: pure functions of the inventory and of the hosts' public keys."""
 
 from __future__ import annotations
 

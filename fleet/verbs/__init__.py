@@ -48,7 +48,7 @@ class Console:
     ask: Callable[[str], bool] = _ask
     prove: Callable[[Cluster, str, Mapping[str, Any], Display], None] = _prove
     json_out: TextIO | None = None
-    """Where `--json` goes, while `out` is for the operator; None where nobody asked for it."""
+    """Where `--json` goes, while `out` is for the operator; None without it."""
     progress_out: TextIO | None = None
     """Where it is shown how far a verb is, so that `out` has what comes of it; None for `out`."""
 

@@ -35,7 +35,7 @@ class StatusWatch:
         self._clock = console.clock
         self._lock = threading.Lock()
         self._seen = Observation()
-        self._asked: dict[str, float] = {}  # hosts that are asked just now, since when
+        self._asked: dict[str, float] = {}  # hosts whose answers are awaited, since when
         self._over = threading.Event()
         self._waited = set(cluster.inventory.hosts)
 

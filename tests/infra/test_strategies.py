@@ -63,7 +63,7 @@ def test_hosts_of_jobs_that_the_strategy_lacks_have_no_task(lab, training):
 
 @pytest.mark.slow
 def test_cluster_is_chief_and_workers_that_train(lab, in_step, training):
-    assert "group ps (ps-0, ps-1) stands idle" in training
+    assert "group ps (ps-0, ps-1) is unused" in training
     for name, task in MEMBERS.items():
         with lab[name].sudo():
             environment = environment_of(lab[name], f"trainer@{task}")

@@ -85,7 +85,7 @@ def test_unknown_key_unlike_any_lists_the_keys() -> None:
         ("steps_per_execution", None, "steps_per_execution: expected a whole number or a text, not None"),
         ("input_sharding", False, "input_sharding: expected a text, not False; YAML reads off, no, on and yes as that"),
         ("checkpoint_seconds", "soon", "checkpoint_seconds: expected a number, not 'soon'"),
-        ("checkpoint_seconds", -1, "checkpoint_seconds: must be 0 (not by time) or more, not -1"),
+        ("checkpoint_seconds", -1, "checkpoint_seconds: must be 0 (disabled) or more, not -1"),
         ("checkpoints_kept", 2, "checkpoints_kept: must be at least 3"),
         ("checkpoints_kept_best", -1, "checkpoints_kept_best: must be 0 (none but the newest) or more, not -1"),
         ("checkpoints_best_metric", "", "checkpoints_best_metric: must name a metric of the evaluation"),

@@ -80,7 +80,7 @@ def test_evaluator_needs_no_cluster() -> None:
         (["--job_name=ps"], "^--job-name is set, and not the cluster: add --chief-hosts"),
         ([*HOSTS, "--job_name=worker"], "^--task-index is missing: there are 2 members of the job worker"),
         ([*HOSTS, "--job_name=worker", "--task_index=2"], "the flags: the task is worker 2.*1 chief, 1 ps, 2 worker"),
-        ([*HOSTS, "--job_name=master"], "task type 'master' is none of .*master is called chief now"),
+        ([*HOSTS, "--job_name=master"], "unknown task type 'master': expected one of .*master is called chief now"),
         ([*HOSTS[:2], "--ps_hosts=p", "--job_name=chief"], "job 'ps' must be a list of host:port, and 'p' is none"),
         ([*HOSTS[:2], "--ps_hosts=p:1,,q:1", "--job_name=chief"], "job 'ps' .* and '' is none"),
         ([*HOSTS, "--cluster=c.json", "--job_name=chief"], "^--cluster and --chief-hosts both say the cluster"),
@@ -101,7 +101,7 @@ def test_wrong_flags_are_refused_by_name(arguments: list[str], expected: str) ->
         (None, "--cluster: cannot read .*c.json: No such file"),
         ("{", "--cluster: .*c.json is not JSON"),
         ("[]", '--cluster: .*c.json must be like {"chief": '),
-        (json.dumps({**JOBS, "workers": ["w:1"]}), "--cluster .*c.json: the cluster's job 'workers' is none of"),
+        (json.dumps({**JOBS, "workers": ["w:1"]}), "--cluster .*c.json: unknown job 'workers' in the cluster: "),
         (tf_config("worker", 0), "c.json says task worker 0, the flags say worker 1"),
     ],
 )

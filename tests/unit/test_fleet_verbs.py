@@ -901,7 +901,7 @@ def test_start_cluster_says_which_groups_stand_idle(hosts: FakeHosts, console: v
     hosts.inventory = make_inventory(IN_STEP)
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(detach=True))
-    assert "group ps (store) stands idle: the strategy multi_worker_mirrored has no ps\n" in printed(console)
+    assert "group ps (store) is unused: the strategy multi_worker_mirrored has no ps\n" in printed(console)
 
 
 def test_settings_are_digested_around_the_shipping_alone(hosts: FakeHosts, console: verbs.Console) -> None:

@@ -220,7 +220,7 @@ def test_a_group_that_the_strategy_has_no_use_for_is_noted():
     evaluator = {"evaluator": ["head"]}
     assert notes(evaluator) == []
     assert notes(evaluator, strategy="multi_worker_mirrored") == [
-        "group ps (ps-0) stands idle: the strategy multi_worker_mirrored has no ps"
+        "group ps (ps-0) is unused: the strategy multi_worker_mirrored has no ps"
     ]
     assert [note.split()[1] for note in notes(evaluator, strategy="one_device")] == ["ps", "worker"]
 
@@ -263,7 +263,7 @@ def test_an_index_far_beyond_the_others_is_refused_by_its_host(index, refused):
 
 def test_an_evaluator_that_evaluates_nothing_is_noted():
     (note,) = notes({"evaluator": ["head"]}, evaluation="inline")
-    assert note == "group evaluator (head) stands idle: it evaluates with evaluation: sidecar, and this is inline"
+    assert note == "group evaluator (head) is unused: it evaluates with evaluation: sidecar, and this is inline"
     assert notes(evaluation="inline") == []
 
 
@@ -276,7 +276,7 @@ def test_the_data_service_needs_its_group():
 def test_a_group_data_that_reads_nothing_is_noted():
     groups = {"data": ["worker-1"], "evaluator": ["head"]}
     (note,) = notes(groups)
-    assert note.startswith("group data (worker-1) stands idle: it reads with trainer_run: {input: service}")
+    assert note.startswith("group data (worker-1) is unused: it reads with trainer_run: {input: service}")
     assert notes(groups, **SERVICE) == []
 
 

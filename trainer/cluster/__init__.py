@@ -1,1 +1,1 @@
-"""Who belongs to the cluster, and who lives."""
+"""The members of the cluster, and which of them are alive."""

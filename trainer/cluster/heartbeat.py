@@ -25,7 +25,7 @@ TICK_SECONDS = 0.2  # how often a member is asked that is missing, or that is wa
 HURRY_SECONDS = 5.0
 # A round that comes later than this was kept from the processor: what passed then tells nothing of the members.
 LATE_SECONDS = 0.2
-# A member that doesn't answer gets a new channel so often: one was seen that never found a server that was back.
+# A member that doesn't answer gets a new channel so often: a channel was seen that never reconnected.
 RENEW_SECONDS = 20.0
 LOST_SECONDS = 10.0
 # Marks the heartbeat's own sockets (milliseconds, of TCP_USER_TIMEOUT) for trainer/cluster/fence.py.

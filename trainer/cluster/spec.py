@@ -1,4 +1,4 @@
-"""Who is in the cluster and which task this process is, as TF_CONFIG or the task's flags say it."""
+"""The members of the cluster and the task of this process, as TF_CONFIG or the task's flags say it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class ClusterConfig:
     def checked(cls, jobs: Mapping[str, Any], job: str, index: int) -> ClusterConfig:
         """Return the cluster, or raise ConfigError that says which member or which task is wrong."""
         if job not in JOBS:
-            raise ConfigError(f"task type {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")
+            raise ConfigError(f"unknown task type {job!r}: expected one of {', '.join(JOBS)}{renamed_job(job)}")
         # The coordinator would wait for ever for an evaluator in its cluster (tensorflow#46169).
         given = {name: addresses(name, jobs[name]) for name in jobs if name != "evaluator"}
         members_of = {name: given[name] for name in given if name not in SERVICE_JOBS}
@@ -178,7 +178,7 @@ def naming(source: str) -> Iterator[None]:
 def addresses(job: str, value: object) -> list[str]:
     """Return a job's members, or raise ConfigError unless each is host:port."""
     if job not in JOBS:
-        raise ConfigError(f"the cluster's job {job!r} is none of {', '.join(JOBS)}{renamed_job(job)}")
+        raise ConfigError(f"unknown job {job!r} in the cluster: expected one of {', '.join(JOBS)}{renamed_job(job)}")
     if not isinstance(value, list):
         raise ConfigError(f"job {job!r} must be a list of host:port, not {value!r}")
     for item in value:

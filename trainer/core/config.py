@@ -190,12 +190,12 @@ class Config:
         from_zero("wait for ever"),
     )
     checkpoint_steps: int = setting(
-        0, "Save a checkpoint when so many steps have passed; 0 is not by steps.", from_zero("not by steps")
+        0, "Save a checkpoint when so many steps have passed; 0 disables it.", from_zero("disabled")
     )
     checkpoint_seconds: float = setting(
         30.0,
-        "Save a checkpoint every so many seconds; 0 is not by time. The end of the run and a stop always save.",
-        from_zero("not by time"),
+        "Save a checkpoint every so many seconds; 0 disables it. Finishing or stopping a run always saves.",
+        from_zero("disabled"),
     )
     checkpoints_kept: int = setting(
         5,

@@ -35,8 +35,8 @@ def _checkpoints(config: Config) -> str | None:
 def _best(config: Config) -> str | None:
     if config.checkpoints_kept_best and config.evaluation == "none":
         return (
-            f"checkpoints_kept_best is {config.checkpoints_kept_best}, but with evaluation none nobody knows which "
-            "checkpoints are the best: choose who evaluates, or set it to 0"
+            f"checkpoints_kept_best is {config.checkpoints_kept_best}, but evaluation is none, so that no "
+            "checkpoint can be ranked: choose another evaluation, or set checkpoints_kept_best to 0"
         )
     if config.checkpoints_kept_best and not config.best_mode:
         return (

@@ -59,7 +59,7 @@ class Position:
     def among(self, parts: int) -> tuple[tuple[int, int], ...]:
         """Return where so many parts begin.
 
-        Others than before begin in the earliest pass, at the same share of it as the part that is the least far.
+        If the number of parts has changed, all begin in the earliest pass, at the share of it that the slowest reached.
         """
         if parts == len(self.parts):
             return self.parts

@@ -1,4 +1,4 @@
-"""Who coordinates a run, or keeps a journal: one process at a time, on whichever host, by a lease on the shared path.
+"""The lease on the shared path: one process at a time, on any host, coordinates a run or keeps a journal.
 
 Each holder has a file of its own, lease-<epoch>.json, that it alone writes. To take the lease is to create the file of
 the next epoch, which the file system grants to one process only (docs/decisions/0040).

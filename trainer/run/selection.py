@@ -66,8 +66,7 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
 
     A run that is selected without a program keeps the program that it remembers; a new one takes the settings'. A run
     keeps its parameters. A new one takes the settings', where they are for its program, and over them the selection's.
-    Of a sweep or the queue it is the present point; for an evaluator (`evaluates`), the
-    first one with something left to evaluate.
+    In a sweep or the queue that is the current point, or, with `evaluates`, the first that is not evaluated to its end.
     `selection` counts instead of the file's, as one that is to be written.
     """
     selection = read_selection(config) if selection is None else selection

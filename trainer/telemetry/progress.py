@@ -39,7 +39,7 @@ NOT_FINITE = (
 
 
 def add_up(known: Mapping[str, Mapping[str, Any]], given: Mapping[str, int], seconds: float) -> dict[str, Any]:
-    """Return each worker's steps, and its steps per second of late: 0 of one that gave none, None where none trains."""
+    """Return each worker's steps, and its recent steps per second: 0 for an idle one, None where none trains."""
     names = sorted({*known, *given}, key=lambda task: (len(task), task))
     return {
         task: {

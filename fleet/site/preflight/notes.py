@@ -31,7 +31,7 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     strategy, busy = strategy_of(groups, hostvars), busy_jobs(groups, hostvars)
     evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
     notes = [
-        f"group {job} ({', '.join(groups[job])}) stands idle: the strategy {strategy} has no {job}"
+        f"group {job} ({', '.join(groups[job])}) is unused: the strategy {strategy} has no {job}"
         for job in JOBS
         if groups.get(job) and job not in busy and job not in ("evaluator", "data")
     ]
@@ -44,12 +44,12 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
         )
     if groups.get("evaluator") and "evaluator" not in busy:
         notes.append(
-            f"group evaluator ({', '.join(groups['evaluator'])}) stands idle: it evaluates with evaluation: sidecar, "
+            f"group evaluator ({', '.join(groups['evaluator'])}) is unused: it evaluates with evaluation: sidecar, "
             f"and this is {evaluation}"
         )
     if groups.get("data") and "data" not in busy:
         notes.append(
-            f"group data ({', '.join(groups['data'])}) stands idle: it reads with trainer_run: {{input: service}}, and "
+            f"group data ({', '.join(groups['data'])}) is unused: it reads with trainer_run: {{input: service}}, and "
             "this is local"
         )
     if evaluation == "sidecar" and not tasks_of(groups, hostvars, "evaluator"):
