@@ -218,8 +218,11 @@ class Rounds:
 
     def command(self, hosts: Sequence[str]) -> str:
         """Return this command for these hosts, for all where none is named."""
-        reboot = f"--reboot {self.request.reboot}" if self.request.reboot != "when-needed" else ""
-        return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot)))
+        ask = self.request
+        reboot = f"--reboot {ask.reboot}" if ask.reboot != UpdateRequest.reboot else ""
+        timeout = f"--timeout {ask.timeout:g}" if ask.timeout != UpdateRequest.timeout else ""
+        reason = f"--reason {shlex.quote(ask.reason)}" if ask.reason else ""
+        return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot, timeout, reason)))
 
 
 def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> None:

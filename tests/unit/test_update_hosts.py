@@ -160,6 +160,14 @@ def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, 
     assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
 
 
+def test_the_command_that_goes_on_has_what_was_asked_for(hosts: Hosts, console: verbs.Console) -> None:
+    hosts.updates, hosts.broken = {"w-a": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
+    asked = UpdateRequest(["w-a"], reboot="always", timeout=1800, reason="it's patch day")
+    again = "fab update-hosts w-a --reboot always --timeout 1800 --reason 'it'\"'\"'s patch day'"
+    with pytest.raises(ClusterTrouble, match=re.escape(f"then {again}") + "$"):
+        update_hosts(cluster(hosts), console, asked)
+
+
 def test_updates_that_fail_leave_the_host_out(hosts: Hosts, console: verbs.Console) -> None:
     hosts.updates, hosts.broken = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
     with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Fix it there, then fab update-hosts"):
