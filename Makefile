@@ -90,7 +90,7 @@ hosts: infra  # and the dozen on the same hosts, as infra left them; what these 
 %-beside:
 	@$(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
 
-lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint
+lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint, the docs site
 	python -m pytest -q -p no:cacheprovider tests/unit/test_bench_shape.py tests/unit/test_docs.py tests/unit/test_stage.py
 	ruff check
 	ruff format --check
@@ -98,6 +98,7 @@ lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint
 	mypy --python-version 3.10 trainer fleet  # what runs on hosts, whose Python may be older
 	yamllint --strict .
 	ansible-lint --offline
+	$(MAKE) docs
 
 unit: venv  ## tests without TensorFlow and without a lab
 	$(TWICE) unit tests/unit --timeout 300
