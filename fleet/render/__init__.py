@@ -39,7 +39,8 @@ def reject_gpus(wanted: RenderedCluster, manager: str, option: str) -> None:
         shown = ", ".join(f"{job} {count}" for job, count in wanted.gpus.items() if count)
         raise OperatorMistake(
             f"the inventory gives GPUs to tasks ({shown}), and {manager} gives all its tasks the same. "
-            f"Expected none. Render without the group gpu, and let {option} say it"
+            f"Expected none. Render without the group gpu, and let {option} say how many: a ps gets them too, "
+            "and uses none"
         )
 
 

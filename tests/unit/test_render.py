@@ -133,9 +133,9 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
     found = wanted(inventory({**GROUPS, "worker": ["c"], "gpu": ["c"]}, gpu_count=2), "mine", None, None, "/srv")
     assert found.gpus["worker"] == 1
     assert "nvidia.com/gpu: 1" in kubernetes.render(found, "x", "1Gi")
-    with pytest.raises(OperatorMistake, match="sbatch --gpus-per-task"):
+    with pytest.raises(OperatorMistake, match="sbatch --gpus-per-task say how many: a ps gets them too, and uses none"):
         slurm.render(found, "python")
-    with pytest.raises(OperatorMistake, match=r"spark.task.resource.gpu.amount"):
+    with pytest.raises(OperatorMistake, match=r"spark\.task\.resource\.gpu\.amount say how many: a ps gets them too"):
         spark.render(found, "python")
     with pytest.raises(OperatorMistake, match="different numbers of GPUs"):
         wanted(inventory(groups, gpu_count=2), "mine", None, None, "/srv")
