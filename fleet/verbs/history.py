@@ -16,7 +16,8 @@ from trainer.telemetry.history import number_of
 from trainer.telemetry.status import render_metrics
 
 SHOWN = 20
-SWITCHES = ("start-cluster", "rollback")  # which note what a training was when they began
+# These acts begin the tasks again, and note what a training was before.
+SWITCHES = ("start-cluster", "restart-cluster", "sweep", "rollback")
 # What a row shows apart, or what nobody reads there.
 APART = (
     "time",

@@ -23,13 +23,14 @@ from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.verbs import Console
 from fleet.verbs.exclusive import begin_exclusively
+from fleet.verbs.history import SWITCHES
 from fleet.verbs.noted_members import Members, Return, drain_new, members_back
 from fleet.verbs.noted_members import read as read_members
 from fleet.verbs.waiting import wait
 
 RELEASES = "/opt/trainer/releases"
 # These acts have brought a release and its settings to the hosts.
-SHIPPING = ("start-cluster", "restart-cluster", "sweep", "site.yml", "rollback")
+SHIPPING = (*SWITCHES, "site.yml")
 TRAIN_SECONDS = 300.0
 
 

@@ -26,7 +26,7 @@ from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs.cost import Cost, cost_of
 from fleet.verbs.drain import drain, undrain
-from fleet.verbs.history import describe, show_history
+from fleet.verbs.history import describe, last_switch, show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.rollback import rollback
@@ -1063,7 +1063,10 @@ def test_a_drain_survives_reboots(hosts: Hosts, console: verbs.Console, rebooted
     assert up(hosts) == ALL
 
 
-def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts, console: verbs.Console) -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_history_compares_a_training_before_and_since_a_switch(
+    restart: bool, hosts: Hosts, console: verbs.Console
+) -> None:
     def trains(step: int, updated: float, run: str = "digits", **ledger: float) -> dict[str, Any]:
         return fleet.status("training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger)
 
@@ -1075,15 +1078,22 @@ def test_the_history_compares_a_training_before_and_since_a_switch(hosts: Hosts,
     began, hosts.tick = hosts.now, tick
     tick(hosts)
     console.ship, console.build = fleet.nothing, lambda _: "abc123"
-    start_cluster(cluster(hosts), console, StartRequest(detach=True))
+    request = StartRequest(detach=True, restart=restart)
+    start_cluster(cluster(hosts), console, request)
     hosts.tick = lambda _: None
     hosts.run_status = trains(200, hosts.now, productive=120, elapsed=150, goodput=0.8)
     show_history(cluster(hosts), console)
     title, before, now = fleet.printed(console).splitlines()[-3:]
-    assert title.startswith("run digits, before start-cluster of ")
+    assert title.startswith(f"run digits, before {request.verb} of ")
     assert before == "  before  step 100, loss 0.5, steps_per_second 25, goodput 0.9"
     assert now == "  now     step 200, loss 0.25, steps_per_second 25, goodput 0.6"
     hosts.run_status = trains(200, hosts.now, "another", productive=120, elapsed=150, goodput=0.8)
     console.json_out = io.StringIO()
     show_history(cluster(hosts), console)
     assert json.loads(console.json_out.getvalue())["compared"] is None
+
+
+@pytest.mark.parametrize("verb", ["start-cluster", "restart-cluster", "sweep", "rollback"])
+def test_the_last_switch_is_the_last_act_that_began_the_tasks_again(verb: str) -> None:
+    older, last = ({"verb": each, "outcome": "done", "training": {"loss": 1.0}} for each in ("start-cluster", verb))
+    assert last_switch([older, last, {**last, "outcome": "failed"}, {**last, "verb": "canary"}]) is last
