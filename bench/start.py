@@ -29,7 +29,7 @@ DEADLINE = 300.0
 SETTLED_SECONDS = 1.0
 
 
-def until_anew(address: str, seen: set[str]) -> None:
+def until_another(address: str, seen: set[str]) -> None:
     """Wait until a process answers that did not answer before."""
     end = time.monotonic() + DEADLINE
     while (who := incarnation(address, 0.5)) is None or who in seen:
@@ -50,7 +50,7 @@ def server_seconds(directory: Path, supervised: bool, rounds: int) -> list[float
         return TaskProcess("ps-0", ["-m", "trainer", *more], directory / "ps.log", environment)
 
     task, seen, found = start(), set[str](), []
-    until_anew(address, seen)
+    until_another(address, seen)
     for _ in range(rounds):
         time.sleep(SETTLED_SECONDS)
         killed = time.monotonic()
@@ -58,7 +58,7 @@ def server_seconds(directory: Path, supervised: bool, rounds: int) -> list[float
         if not supervised:
             task.process.wait()
             task = start()
-        until_anew(address, seen)
+        until_another(address, seen)
         found.append(time.monotonic() - killed)
     task.end()
     return found

@@ -51,7 +51,7 @@ module Lab
 
     # vagrant-lxc 1.4.3 writes a container's config over the old one without cutting what is longer there,
     # so that every start would add its settings once more.
-    def self.mend_config_writing
+    def self.fix_config_writing
       require "vagrant-lxc/driver"
       Vagrant::LXC::Driver.prepend(Module.new do
         def write_config(contents)

@@ -29,7 +29,7 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
     for host, why in observation.unreachable.items():
         if host in observation.drains:  # it may be off, as `fab hosts` has it
             continue
-        found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", mend_ssh(inventory, host, why)))
+        found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", advise_ssh(inventory, host, why)))
     for host, what in foreign_hosts(inventory, observation).items():
         found.append(
             Finding(ERROR, host, "cluster", what, f"take {host} out of {inventory.source}, or free it as that says")
@@ -40,7 +40,7 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
     return [*found, *judge_clocks(facts), *judge_peers(facts)]
 
 
-def mend_ssh(inventory: Inventory, host: str, why: str) -> str:
+def advise_ssh(inventory: Inventory, host: str, why: str) -> str:
     """Return the command that shows, or fixes, why SSH does not come in."""
     if "ssh-keygen -R" in why or "Connect once" in why:
         return "as it says"

@@ -238,7 +238,7 @@ def test_figures_are_told_in_words(browser: Browser, pages: dict[str, Path]) -> 
         assert caption in str(label)
 
 
-def test_dark_is_dark_and_is_drawn_anew(browser: Browser, pages: dict[str, Path]) -> None:
+def test_dark_is_dark_and_is_drawn_again(browser: Browser, pages: dict[str, Path]) -> None:
     browser.open(pages["night"])
     light = browser.run(BACKGROUND)
     with browser.media(scheme="dark"):

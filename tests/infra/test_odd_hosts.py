@@ -50,7 +50,7 @@ def odd_inventory(lab: dict[str, Host], truth: dict[str, Any], tmp_path: Path) -
     lab["worker-1"].run_expect([0], "sed -i 1d ~/.bashrc")
 
 
-def test_odd_hosts_are_named_with_the_mend_and_nothing_is_changed(odd_inventory: Path) -> None:
+def test_odd_hosts_are_named_with_the_fix_and_nothing_is_changed(odd_inventory: Path) -> None:
     run = play("site.yml", "--tags", "host_check", inventory=odd_inventory)
     reasons = dict(run.failed)
     assert '"Welcome' in reasons["worker-1"]

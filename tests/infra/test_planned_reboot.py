@@ -55,7 +55,7 @@ class Run:
         return [event["event"] for event in self.events if event.get("task") == task]
 
     @property
-    def started_anew(self) -> set[str]:
+    def started_again(self) -> set[str]:
         return {task for task, after in self.units_after.items() if self.units_before.get(task) != after}
 
 
@@ -127,7 +127,7 @@ def test_a_worker_leaves_and_is_back_while_the_others_train(lab, trains):
     run = reboot(lab, trains, ["worker-1"])
     assert run.code == 0, run.output
     assert run.rebooted == {"worker-1"}
-    assert run.started_anew == {"worker-1"}
+    assert run.started_again == {"worker-1"}
     assert run.events_of("worker-1") == ["member-left", "member-back"]
     assert {event["event"] for event in run.events} <= {"member-left", "member-back", "checkpoint-saved", "evaluated"}
     assert run.steps == sorted(run.steps)
@@ -137,7 +137,7 @@ def test_a_worker_leaves_and_is_back_while_the_others_train(lab, trains):
         assert lab["worker-1"].service("trainer@worker-1").is_enabled
     assert status(lab)["without"] == {}
     again = reboot(lab, trains, [])
-    assert (again.code, again.rebooted, again.started_anew) == (0, set(), set())
+    assert (again.code, again.rebooted, again.started_again) == (0, set(), set())
     assert {host: recap.changed for host, recap in again.recaps.items()} == dict.fromkeys(lab, 0), again.output
 
 
@@ -145,7 +145,7 @@ def test_a_ps_leaves_after_a_save_and_nothing_is_trained_twice(lab, trains, trut
     run = reboot(lab, trains, ["ps-1"])
     assert run.code == 0, run.output
     assert run.rebooted == {"ps-1"}
-    assert run.started_anew == {"ps-1"}
+    assert run.started_again == {"ps-1"}
     assert run.faults == []
     assert "member-left" in run.events_of("ps-1")
     assert [event["message"] for event in run.events if event["event"] == "formed"] == [
@@ -160,7 +160,7 @@ def test_the_coordinator_s_host_stops_with_a_save_and_goes_on(lab, trains):
     run = reboot(lab, trains, ["head"])
     assert run.code == 0, run.output
     assert run.rebooted == {"head"}
-    assert run.started_anew == {"chief-0", "evaluator-0"}
+    assert run.started_again == {"chief-0", "evaluator-0"}
     assert run.faults == []
     assert "stopped" in [event["event"] for event in run.events]
     assert run.steps == sorted(run.steps)
@@ -181,7 +181,7 @@ def test_a_host_whose_proof_fails_stays_out_and_no_other_follows_it(lab, trains)
     assert status(lab)["without"] == {"worker-0": "away"}
     wait_for_progress(lab)
     fixed = reboot(lab, trains, [])
-    assert (fixed.code, fixed.rebooted, fixed.started_anew) == (0, set(), {"worker-0"}), fixed.output
+    assert (fixed.code, fixed.rebooted, fixed.started_again) == (0, set(), {"worker-0"}), fixed.output
     assert answer(worker, "systemctl is-enabled trainer@worker-0") == "enabled"
     assert "member-back" in fixed.events_of("worker-0")
 
@@ -189,7 +189,7 @@ def test_a_host_whose_proof_fails_stays_out_and_no_other_follows_it(lab, trains)
 def test_a_host_that_missed_a_release_is_taken_back_when_it_has_it(lab, trains):
     run = reboot(lab, trains, ["worker-0", "worker-1"], missed=("worker-0",))
     # While worker-0 is away, no other host is rebooted.
-    assert (run.code, run.rebooted, run.started_anew) == (4, {"worker-0"}, {"worker-0"}), run.output
+    assert (run.code, run.rebooted, run.started_again) == (4, {"worker-0"}, {"worker-0"}), run.output
     assert "worker-1' is not rebooted for a test: worker-0 did not come back" in run.output
     assert run.events_of("worker-0") == ["member-left", "member-back"]
     assert run.faults == []
@@ -208,7 +208,7 @@ def cannot_save(trains):
 
 def test_a_ps_stays_where_the_coordinator_can_t_save(lab, cannot_save):
     run = reboot(lab, cannot_save, ["ps-1"], trainer_return_seconds=15)
-    assert (run.code, run.rebooted, run.started_anew) == (4, set(), set()), run.output
+    assert (run.code, run.rebooted, run.started_again) == (4, set(), set()), run.output
     why = " ".join(run.output.partition("hosts are right")[2].split())
     assert "host 'ps-1' can't leave the training, and is not rebooted: the coordinator chief-0 was not seen" in why
     assert run.events_of("ps-1") == []

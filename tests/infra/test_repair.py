@@ -88,7 +88,7 @@ def damage(lab):
 
 
 @pytest.mark.parametrize("look_first", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_each_thing_that_a_hand_changed_is_found_and_mended_alone_and_an_owed_restart_made_up_for(
+def test_each_thing_that_a_hand_changed_is_found_and_fixed_alone_and_an_owed_restart_made_up_for(
     lab, long_run, look_first
 ):
     """With `--check` before, which finds as much and writes nothing: a run more of so many fixes."""

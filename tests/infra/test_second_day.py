@@ -235,7 +235,7 @@ def test_a_canary_whose_program_raises_fails_and_touches_nothing(training: Train
 
 
 @pytest.mark.slow
-def test_a_rollback_brings_the_release_and_settings_of_before(training: Training, lab, long_run, tmp_path) -> None:
+def test_a_rollback_brings_the_earlier_release_and_settings(training: Training, lab, long_run, tmp_path) -> None:
     """Half a minute; no process restarts but the supervisors' children."""
     edited = edit(long_run, tmp_path, "# edited\n")
     before = answer(lab["head"], "readlink /opt/trainer/current; cat /etc/trainer/run.json")

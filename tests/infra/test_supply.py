@@ -30,7 +30,7 @@ def test_a_deep_look_finds_nothing_on_right_hosts(lab, long_run):
 @pytest.mark.parametrize(
     "damage", ["echo x >>trainer/__main__.py", pytest.param("touch tensorflow.py", marks=pytest.mark.slow)]
 )
-def test_a_release_that_was_changed_starts_no_task_until_it_is_mended(damage, lab, long_run):
+def test_a_release_that_was_changed_starts_no_task_until_it_is_fixed(damage, lab, long_run):
     host = lab["worker-1"]
     with host.sudo():
         host.run_expect([0], f"sh -c 'cd /opt/trainer/current && {damage}'")

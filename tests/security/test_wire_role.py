@@ -61,7 +61,7 @@ def key() -> str:
     return subprocess.run(["wg", "pubkey"], input=private, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_the_role_builds_a_tunnel_mends_it_and_takes_it_away(machine: Machine, tmp_path: Path) -> None:
+def test_the_role_builds_a_tunnel_repairs_it_and_takes_it_away(machine: Machine, tmp_path: Path) -> None:
     def build(*arguments: str, **settings: Any) -> list[str]:
         changed: list[str] = machine.play(
             *arguments, playbook="encryption.yml", tags="wireguard", cluster_encryption=True, **settings

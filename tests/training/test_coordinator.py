@@ -136,7 +136,7 @@ def test_what_is_a_broken_devices_error(error: Exception, device: bool) -> None:
 
 
 @pytest.mark.parametrize("held", [[False], [True, False]])
-def test_a_run_is_not_finished_by_whoever_has_lost_it(
+def test_a_run_is_not_finished_by_a_coordinator_that_has_lost_it(
     config: Config, directory: RunDirectory, held: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.training.export.export_model", lambda *arguments: "export")

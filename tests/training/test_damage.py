@@ -108,7 +108,7 @@ def test_damaged_ones_do_not_cost_the_good_ones(directory: RunDirectory) -> None
     assert Trained(directory).checkpoints.restore() == 20
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(directory: RunDirectory) -> None:
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(directory: RunDirectory) -> None:
     truncate(directory.checkpoints, "ckpt-*.data-*")
     for _ in range(2):
         with pytest.raises(UserError, match=r"none of the checkpoints in \S+/run/checkpoints can be read") as raised:

@@ -67,7 +67,7 @@ def test_dynamic_repeats_nothing_when_the_data_service_dies(runs: Runs) -> None:
 
 
 @pytest.mark.matrix
-def test_off_has_each_data_worker_read_everything_and_begin_anew_after_a_fault(runs: Runs) -> None:
+def test_off_has_each_data_worker_read_everything_and_begin_again_after_a_fault(runs: Runs) -> None:
     process = start(runs, "off", 10, "off")
     kill_in_mid_run(process)
     assert process.wait() == 0, process.output

@@ -37,7 +37,7 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
     return before, records_of(path)[len(before) :], second
 
 
-def test_callbacks_are_told_of_each_epoch_and_its_evaluation(epochs: tuple) -> None:
+def test_callbacks_hear_each_epoch_and_its_evaluation(epochs: tuple) -> None:
     before, after, _ = epochs
     assert [record.get("begins") for record in before] == [0, None, 1]
     assert {"ends", "loss", "accuracy", "val_loss", "val_accuracy"} <= set(before[1])

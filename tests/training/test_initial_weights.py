@@ -21,7 +21,7 @@ from trainer.training.initial_weights import reading, restart_averages
         tf.errors.NotFoundError(None, None, "gone"),
     ],
 )
-def test_a_source_that_is_damaged_or_gone_is_the_users_to_mend(error: Exception) -> None:
+def test_a_source_that_is_damaged_or_gone_is_the_users_to_fix(error: Exception) -> None:
     expected = r"^initial_weights: a@5 can't be read: .*: name another source"
     with pytest.raises(UserError, match=expected), reading("a@5"):
         raise error

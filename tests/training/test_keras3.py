@@ -203,11 +203,11 @@ def refusals() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_not_supported_is_refused_with_the_mend(refusals: dict[str, Any], what: str) -> None:
+def test_what_is_not_supported_is_refused_with_the_fix(refusals: dict[str, Any], what: str) -> None:
     assert REFUSED[what] in refusals[what]
 
 
-def test_a_mend_is_one(refusals: dict[str, Any]) -> None:
+def test_a_fix_is_one(refusals: dict[str, Any]) -> None:
     assert refusals["clipnorm, whole"] == "trained"
 
 

@@ -429,13 +429,13 @@ def test_a_layer_that_replaces_weights_is_refused() -> None:
         reject_model(made)
 
 
-def test_a_mend_is_one_for_keras3() -> None:
+def test_a_fix_is_one_for_keras3() -> None:
     config = Config(program="p:P", evaluation="sidecar")
     why = callbacks.problem(config, keras.callbacks.EarlyStopping("val_loss"), model())
     assert str(why).endswith("set evaluation to distributed or inline")
 
 
-def test_random_numbers_begin_anew_with_a_cluster() -> None:
+def test_random_numbers_begin_again_with_a_cluster() -> None:
     from keras.src.random.seed_generator import global_seed_generator
 
     before = global_seed_generator()

@@ -48,7 +48,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_dataset_is_refused_with_its_mend(name: str) -> None:
+def test_what_is_no_dataset_is_refused_with_its_fix(name: str) -> None:
     returned, expected = OTHERS[name]
     with pytest.raises(UserError, match=rf"^Mine.train_dataset returned .*{expected}"):
         check_dataset(type("Mine", (), {})(), "train_dataset", returned)

@@ -63,7 +63,7 @@ def test_an_export_that_was_cut_off_is_not_made_where_it_is_turned_off_since(end
     assert (ends["cut_off_and_off"]["codes"], ends["cut_off_and_off"]["exported"]) == ([0], False)
 
 
-def test_an_export_that_was_cut_off_waits_for_who_has_the_run(ends: dict[str, Any]) -> None:
+def test_an_export_that_was_cut_off_waits_for_the_coordinator_that_has_the_run(ends: dict[str, Any]) -> None:
     assert (ends["cut_off_and_led"]["codes"], ends["cut_off_and_led"]["exported"]) == ([75], False)
     assert not ends["cut_off_and_led"]["record"]["ended"]
 

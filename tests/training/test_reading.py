@@ -81,7 +81,7 @@ def test_an_exact_position_leaves_nothing_out_with_calls_in_flight(visits: Any) 
     assert counted <= found["trained"] <= counted + (FAULTS + 1) * IN_FLIGHT * CALL * BATCH
 
 
-def test_a_position_of_other_data_begins_its_pass_anew(visits: Any) -> None:
+def test_a_position_of_other_data_begins_its_pass_again(visits: Any) -> None:
     found = visits["of another run"]
     assert found["told"] == "program_args is {'batch': 4} and was {}, seed is 5 and was 3"
     assert found["position"] == {
@@ -98,7 +98,7 @@ def test_a_position_is_about_the_same_for_other_workers(visits: Any) -> None:
     assert max(most for _, most in found["parts"]) <= 4
 
 
-def test_readings_that_begin_anew_read_all_files(visits: Any) -> None:
+def test_readings_that_begin_again_read_all_files(visits: Any) -> None:
     """Each of eleven takes about a third of them; in the same order, the others would never come."""
     counts = visits["beginning"]
     assert sum(counts) == READINGS * 96 / 3

@@ -179,7 +179,7 @@ def test_what_would_differ_is_left_to_keras(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: keras.SGD(0.1), lambda: keras.Adagrad(0.1), lambda: keras.Adagrad(0.1, 0.0)])
-def test_an_update_of_rows_is_not_compiled_anew_for_each_number_of_them(make: Make) -> None:
+def test_an_update_of_rows_is_not_compiled_again_for_each_number_of_them(make: Make) -> None:
     model = Model(make())
     model.optimizer.jit_compile = True  # as Keras sets it where there is a GPU
     update_by_rows(model)

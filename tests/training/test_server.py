@@ -91,7 +91,7 @@ class Serving:
         return answers(self.address, MINUTE / 2) and "Traceback" not in process.output
 
 
-def test_server_starts_anew_when_its_own_process_is_asked_for(runs: Runs, tmp_path: Path) -> None:
+def test_server_starts_again_when_its_own_process_is_asked_for(runs: Runs, tmp_path: Path) -> None:
     serving = Serving(runs, tmp_path)
     server = serving.start()
     first = serving.own()

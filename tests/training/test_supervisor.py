@@ -31,21 +31,21 @@ def test_a_server_that_is_killed_twenty_times_serves_again_each_time(runs: Runs)
     server = start_server(runs, cluster)
     seen: list[str] = []
 
-    def answers_anew() -> bool:
+    def answers_again() -> bool:
         who = incarnation(address, 1.0)
         if who is None or who in seen:
             return False
         seen.append(who)
         return True
 
-    until(answers_anew, "the first process's answer")
+    until(answers_again, "the first process's answer")
     supervisor, serves = server.pid, f"ps-0 serves at {address}"
     for number in range(KILLS):
         # It answers a moment before it says so.
         until(lambda number=number: server.output.count(serves) > number, serves)  # type: ignore[misc]
         child = server.children[0]
         os.kill(child, signal.SIGKILL)
-        until(answers_anew, f"an answer after kill {number + 1}", MINUTE, lambda: server.output)
+        until(answers_again, f"an answer after kill {number + 1}", MINUTE, lambda: server.output)
         assert not is_alive(child)
     assert server.pid == supervisor
     assert "fresh process" not in server.output

@@ -501,7 +501,7 @@ def test_a_dataset_sleeps() -> None:
     assert time.monotonic() - began >= 0.09  # two clocks
 
 
-def test_what_uncompresses_is_made_anew() -> None:
+def test_what_uncompresses_is_made_again() -> None:
     """TensorFlow keeps it for all datasets of the same elements, also beyond the cluster that it was made in."""
     spec = data_service_ops.HashableElementSpec(tf.TensorSpec([], tf.int64))
     first = data_service_ops._get_uncompress_func(spec)

@@ -212,7 +212,7 @@ def stopped(program: Any, name: str, **settings: Any) -> dict[str, Any]:
     return {"trained": float(seen.sum()), "parts": counts}
 
 
-def read_anew() -> list[int]:
+def read_again() -> list[int]:
     """Return how often each example is read in eleven readings of a third of the data, each begun again."""
     config = Config(program="a:B", strategy="one_device", seed=5)
     counts = [0] * EXAMPLES
@@ -284,7 +284,7 @@ def check() -> dict[str, Any]:
         "exact, other workers": visits(exact, in_flight=0, faults=2, workers=(2, 1)),
         "exact, fit": stopped(Files(), "seen", api="fit", epoch_steps=PART_STEPS // 2),
         "exact, Keras 3": stopped(OfKeras3(), "weights/seen.Sseen"),
-        "beginning": read_anew(),
+        "beginning": read_again(),
         "endless": {"in a run": refused(Endless()), **{name: passes(make) for name, make in ENDLESS.items()}},
         "ending": {name: passes(make) for name, make in ENDING.items()},
         "of another run": of_another_run(),

@@ -129,7 +129,7 @@ def test_a_build_that_leaves_a_process_in_a_session_of_its_own_ends(tmp_path: Pa
     assert not Path("/proc", done.stdout.split()[-1]).exists()
 
 
-def test_a_build_is_forked_where_somebody_has_imported(tmp_path: Path, lender: subprocess.Popen[bytes]) -> None:
+def test_a_build_is_forked_where_a_process_has_imported(tmp_path: Path, lender: subprocess.Popen[bytes]) -> None:
     program = (
         "import os\nprint('building:', sys.stdin.read(), flush=True)\n"
         "print('error: as', os.getppid(), file=sys.stderr)\nos.fork() or time.sleep(600)\nsys.exit(78)\n"

@@ -226,7 +226,7 @@ def test_numbers_that_json_has_no_word_for_come_back(catalogue: Catalogue) -> No
 
 
 @pytest.mark.parametrize(("loss", "sound"), [(0.5, True), ("NaN", False), (None, False)])
-def test_a_manifest_of_before_is_sound_by_its_loss(catalogue: Catalogue, loss: object, sound: bool) -> None:
+def test_an_older_manifest_is_sound_by_its_loss(catalogue: Catalogue, loss: object, sound: bool) -> None:
     write(catalogue, 10)
     record = read_record(catalogue.manifest(10))
     assert record is not None

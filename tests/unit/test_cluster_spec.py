@@ -194,7 +194,7 @@ def test_host_tasks_carry_the_whole_cluster():
     assert [task["name"] for task in host_tasks(spec, "head")] == ["chief-0", "evaluator-0"]
 
 
-def test_tasks_are_scraped_where_somebody_scrapes_in_the_order_of_the_spec():
+def test_tasks_are_scraped_where_a_prometheus_is_in_the_order_of_the_spec():
     groups = LAB | {"prometheus": ["watch"], "alertmanager": ["watch"]}
     hosts = addresses(groups)
     spec = cluster_spec(groups, hosts)

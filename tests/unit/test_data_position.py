@@ -42,7 +42,7 @@ def test_a_position_says_whether_it_counts_what_a_run_reads(seed: int | None, da
     assert READ.differs(seed, data) == why
 
 
-def test_a_position_of_other_data_begins_the_earliest_pass_anew() -> None:
+def test_a_position_of_other_data_begins_the_earliest_pass_again() -> None:
     assert READ.rewound(None, DATA) == Position(7, ((1, 0), (1, 0)), DATA)
     assert READ.rewound(8, DATA).seed == 8
 

@@ -359,7 +359,7 @@ def test_a_right_cluster_ends_with_0_and_says_the_next_command(calm: Examination
     assert fleet.printed(console).endswith("next: fab status\n")
 
 
-def test_a_finding_ends_with_1_and_begins_with_the_worst_mend(calm: Examination) -> None:
+def test_a_finding_ends_with_1_and_begins_with_the_worst_fix(calm: Examination) -> None:
     calm.facts = facts(unreadable=["/etc/trainer/run.json"], limits={"trainer@ps-0.service": 1024})
     console = console_of()
     with pytest.raises(ClusterTrouble) as ended:

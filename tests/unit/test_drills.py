@@ -342,7 +342,7 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
         ("worker", {"cluster_shared_dir": ""}, "the hosts share none"),
     ],
 )
-def test_what_the_inventory_does_not_permit_is_refused_with_the_mend(name: str, site: Any, message: str) -> None:
+def test_what_the_inventory_does_not_permit_is_refused_with_the_fix(name: str, site: Any, message: str) -> None:
     assert message in (runner.why_not_allowed(named(name), inventory(**site)) or "")
     hosts = FakeHosts()
     with pytest.raises(OperatorMistake, match=re.escape(message)):

@@ -201,7 +201,7 @@ def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(
     assert fake.asked == [5, 5]
 
 
-def test_one_that_was_started_anew_knows_a_checkpoint_that_was_saved_again_meanwhile(
+def test_one_that_was_restarted_knows_a_checkpoint_that_was_saved_again_meanwhile(
     config: Config, tmp_path: Path, fake: type[Fake]
 ) -> None:
     directory = RunDirectory(tmp_path, "a")

@@ -107,7 +107,7 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
         ("Python int 2791210558679442012 too large to convert to np.int32", "dtype_conversion_mode"),
     ],
 )
-def test_what_a_library_refuses_without_a_mend_gets_one(text: str, fix: str) -> None:
+def test_what_a_library_refuses_without_a_fix_gets_one(text: str, fix: str) -> None:
     message = explain(RuntimeError(text))
     assert message.startswith(f"RuntimeError: {text}: ")
     assert fix in message
@@ -121,7 +121,7 @@ def test_what_a_library_refuses_without_a_mend_gets_one(text: str, fix: str) -> 
         ("while/step/gradient_tape/m_1/DynamicPartition", False),
     ],
 )
-def test_only_an_id_outside_of_a_table_gets_the_tables_mend(node: str, is_table: bool) -> None:
+def test_only_an_id_outside_of_a_table_gets_the_tables_fix(node: str, is_table: bool) -> None:
     message = explain(RuntimeError(f"partitions[0] = 2 is not in [0, 2)\n\t [[{{{{node {node}}}}}]]"))
     assert ("ids modulo them" in message) is is_table
 

@@ -93,7 +93,7 @@ def test_a_door_is_open_to_the_jobs_that_call_it() -> None:
     }  # fmt: skip
 
 
-def test_only_who_scrapes_comes_in_to_what_is_scraped() -> None:
+def test_only_prometheus_comes_in_to_what_is_scraped() -> None:
     groups = GROUPS | {"prometheus": ["watch"], "alertmanager": ["gamma"]}
     hosts = HOSTS | {"watch": {"ansible_host": "192.0.2.15", "trainer_run": RUN}}
     spec = cluster_spec(groups, hosts)
@@ -201,7 +201,7 @@ def test_what_else_listens_is_named_when_it_is_closed() -> None:
     assert firewall_notes(facts, rules, [], False, SOURCES) == []
 
 
-def test_other_filters_are_told_of() -> None:
+def test_other_filters_are_named() -> None:
     notes = firewall_notes(FACTS | {"others": ["ufw", "docker"]}, [], [], True, {})
     assert [note.split()[0] for note in notes] == ["ufw", "docker"]
 

@@ -213,7 +213,7 @@ def test_connection_is_kept_for_the_next_script(server: Server) -> None:
     hosts.close()
 
 
-def test_lost_connection_is_opened_anew_at_the_next_script(server: Server) -> None:
+def test_lost_connection_is_opened_again_at_the_next_script(server: Server) -> None:
     hosts = ssh(server.host(**ACCEPT))
     hosts.run({"here": "true"})
     server.logins[-1].close()

@@ -150,7 +150,7 @@ def test_a_drained_host_counts_in_the_limit_of_waiting(tmp_path: Path, monkeypat
         take(Hears(worker_0="w0"), member_wait_timeout_seconds=0.2, ps_grace_seconds=0.1)
 
 
-def test_a_process_that_shall_start_anew_is_waited_for() -> None:
+def test_a_process_that_must_start_again_is_waited_for() -> None:
     hears = Hears(worker_0="w0", ps_0="p0", ps_1="p1")
     hears.records["ps-1"] = Member("ps-1", "e:1", must_restart="p1")
     hears.hears(ps_1="p1")
@@ -204,7 +204,7 @@ def test_a_planned_reboot_is_named_and_no_part_of_the_limit(tmp_path: Path, monk
     assert named == {"waiting until ps-1 (e:1) is back: its host was taken out in order", "no answer from ps-1 (e:1)"}
 
 
-def test_one_on_another_release_is_named_with_both_and_the_mend() -> None:
+def test_one_on_another_release_is_named_with_both_and_the_fix() -> None:
     away = Member("worker-0", "a:1", MemberState.AWAY)
     other = Member("worker-1", "b:1").held_back(
         Event.OTHER_RELEASE, 1.0, 1.0, "w1", "runs release old, and mine is new"

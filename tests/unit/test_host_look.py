@@ -48,7 +48,7 @@ def test_packets_that_leave_with_the_hosts_own_address_are_right(own: Callable[.
     assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])
 
 
-def test_packets_that_leave_with_another_address_are_named_with_both_mends(own: Callable[..., None]) -> None:
+def test_packets_that_leave_with_another_address_are_named_with_both_fixes(own: Callable[..., None]) -> None:
     own("10.9.0.7", "10.9.0.8")
     (problem,), notes = ways(MEMBERS | {"w": "10.9.0.8"}, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"})
     assert "host 'w': its packets to ps-0, ps-1 leave from 10.9.0.7" in problem
@@ -123,7 +123,7 @@ def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> Non
         ("something else", "does not become root: something else"),
     ],
 )
-def test_a_sudo_that_refuses_is_named_with_its_mend(text: str, expected: str) -> None:
+def test_a_sudo_that_refuses_is_named_with_its_fix(text: str, expected: str) -> None:
     assert expected in sudo_fix({"msg": text}, "admin")
     assert sudo_fix({"rc": 1}).endswith("exit code 1 and printed nothing")
 

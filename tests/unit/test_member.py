@@ -124,7 +124,7 @@ def test_a_silent_ps_may_be_used_as_it_is() -> None:
     assert (ps.state, ps.must_restart) == (MemberState.SILENT, None)
 
 
-def test_a_ps_that_was_asked_to_start_anew_has_the_time_of_a_start() -> None:
+def test_a_ps_that_was_asked_to_start_again_has_the_time_of_a_start() -> None:
     ps = Member("ps-0", "a:1", incarnation="old", must_restart="old").answered(1.0, 1.0, "old").refused(2.0, 2.0)
     assert ps.looked_at(2.0 + 2 * rules.AWAY_SECONDS).is_expected
     assert not ps.looked_at(2.0 + rules.RETURN_SECONDS).is_expected
@@ -182,7 +182,7 @@ def test_a_process_of_another_release_is_left_out_until_it_is_replaced() -> None
     assert back.taken(106.0).state is MemberState.TRAINING
 
 
-def test_one_that_was_asked_to_start_anew_has_done_so_as_another_process_of_any_release() -> None:
+def test_one_that_was_asked_to_start_again_has_done_so_as_another_process_of_any_release() -> None:
     silent = trained().unanswered(105.0, 5.0, TIMEOUT)
     assert silent.held_back(Event.UNPROVEN, 106.0, 106.0, "one").must_restart == "one"
     assert silent.held_back(Event.UNPROVEN, 106.0, 106.0, "two").must_restart is None

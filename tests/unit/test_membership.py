@@ -331,7 +331,7 @@ def test_a_member_that_was_left_out_comes_back_as_another_process(
     assert watched.membership.returned() == ["worker-1"]
 
 
-def test_the_next_process_has_nobody_start_anew_and_waits_for_no_worker(watched: Watched) -> None:
+def test_the_next_process_has_no_member_start_again_and_waits_for_no_worker(watched: Watched) -> None:
     watched.membership.leave()
     assert watched.asked == {}
     watched.begin()
@@ -343,8 +343,8 @@ def test_the_next_process_has_nobody_start_anew_and_waits_for_no_worker(watched:
     signal.signal(signal.SIGTERM, handler)
 
 
-def test_members_past_using_are_asked_to_start_anew(watched: Watched) -> None:
-    watched.membership.leave(past_using=True)
+def test_members_that_are_unusable_are_asked_to_start_again(watched: Watched) -> None:
+    watched.membership.leave(unusable=True)
     assert watched.asked == HERE
 
 

@@ -138,7 +138,7 @@ def test_a_server_that_hangs_holds_nobody_up(
 
 
 @pytest.mark.parametrize("code", [301, 401, 404])
-def test_what_another_try_would_not_mend_is_given_up(
+def test_what_another_try_would_not_fix_is_given_up(
     code: int, serve: Callable[..., Server], log: pytest.LogCaptureFixture
 ) -> None:
     server = serve(code)

@@ -146,7 +146,7 @@ def printed(path: Path, written: dict[str, int]) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_what_told_of_gpus_goes_with_them(inventory: Path) -> None:
+def test_what_reported_gpus_goes_with_them(inventory: Path) -> None:
     """Else the alert of a GPU that is gone would fire on, though the host was taken out of the group for it."""
     assert left(inventory, "node_exporter", "monitoring.yml") is None
     found = left(inventory, "node_exporter", "monitoring.yml", missing="")

@@ -90,7 +90,7 @@ def test_optimizers_whose_variables_are_a_method_are_counted(caplog: pytest.LogC
         ({"partitioner": "fixed_shards", "partitioner_shards": 4}, "set partitioner to min_size"),
     ],
 )
-def test_a_ps_with_over_twice_the_mean_is_warned_of_with_what_mends_it(
+def test_a_ps_with_over_twice_the_mean_is_warned_of_with_what_fixes_it(
     caplog: pytest.LogCaptureFixture, settings: dict[str, Any], advice: str
 ) -> None:
     counted = model(
@@ -105,7 +105,7 @@ def test_a_ps_with_over_twice_the_mean_is_warned_of_with_what_mends_it(
     assert advice in warning
 
 
-def test_a_variable_of_one_row_cannot_be_mended_by_a_setting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_variable_of_one_row_cannot_be_fixed_by_a_setting(caplog: pytest.LogCaptureFixture) -> None:
     warning = report(caplog, model(Variable("row:0", (1, MIB))), 3)[1]
     assert warning is not None
     assert "split the first axis only" in warning

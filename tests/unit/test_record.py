@@ -74,7 +74,7 @@ def test_a_recording_is_made_on_a_cluster_that_is_cleared_up_before_and_after(
             assert {word for word in call if word.startswith("--")} <= flags[call[1]], call
 
 
-def test_all_scenes_are_recorded_and_none_that_there_is_not(lab: Path) -> None:
+def test_all_parts_are_recorded_and_an_unknown_one_is_refused(lab: Path) -> None:
     code, calls = record(lab)
     pictures = [call[-5] for call in calls if "termtosvg==1.1.0" in call]
     assert (code, len(pictures)) == (0, 4)

@@ -34,7 +34,7 @@ def tell(config: Config, text: str) -> None:
     (Path(config.shared_dir) / "release.json").write_text(text)
 
 
-def test_a_host_that_missed_a_release_is_refused_with_the_mend(config: Config, link: Path) -> None:
+def test_a_host_that_missed_a_release_is_refused_with_the_fix(config: Config, link: Path) -> None:
     tell(config, '{"release": "new"}')
     message = "has release old, and the cluster runs new: `ansible-playbook site.yml --limit HOST` brings"
     with pytest.raises(MissedRelease, match=message):

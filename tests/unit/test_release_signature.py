@@ -120,7 +120,7 @@ DAMAGE = [
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGE)
 @pytest.mark.parametrize("with_signature", [False, True])
-def test_a_release_that_was_changed_is_refused_with_what_and_the_mend(
+def test_a_release_that_was_changed_is_refused_with_what_and_the_fix(
     damage: Callable[[Installed], None], message: str, with_signature: bool, installed: Installed, key: Path
 ) -> None:
     installed.sign(key)

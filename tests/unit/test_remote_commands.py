@@ -75,7 +75,7 @@ def test_nobody_is_dismissed_where_there_are_no_servers() -> None:
     shut_down_servers({})
 
 
-def test_only_the_processes_that_shall_restart_are_told_and_each_once(wire: Wire) -> None:
+def test_only_the_processes_that_must_restart_are_asked_and_each_once(wire: Wire) -> None:
     messenger = Messenger(SERVERS)
     messenger.send({"ps-0": "a", "ps-1": "an earlier one"})
     wait_for(wire, ("ps-0", "a", 75))

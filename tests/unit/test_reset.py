@@ -141,7 +141,7 @@ def test_it_may_be_done_again(machine: Path) -> None:
     assert again.notes == ["nobody noted which packages were there before psfleet: all of them stay"]
 
 
-def test_runs_on_the_hosts_own_disk_stay_unless_they_shall_go(machine: Path) -> None:
+def test_runs_on_the_hosts_own_disk_stay_unless_they_must_go(machine: Path) -> None:
     (machine / "var/lib/trainer/.profile").write_text("x")
     done = reset(machine, keep=["/var/lib/trainer/local"])
     assert not (machine / "var/lib/trainer/.profile").exists()

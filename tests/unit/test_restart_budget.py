@@ -50,7 +50,7 @@ def test_native_crashes_that_are_not_all_the_imports_are_counted_as_others(direc
             end_attempt(directory)
 
 
-def test_new_checkpoint_begins_the_budget_anew(directory: RunDirectory) -> None:
+def test_new_checkpoint_begins_the_budget_again(directory: RunDirectory) -> None:
     crash(directory, 7, 4, limit=4)
     assert crash(directory, 8, 4, limit=4) == [0, 0, 1, 2]  # the crash after the checkpoint is the first
 

@@ -27,7 +27,7 @@ def test_a_shared_path_without_runs_has_none(tmp_path: Path) -> None:
     assert run_directories(tmp_path) == []
 
 
-def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
+def test_the_state_keeps_what_is_not_written_again(directory: RunDirectory) -> None:
     directory.set_state(
         RunState.TRAINING, 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"}
     )
@@ -44,7 +44,7 @@ def test_the_state_keeps_what_is_not_told_anew(directory: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]"])
-def test_a_state_that_is_damaged_meanwhile_is_written_anew(directory: RunDirectory, damage: str) -> None:
+def test_a_state_that_is_damaged_meanwhile_is_written_again(directory: RunDirectory, damage: str) -> None:
     directory.set_state(RunState.TRAINING, 5, members={"ps-0": "a"})
     directory.state.write_text(damage)
     directory.set_state(RunState.TRAINING, 7, restart={"ps-0": "a"})

@@ -139,7 +139,7 @@ def damage_settings(directory: RunDirectory) -> None:
     (directory.path.parents[2] / "etc/run.json").write_text('{"run": "digits"')
 
 
-def begin_anew(directory: RunDirectory) -> None:
+def begin_again(directory: RunDirectory) -> None:
     directory.status.unlink()
 
 
@@ -156,7 +156,7 @@ def select_a_path(directory: RunDirectory) -> None:
 
 
 CHANGES = (
-    *(damage, damage_evaluation, share_another_path, sweep, damage_settings, begin_anew),
+    *(damage, damage_evaluation, share_another_path, sweep, damage_settings, begin_again),
     *(lack_fields, select_nothing, select_a_path),
 )
 
@@ -189,7 +189,7 @@ def test_a_start_asks_the_trainer_and_waits_without_it_for_a_new_run(
 ) -> None:
     assert look(by_trainer=True).run is not None
     assert hosts.done == ["asked the trainer"]
-    begin_anew(directory)
+    begin_again(directory)
     seen = look(new_is_enough=True)
     assert (seen.run and seen.run.state) == "new"
     assert hosts.done == ["asked the trainer"]

@@ -190,7 +190,7 @@ def test_a_server_tells_only_of_itself() -> None:
 
 
 @pytest.mark.parametrize("wheel", ["tensorflow", "tensorflow_cpu"])
-def test_tensorflows_version_is_told_of_either_wheel(
+def test_tensorflows_version_is_that_of_either_wheel(
     wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / f"{wheel}-2.21.9.dist-info").mkdir()
@@ -257,7 +257,7 @@ def serving(listener: socket.socket, **labels: Any) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", code], env=environment, pass_fds=[listener.fileno()])
 
 
-def test_who_scrapes_between_two_processes_waits_for_the_next() -> None:
+def test_a_scrape_between_two_processes_waits_for_the_next() -> None:
     listener = listen({ADDRESS: "127.0.0.1:0"})
     assert listener is not None
     address = "{}:{}".format(*listener.getsockname())

@@ -571,7 +571,7 @@ def test_the_history_is_chosen_from(hosts: Hosts, console: verbs.Console) -> Non
     assert "1 lines of it can't be read" in shown
 
 
-def test_the_history_shows_the_numbers_of_before() -> None:
+def test_the_history_shows_the_numbers_until_then() -> None:
     run = Run("digits", step=20, loss=0.25, evaluation=Evaluation(15, {"loss": "NaN"}), ledger={"goodput": 0.954})
     assert describe({"release": "new", "training": run.numbers}) == (
         "release new, training step 20, loss 0.25, goodput 0.954, val_loss nan"

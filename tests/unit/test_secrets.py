@@ -210,7 +210,7 @@ def test_what_changed_is_written_and_what_is_gone_is_taken_away(kept: Kept) -> N
     assert kept.keep({}, "chief-0") == (0, 0)
 
 
-def test_a_directory_that_others_may_change_is_found_by_a_look_and_mended(kept: Kept) -> None:
+def test_a_directory_that_others_may_change_is_found_by_a_look_and_fixed(kept: Kept) -> None:
     kept.keep({"API_KEY": PLANTED}, "chief-0")
     kept.directory.chmod(0o777)
     found = task_secrets.keep({"API_KEY": PLANTED}, kept.directory, kept.units, ["chief-0"], check=True)
@@ -235,7 +235,7 @@ def test_a_host_that_only_serves_gets_none(site: Site) -> None:
     assert drop_ins(site) == {}
 
 
-def test_a_file_that_others_may_read_is_written_anew(tmp_path: Path) -> None:
+def test_a_file_that_others_may_read_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "API_KEY"
     path.write_text(PLANTED)
     path.chmod(0o644)

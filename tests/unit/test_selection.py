@@ -72,7 +72,7 @@ def test_a_run_that_failed_untrained_begins_with_what_is_asked_for_now(tmp_path:
     assert apply_selection(config(tmp_path)).program_args == {"rate": 0.5}
 
 
-def test_a_damaged_record_of_the_selected_run_is_named_with_what_mends_it(tmp_path: Path) -> None:
+def test_a_damaged_record_of_the_selected_run_is_named_with_what_fixes_it(tmp_path: Path) -> None:
     select(tmp_path, {"run": "second"})
     record = RunDirectory(tmp_path, "second").settings
     record.parent.mkdir(parents=True)

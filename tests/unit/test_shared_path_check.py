@@ -66,7 +66,7 @@ def test_another_host_needs_a_machine_id_of_its_own(shared: Path) -> None:
     assert check(shared, "head", "") == (0, "")
 
 
-def test_a_host_that_is_named_must_be_there(shared: Path) -> None:
+def test_a_host_that_is_named_must_have_its_marker(shared: Path) -> None:
     assert "no marker of ps-0 is there" in check(shared, "worker-0", "ps-0")[1]
     (shared / ".psfleet-host-ps-0").write_text("0123\n")
     assert check(shared, "worker-0", "ps-0") == (0, "")

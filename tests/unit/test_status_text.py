@@ -136,7 +136,7 @@ def test_progress_is_a_line_every_few_seconds_elsewhere() -> None:
     assert out.getvalue() == "step 0\nstep 5\nstep 10\n"
 
 
-def test_whoever_reads_may_leave_before_the_end() -> None:
+def test_a_reader_may_leave_before_the_end() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:

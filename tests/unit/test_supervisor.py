@@ -393,7 +393,7 @@ def test_an_import_asks_for_time_only_while_it_works(start: Start, works: str, a
     assert ("EXTEND_TIMEOUT_USEC=45000000" in supervised.heard) is asks
 
 
-def test_what_a_fork_can_not_mend_is_left_to_systemd(start: Start) -> None:
+def test_what_a_fork_can_not_fix_is_left_to_systemd(start: Start) -> None:
     supervised = start("def task(notifier):\n    count()\n    notifier.restart_unit()\n    return 75")
     assert supervised.wait()[0] == 75
     assert len(supervised.pids) == 1

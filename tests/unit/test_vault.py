@@ -64,7 +64,7 @@ def fab(*arguments: str, typed: str = "", **environment: str) -> subprocess.Comp
     )
 
 
-def test_without_a_password_the_mend_is_said(inventory: Path) -> None:
+def test_without_a_password_the_fix_is_named(inventory: Path) -> None:
     done = fab("validate", "--inventory", str(inventory))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass" in done.stderr

@@ -49,7 +49,7 @@ def problems(tmp_path: Path, **hosts: dict[str, Any]) -> list[str]:
     return preflight_problems(GROUPS | {"all": list(HOSTS)}, hostvars(**site), "2.19.4", [str(tmp_path)])
 
 
-def test_a_hosts_address_is_its_own_whoever_else_is_there() -> None:
+def test_a_hosts_address_is_its_own_beside_any_other_host() -> None:
     addresses = [ipaddress.ip_address(tunnel_address(f"worker-{number}", {})) for number in range(300)]
     assert len(set(addresses)) == 300
     assert all(address in ipaddress.ip_network(wireguard.NETWORK) for address in addresses)

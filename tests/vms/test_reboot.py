@@ -21,7 +21,7 @@ def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, hea
         assert head.mount_point(site["cluster_shared_dir"]).filesystem == "nfs4"
 
 
-def test_a_stale_handle_is_mounted_anew_by_itself(training, vms, head, server, site, truth):
+def test_a_stale_handle_is_mounted_again_by_itself(training, vms, head, server, site, truth):
     """The server's directory is made again, as on a disk that was replaced: the clients' handles name nothing."""
     path, served = site["cluster_shared_dir"], site["cluster_nfs_dir"]
     clients = {host: answer(host, "date +%s") for host in (head, vms[truth["worker"]["hosts"][0]])}

@@ -153,9 +153,9 @@ class Membership:
             self.release()
             shut_down_servers(self._cluster.servers)
 
-    def leave(self, past_using: bool = False) -> None:
-        """Stop monitoring. `past_using`: also ask the members' processes to restart."""
-        self._leave(lambda member: past_using)
+    def leave(self, unusable: bool = False) -> None:
+        """Stop monitoring. `unusable`: also ask the members' processes to restart."""
+        self._leave(lambda member: unusable)
 
     @property
     def hurt(self) -> bool:
@@ -370,13 +370,13 @@ class Membership:
         now = time.monotonic()
         self.heartbeat.change(lambda member: member.released(now), *self._cluster.servers)
 
-    def _leave(self, past_using: Callable[[Member], bool]) -> None:
+    def _leave(self, unusable: Callable[[Member], bool]) -> None:
         self._watching = False
         members = self.heartbeat.members()
         self.heartbeat.stop()
         self._ways.stop()
         self._fence.stop()
-        restart = {task: m.taken_in for task, m in members.items() if m.taken_in and past_using(m)}
+        restart = {task: m.taken_in for task, m in members.items() if m.taken_in and unusable(m)}
         restart |= {task: m.must_restart for task, m in members.items() if m.must_restart}
         self._restarts.end(restart, self._config.steps)
 

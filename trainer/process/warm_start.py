@@ -108,7 +108,7 @@ def fork(run: Callable[[], int]) -> int:
         # Ctrl-C is for the parent, which ends its children in order. A session of its own would do as well, but Linux
         # shares the processors out among sessions: the one that all wait for would get no more than the others.
         os.setpgid(0, 0)
-        draw_anew()
+        seed_again()
         code = run()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
@@ -119,7 +119,7 @@ def fork(run: Callable[[], int]) -> int:
     raise AssertionError("not reached")
 
 
-def draw_anew() -> None:
+def seed_again() -> None:
     """Seed what would draw the same numbers in each child; Python's own generator does so itself."""
     random.seed()
     if "numpy" in sys.modules:

@@ -80,7 +80,7 @@ class HeldResources:
         """Leave word for the next process; this one has ended by itself, and knew why."""
         is_broken = self.exit is not None and self.exit.is_broken
         if self.membership is not None:
-            self.membership.leave(past_using=is_broken)
+            self.membership.leave(unusable=is_broken)
         if self.has_begun:
             is_trouble = self.exit is not None and self.exit.is_trouble
             is_crash = is_broken or self.has_failed_to_report

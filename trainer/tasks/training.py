@@ -101,7 +101,7 @@ class Training:
                 lacks_ps = self._lacks_ps(error)
                 if membership is not None and self._is_failing_alike(error, membership):
                     raise membership.failed_alike(error) from error
-                if membership is None or not (lacks_ps or self._is_mendable_here(error)):
+                if membership is None or not (lacks_ps or self._is_fixable_here(error)):
                     raise
                 # One that trained well shows that this process can: it is not its fault that nothing was saved.
                 in_vain = 0 if self._controller is not None and self._controller.has_trained else in_vain + 1
@@ -144,7 +144,7 @@ class Training:
             return ""
         return f"{error}; it may fit on all ps, and {', '.join(lacking)} is left out: waiting for it"
 
-    def _is_mendable_here(self, error: Exception) -> bool:
+    def _is_fixable_here(self, error: Exception) -> bool:
         """Return whether the next generation can train in this process."""
         if isinstance(error, EmptyPart):
             # An empty part ends each generation at its worker's first call; a call that a fault broke off, hardly two.

@@ -27,7 +27,7 @@ from trainer.training.data_service import DataService
 from trainer.training.file_names import names_of, patterns_of
 from trainer.training.given_files import GivenFile, GivenFiles
 from trainer.training.large_arrays import reject_large_arrays
-from trainer.training.other_data import mend_of
+from trainer.training.other_data import fix_of
 from trainer.training.places import file_after_file, pass_after_pass
 from trainer.training.python_calls import has_python
 from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, refusing_loops
@@ -491,5 +491,5 @@ def check_finite(program: Program, dataset: tf.data.Dataset) -> tf.data.Dataset:
 def check_dataset(program: Program, method: str, dataset: Dataset) -> tf.data.Dataset:
     if not isinstance(dataset, tf.data.Dataset):
         what = f"{type(program).__name__}.{method} returned {type(dataset).__name__}, not a tf.data.Dataset of batches"
-        raise UserError(": ".join(filter(None, [what, mend_of(dataset)])))
+        raise UserError(": ".join(filter(None, [what, fix_of(dataset)])))
     return dataset

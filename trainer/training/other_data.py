@@ -14,7 +14,7 @@ ARRAYS = (
 )
 
 
-def mend_of(data: Any) -> str:
+def fix_of(data: Any) -> str:
     """Say what to return instead of this; nothing where nobody knows."""
     if data is None:
         return "the method lacks a return"

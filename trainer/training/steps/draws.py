@@ -16,7 +16,7 @@ def draw_seed(config: Config) -> int:
     return secrets.randbelow(2**31) if config.seed is None else config.seed
 
 
-def draw_anew(config: Config, step: int) -> bool:
+def seed_for_step(config: Config, step: int) -> bool:
     """Seed what the program's pipeline draws that goes on at this step, where the run has a seed; returns whether."""
     if config.seed is None or not step:
         return False

@@ -10,7 +10,7 @@ from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy
 from trainer.training.data_service import DataService
 from trainer.training.input import own_train_dataset, replica_element_spec
-from trainer.training.steps.draws import draw_anew, draw_seed
+from trainer.training.steps.draws import draw_seed, seed_for_step
 
 
 class OwnData:
@@ -41,7 +41,7 @@ class OwnData:
     def begin(self, step: int) -> None:
         """Make the dataset again where the training doesn't begin at step 0, for which it was made."""
         self.has_begun = True
-        draw_anew(self._config, step)
+        seed_for_step(self._config, step)
         if step or self._service:
             own = own_train_dataset(self._config, self._program, self._strategy, self._service, self._seed, step)
             self._dataset, self.iterator = own, iter(own)

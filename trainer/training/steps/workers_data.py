@@ -19,7 +19,7 @@ from trainer.training.given_files import GivenFiles, TicketQueue
 from trainer.training.input import replica_element_spec, train_dataset_fn
 from trainer.training.places import ENDLESS
 from trainer.training.steps.division import Division, part_of
-from trainer.training.steps.draws import draw_anew
+from trainer.training.steps.draws import seed_for_step
 from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec, type_in
@@ -107,7 +107,7 @@ class WorkersData:
     def begin(self, step: int) -> None:
         """Have each worker make its iterator, and begin to read at this step."""
         self.order.begin(step)
-        if draw_anew(self._config, step) and not self.order.exact:
+        if seed_for_step(self._config, step) and not self.order.exact:
             self._division.trace_again()
         if isinstance(self.order, FileOrder) and self.waits and self._arrivals is None:
             self._arrivals = Arrivals(self.order.patterns, self._config.input_new_files_seconds)
