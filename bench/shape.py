@@ -22,8 +22,9 @@ RETIRED = (
     "scene",
     "scenes",
 )
-# A word between quotes is named, and not used.
-RETIRED_WORD = re.compile(rf"([\"`'])(?:{'|'.join(RETIRED)})\1|\b({'|'.join(RETIRED)})\b", re.IGNORECASE)
+# A word between quotes is named, and not used. Words of a name have `_` between them.
+WORDS = "|".join(RETIRED).replace(" ", "[ _]")
+RETIRED_WORD = re.compile(rf"([\"`'])(?:{WORDS})\1|(?<![^\W_])({WORDS})(?![^\W_])", re.IGNORECASE)
 SYS_PATH = re.compile(r"^\s*sys\.path(?:\.(?:insert|append|extend)\(|\[.*\] = | \+?= )", re.MULTILINE)
 READING_PATH = re.compile(r"(?:docs|roles)/[^/]+/README\.md|docs/[^/]+\.md|docs/decisions/[^/]+\.md|README\.md")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -119,8 +120,9 @@ def table(texts: dict[str, str]) -> dict[str, str]:
 
 
 def tracked() -> dict[str, str]:
-    """Return the repository's code, pages and configuration as they lie in the working tree, by their paths."""
-    listed = subprocess.check_output(["git", "ls-files", "*.py", "*.md", "*.yml", "*.j2"], cwd=ROOT, text=True)
+    """Return the repository's texts as they lie in the working tree, by their paths, without what others wrote."""
+    others = [f":!{each}" for each in ("locks/", "*LICENSE", "*.min.js", "*.png")]
+    listed = subprocess.check_output(["git", "ls-files", ".", *others], cwd=ROOT, text=True)
     return {path: (ROOT / path).read_text(encoding="utf-8") for path in listed.split("\n") if (ROOT / path).is_file()}
 
 

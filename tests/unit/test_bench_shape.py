@@ -121,3 +121,16 @@ def test_no_retired_word_is_used() -> None:
 @pytest.mark.parametrize("text", [f"it starts {RETIRED[0]}", f'print("it starts {RETIRED[0]}")', f"what {RETIRED[-1]}"])
 def test_a_retired_word_is_found_at_the_end_of_a_text_too(text: str) -> None:
     assert retired(text)
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_a_retired_word_is_found_in_a_name_and_not_in_another_word(word: str) -> None:
+    name = word.replace(" ", "_")
+    assert retired(f"def it_{name}_here(): {name}_ = _{name}") == [name] * 3
+    assert retired(f"x{name}_ = {name}x") == []
+
+
+def test_pages_code_and_scripts_of_all_kinds_are_read_but_not_what_others_wrote() -> None:
+    texts = tracked()
+    assert {"Vagrantfile", "lab/lxc.rb", "lab/demo", "fleet/site/schema/answers.json"} <= set(texts)
+    assert not [path for path in texts if path.endswith(("LICENSE", ".min.js")) or path.startswith("locks/")]
