@@ -26,7 +26,7 @@ def add_queue_options(commands: Any, settings: Callable[[argparse.ArgumentParser
     command.add_argument("--entry", metavar="JSON", help="add: the entry")
     command.add_argument("--name", help="move, remove: which entry")
     command.add_argument("--to", help="move: first, last, before:NAME or priority:N")
-    command.add_argument("--who", default="somebody", help="remove: by whom")
+    command.add_argument("--who", default="an unknown user", help="remove: by whom")
     command.add_argument("--stop", action="store_true", help="remove: also the run that is trained now")
 
 

@@ -228,6 +228,19 @@ def test_one_that_waits_is_taken_out_and_one_that_trains_only_with_stop(config: 
     assert present(config) == "b"
 
 
+def test_one_without_a_name_of_its_remover_was_taken_out_by_an_unknown_user(config: Config) -> None:
+    ask(config, "a")
+    entry = queue(config).entry_of("a")
+    assert entry is not None
+    unsigned = {**entry.record, "removed": {"time": 1.0}}
+    other = Queue.from_entries([QueueEntry.from_record(unsigned)], config.shared_dir)
+    assert other.why_to_end("a") == "taken out of the queue by an unknown user"
+    settings = Path(config.shared_dir) / "run.json"
+    write_record(settings, config.as_dict())
+    assert main(["queue", "remove", "--name", "a", "--settings", str(settings)], {}) == FINISHED
+    assert queue(config).why_to_end("a") == "taken out of the queue by an unknown user"
+
+
 def test_two_who_add_at_once_both_do(config: Config) -> None:
     threads = [threading.Thread(target=ask, args=(config, f"r{number}")) for number in range(8)]
     for thread in threads:

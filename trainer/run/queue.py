@@ -181,7 +181,7 @@ class Queue(Sweep):
         """Say why the run must end now: it was taken out, or its entry's time is used up."""
         entry = self.entry_of(run)
         if entry is None or entry.is_removed:
-            by = "" if entry is None else f" by {entry.record['removed'].get('who', 'somebody')}"
+            by = "" if entry is None else f" by {entry.record['removed'].get('who', 'an unknown user')}"
             return f"taken out of the queue{by}"
         if entry.seconds and self.used(entry) >= entry.seconds:
             return f"its limit of {entry.seconds / 60:.4g} min is used up"
