@@ -1,4 +1,4 @@
-"""Have what this host sends to an address come later: `late.py ADDRESS MILLISECONDS NAME`, as root of the host.
+"""Have what this host sends to an address come later: `packet_delay.py ADDRESS MILLISECONDS NAME`, as root of the host.
 
 A table of nftables marks the packets, a rule routes what is marked to a TUN device, and this process sends each one
 again when it is due. The mark comes after the filters, which see each packet at the device by which it will leave.

@@ -39,7 +39,7 @@ from tests.unit.test_upkeep import make
 from trainer.run.directory import run_directories
 
 WHY = "as agreed"
-# Their tests are test_fleet_verbs.py, test_short_way.py and test_put_back.py: what they have begun they put back.
+# Their tests are test_fleet_verbs.py, test_short_way.py and test_host_scripts.py: what they have begun they put back.
 STARTS = {"start-cluster", "restart-cluster", "sweep"}
 # These stop tasks: all of them, or those of the host that they name.
 STOPPING = {"stop-cluster", "drain", "undrain", "update-hosts", "rollback", "remove-host", "replace-host"}

@@ -1,1 +1,1 @@
-"""What a process is: coordinator, server, evaluator, or a whole local cluster."""
+"""What each kind of task does: coordinator, server, evaluator, or a whole local cluster."""
