@@ -87,7 +87,7 @@ class Advisories:
         """Answer on a port of this machine, as OSV's service does; gives the address."""
         advisories = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class QueryHandler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 found = advisories.query(asked["package"]["name"], asked["version"])
@@ -101,7 +101,7 @@ class Advisories:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), QueryHandler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/v1/query"

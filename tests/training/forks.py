@@ -8,7 +8,7 @@ that is a third of a training. Coordinators of supervisors that import TensorFlo
 
 import sys
 
-from trainer.process.fork_server import Server, open_door
+from trainer.process.fork_server import WarmParent, open_door
 from trainer.process.warm_start import die_with_parent, warm_up
 
 STEPS_OF_A_ROUND = 2
@@ -17,7 +17,7 @@ RUN_POLL_SECONDS = 0.25
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
     sys.path.pop(0)  # the tests': no trainer has them
-    server = Server()
+    server = WarmParent()
     warm_up()
     sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
     sys.modules["trainer.tasks.server"].RUN_POLL_SECONDS = RUN_POLL_SECONDS  # type: ignore[attr-defined]

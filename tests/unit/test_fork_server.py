@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 SERVER = (
     "import sys\nfrom trainer.process import fork_server\n"
     "fork_server.warm_up = lambda: None\nfork_server.why_unsafe = lambda: ''\n"
-    "fork_server.Server().run(fork_server.open_door(sys.argv[1]))\n"
+    "fork_server.WarmParent().run(fork_server.open_door(sys.argv[1]))\n"
 )
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
 
@@ -131,7 +131,7 @@ def test_a_process_that_finds_no_room_takes_no_other_with_it(tmp_path: Path) -> 
         "fork = fork_server.fork\ndef once(run):\n    fork_server.fork = fail\n    return fork(run)\n"
         "def fail(run):\n    raise BlockingIOError(11, 'Resource temporarily unavailable')\nfork_server.fork = once\n"
     )
-    script = SERVER.replace("fork_server.Server()", f"{full}fork_server.Server()")
+    script = SERVER.replace("fork_server.WarmParent()", f"{full}fork_server.WarmParent()")
     server = subprocess.Popen([sys.executable, "-u", "-c", script, str(tmp_path / "forks")])
     try:
         forks = ForkServer(tmp_path / "forks")

@@ -17,7 +17,7 @@ QUIET_SECONDS = 4.0
 DROP_SECONDS = 5.0
 
 
-class Handler(Protocol):
+class WorkersHandler(Protocol):
     """What TensorFlow does with this generation's workers (trainer/training/tf_internals/workers.py)."""
 
     busy: dict[str, float]
@@ -30,7 +30,9 @@ class MemberTroubles:
     def __init__(self) -> None:
         self._reset: dict[str, str] = {}  # the processes whose connections were looked after when they had ended
 
-    def find_for(self, member: Member, handler: Handler | None, lost_at: float, now: float) -> tuple[str, str] | None:
+    def find_for(
+        self, member: Member, handler: WorkersHandler | None, lost_at: float, now: float
+    ) -> tuple[str, str] | None:
         """Return the event and message where this process can't go on for this member; fix what can be fixed.
 
         `handler` takes workers in and out while a generation trains; `lost_at` is when its process was reported to have

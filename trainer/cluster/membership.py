@@ -24,7 +24,7 @@ from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.liveness import live
 from trainer.cluster.member import Member, MemberState
 from trainer.cluster.member_news import CALL_FAILED, MemberNews
-from trainer.cluster.member_troubles import Handler, MemberTroubles
+from trainer.cluster.member_troubles import MemberTroubles, WorkersHandler
 from trainer.cluster.missing_ways import MissingWays
 from trainer.cluster.remote_commands import Messenger, shut_down_servers
 from trainer.cluster.restart_requests import RestartRequests
@@ -80,7 +80,7 @@ class Membership:
         self._troubles = MemberTroubles()
         self._watching = False
         self._missing_ways = MissingWays()
-        self.handler: Handler | None = None
+        self.handler: WorkersHandler | None = None
         """What takes workers in and out while this generation trains."""
         messenger = Messenger(self._addresses) if config.local_run_dir else None
         self._restarts = RestartRequests(directory, record["restart"], progress.post, messenger)

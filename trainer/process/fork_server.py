@@ -208,7 +208,7 @@ def open_door(path: Path | str) -> socket.socket:
     return listener
 
 
-class Server:
+class WarmParent:
     """The process that forks; it has imported TensorFlow."""
 
     def __init__(self) -> None:
@@ -319,6 +319,6 @@ class Server:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
-    server = Server()
+    server = WarmParent()
     warm_up()
     server.run(open_door(sys.argv[1]))

@@ -26,7 +26,7 @@ from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.process.children import Child, crash_of, describe_code, describe_lack, end_orphans, read_process
-from trainer.process.fork_server import Server, open_door
+from trainer.process.fork_server import WarmParent, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, warm_up_server, why_unsafe
@@ -195,7 +195,7 @@ class Supervisor:
         def serve() -> int:
             self._leave_to_child()
             adopt_orphans()
-            code = Server().run(client=client)
+            code = WarmParent().run(client=client)
             end_orphans(())
             return code
 

@@ -22,7 +22,7 @@ BASE, ROWS = "_base", "_rows"
 KEY = re.compile(r"rows/(?P<begin>\d+)/(?P<length>\d+)/(?P<name>.+)", re.DOTALL)
 
 
-class Part(NamedTuple):
+class RowRange(NamedTuple):
     """Rows of a tensor in a checkpoint."""
 
     name: str
@@ -30,17 +30,17 @@ class Part(NamedTuple):
     length: int
 
     @classmethod
-    def from_slice(cls, name: str, spec: str, rows: int) -> Part:
+    def from_slice(cls, name: str, spec: str, rows: int) -> RowRange:
         """Return that of a slice as SaveV2 names it; `rows` are those of the whole, if that is named."""
         first = spec.split()[-1].split(":")[0] if spec else "-"
         begin, length = map(int, first.split(",")) if first != "-" else (0, rows)
         return cls(name, begin, length)
 
-    def meets(self, other: Part) -> bool:
+    def meets(self, other: RowRange) -> bool:
         return self.begin < other.begin + other.length and other.begin < self.begin + self.length
 
 
-def key_of(what: str, part: Part) -> str:
+def key_of(what: str, part: RowRange) -> str:
     """Return the key in a file of rows, of their numbers ("rows") or "values"."""
     return f"{what}/{part.begin}/{part.length}/{part.name}"
 
@@ -53,11 +53,11 @@ class Changes:
         self.base = tf.train.load_checkpoint(base)
         """TensorFlow's reader of the older values."""
         self._rest, self._prefix = tf.train.load_checkpoint(prefix), base
-        self._found: dict[str, list[tuple[str, Part]]] = {}
+        self._found: dict[str, list[tuple[str, RowRange]]] = {}
         for path in files:
             for key in tf.train.load_checkpoint(path).get_variable_to_shape_map():
                 if match := KEY.fullmatch(key):
-                    part = Part(match["name"], int(match["begin"]), int(match["length"]))
+                    part = RowRange(match["name"], int(match["begin"]), int(match["length"]))
                     self._found.setdefault(part.name, []).append((path, part))
 
     @classmethod
@@ -94,7 +94,7 @@ class Changes:
         """Return a slice of a tensor that has changed by rows."""
         [value] = restore(self._prefix, [key], [spec], [dtype])
         rows = int(self.base.get_variable_to_shape_map()[key][0])
-        wanted = Part.from_slice(key, spec, rows)
+        wanted = RowRange.from_slice(key, spec, rows)
         for path, part in self._found.get(key, []):
             if part.meets(wanted):
                 names = [key_of("rows", part), key_of("values", part)]

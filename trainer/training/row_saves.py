@@ -27,7 +27,7 @@ from trainer.core.contracts import Tensor, Variable
 from trainer.core.variables import bytes_of
 from trainer.run.checkpoint_state import COORDINATOR
 from trainer.run.snapshot import Snapshot, copy_each, no_copy_yet, take_value
-from trainer.training.row_restores import BASE, ROWS, Part, base_files, key_of, row_files
+from trainer.training.row_restores import BASE, ROWS, RowRange, base_files, key_of, row_files
 from trainer.training.tf_internals.graphs import outermost
 from trainer.training.tf_internals.saving import saving_by
 
@@ -49,7 +49,7 @@ BITS = {
 class ComparedVariable:
     """A variable, or a shard of one, whose rows are compared."""
 
-    part: Part
+    part: RowRange
     """Of which rows of which tensor of a checkpoint."""
     variable: Variable
     copy: Variable
@@ -168,7 +168,7 @@ class RowSnapshot(Snapshot):
                         changed = tf.Variable(nothing, trainable=False, shape=tf.TensorShape([None]))
                     found.append(
                         ComparedVariable(
-                            Part.from_slice(name, spec, int(variable.shape[0])),
+                            RowRange.from_slice(name, spec, int(variable.shape[0])),
                             variable,
                             copy,
                             changed,

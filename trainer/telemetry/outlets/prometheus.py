@@ -57,20 +57,20 @@ def answer(listener: socket.socket, app: Any) -> None:
     from socketserver import ThreadingMixIn
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-    class Handler(WSGIRequestHandler):
+    class ScrapeHandler(WSGIRequestHandler):
         timeout = PATIENCE_SECONDS
 
         def log_message(self, format: str, *args: object) -> None:
             """A scrape each 15 s is no news."""
 
-    class Server(ThreadingMixIn, WSGIServer):
+    class ScrapeServer(ThreadingMixIn, WSGIServer):
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that says nothing, or goes away, is its own trouble."""
             log.debug("a scrape by %s failed", client_address, exc_info=True)
 
-    server = Server(listener.getsockname()[:2], Handler, bind_and_activate=False)
+    server = ScrapeServer(listener.getsockname()[:2], ScrapeHandler, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
     server.server_name, server.server_port = listener.getsockname()[:2]

@@ -100,7 +100,7 @@ def attach(layer: Layer, table: Any) -> None:
         return
     import keras
 
-    class Part(keras.Variable):
+    class TablePart(keras.Variable):
         """A part of the table. Keras looks at shapes before it lets anybody make a variable, and asks again then."""
 
         __module__ = keras.Variable.__module__  # by which one of Keras's is known
@@ -109,7 +109,7 @@ def attach(layer: Layer, table: Any) -> None:
             self._value = initializer()
 
     made = [
-        Part(lambda one=one: one, shape=tuple(one.shape), dtype="float32", name=f"part_{number}")
+        TablePart(lambda one=one: one, shape=tuple(one.shape), dtype="float32", name=f"part_{number}")
         for number, one in enumerate(table.variables)
     ]
     for variable in made:
