@@ -29,7 +29,7 @@ class Going:
         )
         checkpoints = SimpleNamespace(restore=lambda: 60, prepare=lambda: self.done.append("prepare"))
         handover = SimpleNamespace(
-            lacking={1}, take=lambda *_: True, position=None, offer=lambda *_: self.done.append("offer")
+            lacking={1}, take_over=lambda *_: True, position=None, offer=lambda *_: self.done.append("offer")
         )
         catalogue = SimpleNamespace(newest=lambda: 60, prefix=str)
         self.parts: list[Any] = [
