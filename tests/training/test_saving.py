@@ -124,7 +124,7 @@ def test_a_save_is_named_by_the_step_that_was_copied_with_it(
     saves.save_and_wait()
     trained.set(8)
     snapshot = saves._state._snapshot
-    take = snapshot.take
+    take = snapshot.copy_variables
 
     def take_later() -> int:
         trained.set(9)
@@ -132,7 +132,7 @@ def test_a_save_is_named_by_the_step_that_was_copied_with_it(
         trained.set(10)
         return step
 
-    monkeypatch.setattr(snapshot, "take", take_later)
+    monkeypatch.setattr(snapshot, "copy_variables", take_later)
     end = saves.save()
     assert end.result(60) == 9
     assert saves.has(9)
