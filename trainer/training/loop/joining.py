@@ -102,11 +102,13 @@ class Joining:
         if is_divided is False:
             new = [task for task in drained if task not in self._drained]
             self._retry_at = math.inf if new else time.monotonic() + RETRY_SECONDS
-            if new and drained != self._refused:
-                log.info("the others can't read the data of %s before the cluster is formed again", ", ".join(new))
-            elif drained != self._refused:
-                log.info("the data stay divided among all workers but %s", ", ".join(self._drained))
+            if drained == self._refused:
+                return
             self._refused = drained
+            if new:
+                log.info("the others can't read the data of %s before the cluster is formed again", ", ".join(new))
+            else:
+                log.info("the data stay divided among all workers but %s", ", ".join(self._drained))
             return
         self._drained, self._refused = drained, None
         if is_divided:
