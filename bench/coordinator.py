@@ -127,7 +127,7 @@ def give_calls(runner: RemoteStepRunner, workers: int) -> dict[str, float]:
 def coordinate(jobs: dict[str, list[str]]) -> None:
     """Give calls as the trainer does, and print what they took."""
     from trainer.cluster.spec import ClusterConfig
-    from trainer.core.config import Config
+    from trainer.core.settings.config import Config
     from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 

@@ -36,7 +36,7 @@ def export(directory: str, rows: int, way: str) -> None:
     import trainer.testing  # noqa: F401  # before TensorFlow: it chooses the Keras
     from trainer.core.program import load_program
     from trainer.run.directory import RunDirectory
-    from trainer.training import export as exports
+    from trainer.training.exports import export as exports
 
     run = RunDirectory(Path(directory), "test")
     program, size = load_program(PROGRAM, {"rows": rows}), exports.bytes_of_checkpoint(run, STEPS)

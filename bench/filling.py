@@ -24,10 +24,10 @@ from bench.memory import read_memory
 from bench.options import plain_seconds
 from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, processor_seconds
-from trainer.training.dynamic.pieces import Pieces
-from trainer.training.dynamic.shard import ROWS
-from trainer.training.dynamic.table import Table, giving_rows
-from trainer.training.dynamic.tables import share_of
+from trainer.training.tables.dynamic.pieces import Pieces
+from trainer.training.tables.dynamic.shard import ROWS
+from trainer.training.tables.dynamic.table import Table, giving_rows
+from trainer.training.tables.dynamic.tables import share_of
 
 SERVERS, CALLERS = 2, 2
 SLOTS: dict[str, dict[str, float]] = {"SGD": {}, "Adagrad": {"accumulator": 0.1}}

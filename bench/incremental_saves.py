@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from bench.options import parser_of, plain_seconds
 from bench.tables import print_row
-from trainer.training.dynamic.hashing import constant
-from trainer.training.dynamic.pieces import Pieces
-from trainer.training.dynamic.shard import FIRST, Shard
-from trainer.training.dynamic.table import Table
-from trainer.training.dynamic.tables import run_once
-from trainer.training.row_saves import RowSnapshot
+from trainer.training.tables.dynamic.hashing import constant
+from trainer.training.tables.dynamic.pieces import Pieces
+from trainer.training.tables.dynamic.shard import FIRST, Shard
+from trainer.training.tables.dynamic.table import Table
+from trainer.training.tables.dynamic.tables import run_once
+from trainer.training.tables.row_saves import RowSnapshot
 
 WIDTH, SHARDS, CPU = 16, 2, "/device:CPU:0"
 BATCH = 10_240  # ids a step: 1,024 examples of 10

@@ -150,7 +150,7 @@ class Judge:
 
         from bench import programs
         from trainer.examples.criteo import SCATTERED, true_logit
-        from trainer.training.dynamic.served import ServedTables
+        from trainer.training.tables.dynamic.served import ServedTables
 
         program, self._tables = getattr(programs, model)(), ServedTables(tables)
         with self._tables.of_layers():

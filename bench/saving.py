@@ -20,7 +20,7 @@ from bench.tables import print_row
 from bench.tasks import LocalCluster
 
 if TYPE_CHECKING:
-    from trainer.run.checkpoints import Checkpoints
+    from trainer.run.saves.checkpoints import Checkpoints
     from trainer.training.steps.remote import RemoteStepRunner
 
 WIDTH = 64
@@ -91,10 +91,10 @@ def show_memory(
 def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     """Train, save and measure, as the coordinator of the cluster in TF_CONFIG."""
     from trainer.cluster.spec import ClusterConfig
-    from trainer.core.config import Config
     from trainer.core.program import load_program
-    from trainer.run.checkpoints import Checkpoints
+    from trainer.core.settings.config import Config
     from trainer.run.directory import RunDirectory
+    from trainer.run.saves.checkpoints import Checkpoints
     from trainer.training.steps.remote import RemoteStepRunner
     from trainer.training.strategies import make_strategy
 

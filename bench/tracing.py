@@ -56,8 +56,8 @@ def measure(program: str, settings: dict[str, Any]) -> dict[str, float]:
     """
     import tensorflow as tf
 
-    from trainer.core.config import Config
     from trainer.core.program import load_program
+    from trainer.core.settings.config import Config
     from trainer.tasks.local import local_cluster
     from trainer.training.partitioners import make_partitioner
     from trainer.training.steps import remote

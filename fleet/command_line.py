@@ -28,7 +28,7 @@ from fleet.site.schema.problems import show
 from fleet.ssh import SshHosts
 from fleet.terminal import printable
 from fleet.verbs import Console
-from trainer.core.parameters import parse_assignments
+from trainer.core.settings.parameters import parse_assignments
 
 MEANWHILE = "print the outcome as JSON, and what is done meanwhile on standard error"
 RUN = "whose (default: the chosen run's)"

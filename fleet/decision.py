@@ -16,7 +16,7 @@ from fleet.site.schema.problems import show
 from fleet.site.sweep_file import is_same
 from fleet.site.topology import Task
 from fleet.units import Health, Unit, find_trouble
-from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
+from trainer.core.settings.formats import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
 # A server that systemd calls running has its port within this time.
 PORT_SECONDS = 30

@@ -14,10 +14,10 @@ from fleet.site.inventory import Inventory
 from fleet.site.sweep_file import size_of
 from fleet.site.topology import Task
 from fleet.units import Health
-from trainer.core.config import Config
 from trainer.core.joining import why_at_a_save
-from trainer.core.parameters import describe_values
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config
+from trainer.core.settings.parameters import describe_values
+from trainer.core.settings.strategies import STRATEGIES
 
 MAX_NAMES = 8
 MAX_REASONS = 3

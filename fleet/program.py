@@ -26,7 +26,7 @@ from fleet.init import make_site
 from fleet.places import KIT, site
 from fleet.release import find_ansible
 from fleet.terminal import printable, typing_psfleet
-from trainer.core.config import DECLARED
+from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)

@@ -8,8 +8,8 @@ from typing import Any
 
 from fleet.site.inventory import Inventory
 from trainer.cluster.spec import JOBS
-from trainer.core.config import Config
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config
+from trainer.core.settings.strategies import STRATEGIES
 
 # Jobs with members that are counted; the dispatcher is on the chief's host.
 COUNTED_JOBS = tuple(job for job in JOBS if job != "dispatcher")

@@ -12,8 +12,8 @@ from typing import Any
 
 from fleet import drain_records
 from fleet.tables import render_duration
-from trainer.core.config import Config
-from trainer.core.formats import RUN_NAME
+from trainer.core.settings.config import Config
+from trainer.core.settings.formats import RUN_NAME
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.telemetry.events import TAIL_BYTES

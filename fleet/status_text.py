@@ -16,7 +16,7 @@ from fleet.site.topology import Task
 from fleet.tables import render_duration, render_table
 from fleet.terminal import one_line, set_off
 from fleet.units import Health
-from trainer.core.parameters import describe_values
+from trainer.core.settings.parameters import describe_values
 from trainer.telemetry.events import describe_event
 from trainer.telemetry.goodput import describe_ledger
 from trainer.telemetry.lookups import describe_lookups

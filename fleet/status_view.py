@@ -17,7 +17,7 @@ from fleet.run import Run
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
 from fleet.terminal import one_line
-from trainer.core.parameters import describe_values
+from trainer.core.settings.parameters import describe_values
 from trainer.telemetry.events import FAULTS, describe_event
 from trainer.telemetry.goodput import describe_ledger
 from trainer.telemetry.status import describe_absent, describe_ways, has_broken, render_metrics, render_number

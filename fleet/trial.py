@@ -21,7 +21,7 @@ from fleet.run import AS_TRAINER, NO_SECTION
 from fleet.site.escaping import config_word
 from fleet.site.inventory import Inventory
 from fleet.tables import render_duration
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.telemetry.history import number_of
 from trainer.telemetry.status import render_number
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from trainer.cluster.growth import present
 from trainer.cluster.member import MemberState
+from trainer.cluster.members.growth import present
 from trainer.cluster.spec import ADDRESS, SERVICE_JOBS, ClusterConfig
 from trainer.command_line import parse
-from trainer.core.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.core.failures import TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain, is_stale
 from trainer.core.proxies import bypass_proxies
 from trainer.core.runtime import prepare_tensorflow
+from trainer.core.settings.config import Config, ConfigError, absolute_path, read_assignments
 from trainer.keep_queue import run_queue
 from trainer.keep_run import HELP as UPKEEP
 from trainer.keep_run import run_upkeep
@@ -37,7 +37,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
 from trainer.run.release import StaysOut, own_release, reject_missed_release
 from trainer.run.replaced import reject_replaced
-from trainer.run.selection import apply_selection, read_selection
+from trainer.run.selections.selection import apply_selection, read_selection
 from trainer.tasks.flags import read_cluster, reject_task_flags
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 from trainer.telemetry.logs import set_up_logging
@@ -343,8 +343,8 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
 
 def try_ways(options: argparse.Namespace) -> int:
     """Try the ways to the members that are named; each takes some seconds where nobody answers."""
-    from trainer.cluster.way_probe import try_all
-    from trainer.cluster.ways import cell
+    from trainer.cluster.reach.way_probe import try_all
+    from trainer.cluster.reach.ways import cell
 
     others = {}
     for word in options.members:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
+from trainer.core.settings.config import Config, ConfigError
 from trainer.process.fork_server import ForkServer
 from trainer.process.server_library import import_server_library
 from trainer.run.directory import RunDirectory
 from trainer.run.proof_marks import BUILT, MARK, are_proven, marks_of
-from trainer.run.selection import apply_selection, of_the_run, read_selection, sweep_of
+from trainer.run.selections.selection import apply_selection, of_the_run, read_selection, sweep_of
 from trainer.tasks.build_proof import PROVEN, build, go_first, run_build
 
 PARTS = ("release", "program", "run")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 
-from trainer.core.setting import unknown_key
+from trainer.core.settings.setting import unknown_key
 from trainer.keep_queue import add_queue_options
 from trainer.keep_run import add_upkeep_options
 from trainer.tasks.flags import add_task_flags, with_hyphens
@@ -49,7 +49,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def describe_unknown(words: list[str]) -> str:
     """Say what `local` does not know, and which setting or option was probably meant."""
-    from trainer.core.config import Config
+    from trainer.core.settings.config import Config
     from trainer.tasks.local import OPTIONS
 
     name = words[0].partition("=")[0]

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import Variable
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection
-from trainer.training.row_restores import open_checkpoint
+from trainer.run.selections.selection import apply_selection
+from trainer.training.tables.row_restores import open_checkpoint
 from trainer.training.tf_internals.datasets import sleep
 
 log = logging.getLogger(__name__)

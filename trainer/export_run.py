@@ -8,10 +8,10 @@ import os
 import sys
 from typing import Any
 
-from trainer.core.config import ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, Infrastructure, UserError, explain
 from trainer.core.program import load_program
 from trainer.core.runtime import prepare_tensorflow
+from trainer.core.settings.config import ConfigError
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import is_free, read_lease
@@ -30,7 +30,7 @@ def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
         step, program, arguments, trains = find(directory)
         os.environ.setdefault("DATA_DIR", str(directory.path.parents[1] / "data"))  # as a task has it
         prepare_tensorflow()
-        from trainer.training.export import export_now
+        from trainer.training.exports.export import export_now
 
         if trains or options.changes:
             return answer(options, directory.run, *export_beside(directory, step, program, arguments, options.changes))
@@ -55,7 +55,7 @@ def export_beside(
     directory: RunDirectory, step: int, program: str, arguments: dict[str, Any], changes: bool
 ) -> tuple[int, str]:
     """Export to `exports`, and take the next checkpoint where this one is removed meanwhile; returns step and place."""
-    from trainer.training.export import export_version
+    from trainer.training.exports.export import export_version
 
     for _ in range(TRIES):
         try:

@@ -7,10 +7,10 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.keep_run import answered
-from trainer.run import queue_changes
 from trainer.run.records import to_json
+from trainer.run.selections import queue_changes
 from trainer.telemetry.queue import describe_queue, read_queue
 
 ACTIONS = ("list", "add", "move", "remove")

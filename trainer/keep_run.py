@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
+from trainer.core.settings.config import Config, ConfigError
 from trainer.run import upkeep
 from trainer.run.copies import OnBytes
 from trainer.run.records import to_json

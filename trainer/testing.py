@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config
 from trainer.core.constructor import construct
 from trainer.core.contracts import Program
 from trainer.core.program import check_program, load_program
 from trainer.core.runtime import prepare_tensorflow
+from trainer.core.settings.config import Config
 from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection
+from trainer.run.selections.selection import apply_selection
 from trainer.tasks.evaluator import Evaluator
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import train as coordinate

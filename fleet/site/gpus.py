@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from fleet.site.nvidia import branch_problem, capability_problem
 from trainer.core.runtime import NO_GPU
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.strategies import STRATEGIES
 
 # A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -21,7 +21,7 @@ from fleet.site.schema.inventory_files import (
 from fleet.site.schema.problems import Problem, describe_problems
 from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 
 @dataclass(frozen=True)

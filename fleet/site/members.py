@@ -9,9 +9,9 @@ from typing import Any
 
 from fleet.site.wireguard import WireguardError, endpoint, is_encrypted, tunnel_address
 from trainer.cluster.spec import JOBS, SERVICE_JOBS
-from trainer.core.config import Config, strategy_problem
-from trainer.core.search_space import is_whole
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config, strategy_problem
+from trainer.core.settings.search_space import is_whole
+from trainer.core.settings.strategies import STRATEGIES
 
 # The first port of a job on a host; its second task there listens on the next one, and so on.
 DEFAULT_PORTS = {

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fleet.places import CODE
-from trainer.core.config import DECLARED, TYPES, Config
-from trainer.core.relations import RELATIONS
+from trainer.core.settings.config import DECLARED, TYPES, Config
+from trainer.core.settings.relations import RELATIONS
 
 PAGE = CODE / "docs" / "run-settings.md"
 SETTINGS = "| Key | Type | Default | Meaning |"

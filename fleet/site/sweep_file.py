@@ -15,10 +15,10 @@ import yaml
 from fleet.errors import OperatorMistake, first_line
 from fleet.site.schema.inventory_reading import plain
 from fleet.site.schema.problems import show
-from trainer.core.formats import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
-from trainer.core.parameters import values_problem
-from trainer.core.search_space import KEYS as SEARCH_KEYS
-from trainer.core.search_space import SearchSpace, search_problem
+from trainer.core.settings.formats import NO_PROGRAM_NAME, RUN_NAME, program_name_problem
+from trainer.core.settings.parameters import values_problem
+from trainer.core.settings.search_space import KEYS as SEARCH_KEYS
+from trainer.core.settings.search_space import SearchSpace, search_problem
 
 KEYS = ("name", "program", "program_args", "grid", "points", "search")
 MAX_POINTS = 1000

@@ -30,7 +30,7 @@ from fleet.site.members import (
 from fleet.site.wireguard import endpoint, is_encrypted, wireguard_hosts
 from trainer.cluster.spec import JOBS, NOBODY, SERVICE_JOBS
 from trainer.core.runtime import NO_GPU
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.strategies import STRATEGIES
 
 # The kernel refuses one environment string of 128 KiB or more (MAX_ARG_STRLEN), its name and `=` included.
 MAX_ENVIRONMENT_STRING = 131_071

@@ -15,9 +15,9 @@ from fleet.site.gpus import count_devices
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from fleet.tables import render_duration
-from trainer.core.config import Config
 from trainer.core.joining import forms_again_without
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config
+from trainer.core.settings.strategies import STRATEGIES
 
 GIB = 2**30
 # Of what a host has left, so much is not the model's to take.

@@ -13,7 +13,7 @@ from fleet.site.sweep_file import is_same
 from fleet.units import Health
 from fleet.verbs import Console
 from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.telemetry.sweep import ENDS, describe_sweep
 
 

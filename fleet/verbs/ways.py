@@ -16,7 +16,7 @@ from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.tables import render_table
 from fleet.verbs import Console
-from trainer.cluster.ways import Way, cell, describe, targets
+from trainer.cluster.reach.ways import Way, cell, describe, targets
 
 # A way that is silent takes 6 s, and eight are tried at once.
 SECONDS = 120

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.monitoring.tools import ROOT, defaults, rendered, run
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.telemetry.goodput import KINDS
 
 CASES = sorted((Path(__file__).parent / "alerts").glob("*.yml"))

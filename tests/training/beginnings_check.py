@@ -20,7 +20,7 @@ from trainer.run.directory import RunDirectory  # noqa: E402
 from trainer.telemetry.checkpoints import read_checkpoints  # noqa: E402
 from trainer.telemetry.events import read_events  # noqa: E402
 from trainer.testing import train  # noqa: E402
-from trainer.training.export import bytes_of_checkpoint  # noqa: E402
+from trainer.training.exports.export import bytes_of_checkpoint  # noqa: E402
 
 SHARED = Path(tempfile.mkdtemp())
 SPLIT = {"partitioner_min_bytes": 256, "evaluation": "none", "steps_per_execution": 1, "export": False}

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.distribute.sharded_variable import ShardedVariable
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.tasks.build_proof import build
 
 

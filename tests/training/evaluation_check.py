@@ -12,13 +12,13 @@ from pathlib import Path
 import tensorflow as tf
 import uneven
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.run.checkpoint_reader import read_model
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_reader import read_model
 from trainer.tasks.local import local_cluster
+from trainer.training.data.input import eval_dataset
 from trainer.training.evaluation import make_evaluation
-from trainer.training.input import eval_dataset
 
 WORKERS = 2
 # Every way with the programs that it must be right about, and those that it must refuse.

@@ -17,9 +17,9 @@ from checks import tried  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.telemetry import resources  # isort: skip
-from trainer.training import export as exports  # isort: skip
-from trainer.training.export_shards import slices_of  # isort: skip
-from trainer.training.export_trial import trace_export  # isort: skip
+from trainer.training.exports import export as exports  # isort: skip
+from trainer.training.exports.export_shards import slices_of  # isort: skip
+from trainer.training.exports.export_trial import trace_export  # isort: skip
 from trainer.training.tf_internals.variables import full_names  # isort: skip
 
 keras = tf.keras
@@ -357,13 +357,13 @@ def by_shard(kind, reading=None, **settings):
     directory, whole = RunDirectory(result.directory.parents[1], "test"), result.directory / "export"
     least, other = exports.least_bytes_of_checkpoint(directory, 12), result.directory / "other"
     needed = exports.bytes_of_checkpoint(directory, 12)
-    with mock.patch("trainer.training.export.room", return_value=exports.HELD * needed - 1):
+    with mock.patch("trainer.training.exports.export.room", return_value=exports.HELD * needed - 1):
         exports.export_model(kind(), directory, 12, target=other)
     refused = ""
     if reading:
-        with mock.patch("trainer.training.export.room", return_value=exports.MIN_HELD_TABLES * needed - 1):
+        with mock.patch("trainer.training.exports.export.room", return_value=exports.MIN_HELD_TABLES * needed - 1):
             refused = raised(exports.export_model, reading(), directory, 12)
-        with mock.patch("trainer.training.export.room", return_value=exports.MIN_HELD_TABLES * needed):
+        with mock.patch("trainer.training.exports.export.room", return_value=exports.MIN_HELD_TABLES * needed):
             exports.export_model(reading(), directory, 12, target=result.directory / "read")
     readers = [tf.train.load_checkpoint(str(path / "variables" / "variables")) for path in (whole, other)]
     shapes = [reader.get_variable_to_shape_map() for reader in readers]

@@ -11,11 +11,11 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 import tensorflow as tf  # isort: skip
 
 from checks import tried  # isort: skip
-from trainer.core.config import Config  # isort: skip
+from trainer.core.settings.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
-from trainer.training.data_service import DataService  # isort: skip
-from trainer.training.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
-from trainer.training.worker_files import WorkerFiles, number_of, reject_unwritable, tag_of  # isort: skip
+from trainer.training.data.data_service import DataService  # isort: skip
+from trainer.training.data.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
+from trainer.training.data.worker_files import WorkerFiles, number_of, reject_unwritable, tag_of  # isort: skip
 
 PLACE = Path(tempfile.mkdtemp(prefix="psfleet-files-"))
 SOURCE, CACHE = PLACE / "source.txt", PLACE / "cache" / "numbers"

@@ -17,8 +17,8 @@ import tensorflow as tf
 from observers import Counter
 from visits_check import BATCH, EXAMPLES, FILE, NONE, Generation, WithKeras3
 
-from trainer.core.config import Config
 from trainer.core.failures import EmptyPart, UserError
+from trainer.core.settings.config import Config
 
 assert testing
 FILES = EXAMPLES // FILE

@@ -21,8 +21,8 @@ prepare_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from trainer.cluster.spec import ClusterConfig  # noqa: E402
-from trainer.core.config import Config  # noqa: E402
 from trainer.core.failures import is_infrastructure  # noqa: E402
+from trainer.core.settings.config import Config  # noqa: E402
 from trainer.training.handover import Handover, carry  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402

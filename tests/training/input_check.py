@@ -18,18 +18,18 @@ from tensorflow.python.distribute import input_ops
 from tensorflow.python.distribute.parameter_server_strategy_v2 import ParameterServerStrategyV2Extended
 
 from trainer.cluster.spec import free_addresses
-from trainer.core.config import Config
 from trainer.core.failures import UserError, explain
+from trainer.core.settings.config import Config
 from trainer.core.variables import variables_of
-from trainer.training.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
+from trainer.training.data.input import batch_size, own_train_dataset, train_dataset_fn, worker_train_dataset
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.partitioners import make_partitioner
 from trainer.training.placement import report_placement
 from trainer.training.release_resources import Iterators
-from trainer.training.steps.outputs import fetch_numbers
 from trainer.training.steps.remote import UNROLLED_STEPS, RemoteStepRunner
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
-from trainer.training.table_lookups import ONCE
+from trainer.training.tables.table_lookups import ONCE
 from trainer.training.tf_internals.workers import stop_cluster, worker_threads
 
 WORDS = ["a", "b", "c"]

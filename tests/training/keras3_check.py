@@ -21,14 +21,14 @@ import tensorflow as tf  # isort: skip
 
 from checks import POSTS, Posts, distance, tried  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
-from trainer.core.config import Config  # isort: skip
+from trainer.core.settings.config import Config  # isort: skip
 from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.training.keras.keras3.checkpoint import raw  # isort: skip
 from trainer.training.keras.keras3.model import Keras3Model  # isort: skip
 from trainer.training.keras.keras3.shards import shards_of  # isort: skip
 from trainer.training.keras.keras3.steps import Step  # isort: skip
 from trainer.training.loop.callbacks import callbacks_of  # isort: skip
-from trainer.training.export import bytes_of_checkpoint  # isort: skip
+from trainer.training.exports.export import bytes_of_checkpoint  # isort: skip
 from trainer.training.steps.model import make_model  # isort: skip
 
 WORDS, WIDTH, BATCH, EPOCH = 64, 8, 8, 20

@@ -22,11 +22,11 @@ prepare_tensorflow()
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
-from trainer.core.config import Config  # noqa: E402
 from trainer.core.failures import UserError  # noqa: E402
+from trainer.core.settings.config import Config  # noqa: E402
 from trainer.core.variables import flatten  # noqa: E402
-from trainer.run.checkpoints import Checkpoints  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
+from trainer.run.saves.checkpoints import Checkpoints  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402

@@ -8,12 +8,12 @@ from trainer import testing  # before TensorFlow: it chooses the Keras
 
 import outside  # isort: skip - as a run imports its program, before there is a strategy
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
+from trainer.core.settings.config import Config
 from trainer.tasks.in_process import start_cluster
-from trainer.training import large_arrays
-from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.data import large_arrays
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 

@@ -18,7 +18,7 @@ import tensorflow as tf  # isort: skip
 
 from checks import distance, tried  # isort: skip
 from trainer.__main__ import main as command  # isort: skip
-from trainer.core.config import Config  # isort: skip
+from trainer.core.settings.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.telemetry.outlets.systemd import Notifier  # isort: skip
 from trainer.telemetry.status import read_status  # isort: skip

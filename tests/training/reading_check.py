@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 from observers import Log, read_log
 
-from trainer.core.config import Config
-from trainer.training.input import eval_dataset, own_train_dataset
+from trainer.core.settings.config import Config
+from trainer.training.data.input import eval_dataset, own_train_dataset
 
 EXAMPLES = 64
 STEPS = 4

@@ -20,7 +20,7 @@ prepare_tensorflow()
 import tensorflow as tf  # noqa: E402
 
 from trainer.cluster.spec import ClusterConfig  # noqa: E402
-from trainer.core.config import Config  # noqa: E402
+from trainer.core.settings.config import Config  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.tasks.training import Training  # noqa: E402
 from trainer.telemetry.counters import Counters  # noqa: E402

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
-from trainer.training.atomic_updates import Update
 from trainer.training.tf_internals.graphs import outermost
+from trainer.training.updates.atomic_updates import Update
 
 
 class Recorded:

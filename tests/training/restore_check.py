@@ -10,10 +10,10 @@ import sys
 import numpy as np
 
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.program import load_program
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoints import Checkpoints
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 

@@ -8,9 +8,9 @@ import os
 
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.local import LocalStepRunner
-from trainer.training.steps.outputs import fetch_numbers
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2

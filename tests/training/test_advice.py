@@ -28,7 +28,7 @@ from trainer.telemetry import lookups
 # isort: split
 import tensorflow as tf
 
-from trainer.training.file_sizes import FileSizes
+from trainer.training.data.file_sizes import FileSizes
 
 pytestmark = pytest.mark.timeout(300)
 TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1")

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from trainer import testing
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
-from trainer.training.dynamic.pieces import pieces_of
-from trainer.training.one_update import gather
-from trainer.training.staleness import Staleness
+from trainer.core.settings.config import Config, ConfigError
+from trainer.training.measures.staleness import Staleness
 from trainer.training.steps.ahead import CopyAhead, early_reads
 from trainer.training.steps.traced_call import trace_call
-from trainer.training.table_lookups import GIVEN
+from trainer.training.tables.dynamic.pieces import pieces_of
+from trainer.training.tables.table_lookups import GIVEN
+from trainer.training.updates.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
+from trainer.training.updates.one_update import gather
 
 # isort: split
 import keras

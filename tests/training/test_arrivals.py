@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.training.arrivals import Arrivals
+from trainer.training.data.arrivals import Arrivals
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.training.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
-from trainer.training.one_update import gather, gather_keras3
-from trainer.training.row_updates import leave_momentum_out, update_by_rows
 from trainer.training.steps.step_copy import StepCopy
+from trainer.training.tables.row_updates import leave_momentum_out, update_by_rows
+from trainer.training.updates.atomic_updates import GATE, AtomicUpdates, mutex_name
+from trainer.training.updates.one_update import gather, gather_keras3
 
 # isort: split
 import keras

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 from processes import ROOT, run_check
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.step_copy import StepCopy
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step

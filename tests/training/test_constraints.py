@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.constraints import reject_split_constraints
-from trainer.training.one_update import gather
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.constraints import reject_split_constraints
+from trainer.training.updates.one_update import gather
 
 
 @pytest.mark.parametrize("layer", [{}, {"dtype": "mixed_bfloat16"}])

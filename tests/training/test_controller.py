@@ -17,13 +17,13 @@ import pytest
 import tensorflow as tf
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.formation import MembershipChanged
-from trainer.core.config import Config
+from trainer.cluster.members.formation import MembershipChanged
 from trainer.core.failures import StalePath, Stopped, UserError
+from trainer.core.settings.config import Config
 from trainer.run.catalogue import Catalogue
-from trainer.run.checkpoints import Checkpoints, in_thread
 from trainer.run.directory import RunDirectory
-from trainer.run.snapshot import copy_each
+from trainer.run.saves.checkpoints import Checkpoints, in_thread
+from trainer.run.saves.snapshot import copy_each
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.controller import Controller
@@ -174,9 +174,9 @@ def test_an_evaluation_is_kept_though_a_save_is_slow(
         write(self, step, *arguments, **options)
 
     monkeypatch.setattr(Catalogue, "write_manifest", write_slowly)
-    monkeypatch.setattr("trainer.run.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
+    monkeypatch.setattr("trainer.run.saves.checkpoints.PATIENCE_SECONDS", 0.0)  # what takes longer is slow
     monkeypatch.setattr("trainer.training.loop.save_schedule.PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("trainer.run.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
+    monkeypatch.setattr("trainer.run.saves.checkpoints.ended", partial(in_thread, "save"))  # as under parameter servers
     run = Run(tmp_path, checkpoints_kept=9, checkpoints_kept_best=1, checkpoint_steps=15, steps_per_execution=5)
     run.train(for_callbacks=for_callbacks)
     catalogue = run.directory.catalogue

@@ -17,11 +17,10 @@ import pytest
 import tensorflow as tf
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.formation import MembershipChanged
-from trainer.cluster.membership import Membership
+from trainer.cluster.members.formation import MembershipChanged
+from trainer.cluster.members.membership import Membership
 from trainer.cluster.spec import ClusterConfig
 from trainer.core import own_frames
-from trainer.core.config import Config
 from trainer.core.failures import (
     FINISHED,
     TRY_AGAIN,
@@ -33,6 +32,7 @@ from trainer.core.failures import (
     is_device,
     is_infrastructure,
 )
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
@@ -139,7 +139,7 @@ def test_what_is_a_broken_devices_error(error: Exception, device: bool) -> None:
 def test_a_run_is_not_finished_by_a_coordinator_that_has_lost_it(
     config: Config, directory: RunDirectory, held: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.export.export_model", lambda *arguments: "export")
+    monkeypatch.setattr("trainer.training.exports.export.export_model", lambda *arguments: "export")
     looks = iter(held)
     lease: Any = SimpleNamespace(held=lambda: next(looks))
     progress = Progress(config, directory, Notifier())

@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from processes import Runs
 
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, UserError
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.timeout(300)
 # Epochs that callbacks hear of end at their steps exactly, and so do their checkpoints.

@@ -12,8 +12,8 @@ import pytest
 from processes import PROGRAMS
 
 from trainer import testing
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.examples import dynamic_embedding as module
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from trainer.tasks.generation import with_declared_tables
-from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.tables.dynamic.pieces import pieces_of
 
 pytestmark = pytest.mark.timeout(600)
 BOTH = pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])

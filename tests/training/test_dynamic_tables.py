@@ -18,25 +18,25 @@ import pytest
 import keras
 import tensorflow as tf
 
-from trainer.core.dynamic_tables import TableSettings
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.dynamic.arrays import Index
-from trainer.training.dynamic.eviction import Eviction
-from trainer.training.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
-from trainer.training.dynamic.layers import attach, take_over_layers
-from trainer.training.dynamic.optimizers import clips, leave_out, row_slots, train_rows
-from trainer.training.dynamic.pieces import EVER, Pieces, pieces_of
-from trainer.training.dynamic.served import ServedTable
-from trainer.training.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
-from trainer.training.dynamic.table import Table, giving_rows
-from trainer.training.dynamic.tables import DynamicTables, destroy
+from trainer.core.settings.dynamic_tables import TableSettings
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.keras.keras3.shards import train_shards
-from trainer.training.one_update import gather, gather_keras3
-from trainer.training.optimizers import clip_whole
-from trainer.training.row_updates import update_by_rows
-from trainer.training.table_lookups import GIVEN
+from trainer.training.tables.dynamic.arrays import Index
+from trainer.training.tables.dynamic.eviction import Eviction
+from trainer.training.tables.dynamic.hashing import constant, keys_of, normal, owner_of, uniform
+from trainer.training.tables.dynamic.layers import attach, take_over_layers
+from trainer.training.tables.dynamic.optimizers import clips, leave_out, row_slots, train_rows
+from trainer.training.tables.dynamic.pieces import EVER, Pieces, pieces_of
+from trainer.training.tables.dynamic.served import ServedTable
+from trainer.training.tables.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
+from trainer.training.tables.dynamic.table import Table, giving_rows
+from trainer.training.tables.dynamic.tables import DynamicTables, destroy
+from trainer.training.tables.row_updates import update_by_rows
+from trainer.training.tables.table_lookups import GIVEN
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.one_update import gather, gather_keras3
+from trainer.training.updates.optimizers import clip_whole
 
 pytestmark = pytest.mark.timeout(300)
 WIDTH, CPU = 4, "/device:CPU:0"
@@ -143,7 +143,7 @@ def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_u
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SGD on a constant gradient: a key's value tells how often it was trained."""
-    monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", 1500)  # several hash tables
+    monkeypatch.setattr("trainer.training.tables.dynamic.arrays.PART_KEYS", 1500)  # several hash tables
     made = Made("at-once", servers=2)
     workers, calls = 8, 30
 
@@ -186,7 +186,7 @@ def test_an_index_of_several_hash_tables_says_what_one_does_and_no_two_are_alike
     gone, left, new = np.split(np.stack([np.arange(3000), drawn], 1).reshape(-1), 3)
     found, name = [], "several"
     for part_keys in (10_000, 1000):
-        monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", part_keys)
+        monkeypatch.setattr("trainer.training.tables.dynamic.arrays.PART_KEYS", part_keys)
         made = Made(f"{name}-{part_keys}", servers=1, first=uniform(WIDTH, 1, -1.0, 1.0))
         made.table.name = name
         for ids in (gone, left, left):
@@ -425,7 +425,7 @@ def test_texts_are_keys_by_a_hash_that_is_always_the_same(tmp_path: Path) -> Non
 def test_a_checkpoint_is_restored_on_any_number_of_ps_bit_by_bit(
     servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
     saved = Made(f"saved-{servers}", two.Adagrad(0.1), servers=2)
     for seed in range(3):
         saved.step(tf.constant(np.random.default_rng(seed).integers(-(2**62), 2**62, size=300)))
@@ -468,7 +468,7 @@ def assert_same(rows: dict[int, dict[str, np.ndarray]], expected: dict[int, dict
 def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.PIECE_BYTES", 4096)  # several pieces
     name, random = "increments", np.random.default_rng(1)
     made = Made(name, two.Adagrad(0.1), servers=2)
     pieces = Pieces(made.table, ["", ""], incremental_saves=2)
@@ -496,7 +496,7 @@ def test_an_incremental_save_writes_what_has_changed_and_is_a_whole_checkpoint(
 def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)  # only room counts
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 9)  # only room counts
     name = "resurrected"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=130)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -521,7 +521,7 @@ def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
 def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
     name = "room"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -596,8 +596,8 @@ def test_what_incremental_saves_write_again_and_again_is_joined_or_a_whole_save(
 def test_joined_saves_lack_what_was_taken_away_and_count_for_the_next_whole_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 0)
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_JOINED", 1)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 0)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_JOINED", 1)
     name, found = "joined", []
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=200)
     pieces = Pieces(made.table, [""], incremental_saves=3)
@@ -622,7 +622,7 @@ def test_joined_saves_lack_what_was_taken_away_and_count_for_the_next_whole_one(
 def test_many_small_saves_are_joined_since_each_link_takes_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_LINKED", 3)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_LINKED", 3)
     made = Made("small", two.Adagrad(0.1), servers=2)
     pieces = Pieces(made.table, ["", ""], incremental_saves=99)
     made.step(tf.range(600, dtype=tf.int64))
@@ -672,8 +672,8 @@ def test_a_save_has_of_each_ps_the_rows_of_one_moment(
     kind: str, piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is given and trained while it is written is in it, as far as its clock counts the steps."""
-    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", piece_bytes)  # several pieces, or one
-    monkeypatch.setattr("trainer.training.dynamic.pieces.SPARSER", 1)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.PIECE_BYTES", piece_bytes)  # several pieces, or one
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.SPARSER", 1)
     name, most, servers = f"moment-{kind}-{piece_bytes}", 40, 2
     made = Made(name, two.Adagrad(0.1), servers=servers)
     pieces = Pieces(made.table, [""] * servers, incremental_saves=9)
@@ -717,7 +717,7 @@ def test_an_incremental_save_that_outgrows_the_room_meanwhile_is_made_a_whole_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore would have no room for what was taken away since the whole save, and comes back."""
-    monkeypatch.setattr("trainer.training.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
     name = "outgrown"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
     pieces = Pieces(made.table, [""], incremental_saves=9)
@@ -1073,7 +1073,7 @@ def test_a_capacity_that_no_ps_can_have_is_refused() -> None:
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_no_smaller_table(
     lost: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.pieces.PIECE_BYTES", 1000)
+    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.PIECE_BYTES", 1000)
     made, other = Made(f"lost-{lost}-{servers}"), Made(f"lost-{lost}-{servers}-other", servers=servers)
     other.table.name = made.table.name
     made.step(tf.range(40, dtype=tf.int64))
@@ -1220,7 +1220,7 @@ def test_all_rows_are_read_without_a_second_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [lambda: two.Adam(amsgrad=True), lambda: two.RMSprop(momentum=0.5, centered=True)])
 def test_all_that_a_table_has_is_freed(make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.training.dynamic.arrays.PART_KEYS", 1000)
+    monkeypatch.setattr("trainer.training.tables.dynamic.arrays.PART_KEYS", 1000)
     made = Made("freed/items", make(), servers=1, sightings=2)
     shard = made.table.shards[0]
     assert shard.sketch is not None

@@ -15,8 +15,8 @@ import pytest
 from processes import PROGRAMS, Process, Runs, kill, until
 
 from trainer import testing
-from trainer.core.config import ConfigError
 from trainer.core.failures import UserError
+from trainer.core.settings.config import ConfigError
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.counters import Counters
@@ -26,8 +26,8 @@ from trainer.telemetry.status import describe, read_status
 import keras
 import tensorflow as tf
 
-from trainer.training.dynamic.hashing import keys_of
-from trainer.training.dynamic.pieces import pieces_of
+from trainer.training.tables.dynamic.hashing import keys_of
+from trainer.training.tables.dynamic.pieces import pieces_of
 
 pytestmark = pytest.mark.timeout(600)
 TABLES = {"items": {"capacity": 200_000}}
@@ -211,7 +211,7 @@ def test_rows_that_no_step_trains_leave(programs: Any, tmp_path: Path, monkeypat
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
-    from trainer.core.config import Config
+    from trainer.core.settings.config import Config
 
     with pytest.raises(ConfigError, match=why):
         Config.from_dict({"program": "a:B", **SETTINGS, **settings})

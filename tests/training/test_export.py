@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from processes import run_check
 
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.training import export
-from trainer.training.export_shards import LargeVariables
-from trainer.training.export_trial import is_new
+from trainer.training.exports import export
+from trainer.training.exports.export_shards import LargeVariables
+from trainer.training.exports.export_trial import is_new
 
 pytestmark = pytest.mark.timeout(500)
 BEFORE = "the model could not be exported at the end of the run: "

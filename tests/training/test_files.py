@@ -10,7 +10,7 @@ import tensorflow as tf
 from processes import MINUTE, Runs, kill, run_check, until
 
 from trainer.core.failures import UserError
-from trainer.training.worker_files import reject_unwritable
+from trainer.training.data.worker_files import reject_unwritable
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.training.asked_rows import some_of
-from trainer.training.atomic_updates import AtomicUpdates
 from trainer.training.keras.adapters import keras_of
-from trainer.training.one_update import gather
 from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.traced_step import trace_step
+from trainer.training.tables.asked_rows import some_of
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.one_update import gather
 
 
 class LateAdam(tf.keras.optimizers.Adam):

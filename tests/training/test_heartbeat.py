@@ -13,9 +13,9 @@ import grpc
 import pytest
 from processes import Runs, until
 
-from trainer.cluster import heartbeat as module
-from trainer.cluster.heartbeat import PERIOD_SECONDS, Heartbeat, Line
 from trainer.cluster.member import Member, MemberState
+from trainer.cluster.members import heartbeat as module
+from trainer.cluster.members.heartbeat import PERIOD_SECONDS, Heartbeat, Line
 from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(180)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.core.config import ConfigError
+from trainer.core.settings.config import ConfigError
 from trainer.tasks.in_process import start_cluster
 
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-from trainer.training.input_wait import InputWait
+from trainer.training.measures.input_wait import InputWait
 from trainer.training.steps.step_copy import StepCopy
 
 SECONDS = 0.2

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
 from trainer.core.program import build_model
-from trainer.training.atomic_updates import AtomicUpdates
+from trainer.core.settings.config import Config
 from trainer.training.evaluation import make_evaluation
-from trainer.training.export import lacks_evaluation, lacks_export, save_model
+from trainer.training.exports.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, read_whole_slots, slots
 from trainer.training.keras.keras3.checks import (
@@ -30,7 +29,8 @@ from trainer.training.keras.keras3.seeds import drawing, forget_seeds
 from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.keras.keras3.steps import Step, added, changes_added
 from trainer.training.loop import callbacks
-from trainer.training.whole_weights import see_whole_weights
+from trainer.training.tables.whole_weights import see_whole_weights
+from trainer.training.updates.atomic_updates import AtomicUpdates
 
 # isort: split
 import keras

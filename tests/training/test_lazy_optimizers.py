@@ -13,9 +13,9 @@ import pytest
 
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
-from trainer.training.one_update import gather, gather_keras3
-from trainer.training.optimizers import exclude_shards
-from trainer.training.row_updates import LAZY, update_by_rows
+from trainer.training.tables.row_updates import LAZY, update_by_rows
+from trainer.training.updates.one_update import gather, gather_keras3
+from trainer.training.updates.optimizers import exclude_shards
 
 # isort: split
 import keras

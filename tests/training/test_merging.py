@@ -11,8 +11,8 @@ import pytest
 
 from trainer import testing
 from trainer.core.failures import UserError
+from trainer.training.measures.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
 from trainer.training.metric_uses import reject_uses
-from trainer.training.metrics import LAST, MAXIMUM, MINIMUM, SUM, CallMetrics, MetricStates, merges
 
 # isort: split
 import keras

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
-from trainer.training.input import own_train_dataset, train_dataset_fn, warn_of_one_order
+from trainer.training.data.input import own_train_dataset, train_dataset_fn, warn_of_one_order
 
 Dataset = tf.data.Dataset
 Make = Callable[[Any], Any]

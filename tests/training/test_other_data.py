@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.core.failures import UserError
-from trainer.training.input import check_dataset
+from trainer.training.data.input import check_dataset
 
 ARRAY = np.zeros([4, 2])
 

@@ -11,9 +11,9 @@ import pytest
 from processes import MINUTE, Runs, run_check, until
 
 from trainer import testing
-from trainer.core.config import Config
 from trainer.core.failures import UserError, explain
 from trainer.core.program import build_model
+from trainer.core.settings.config import Config
 from trainer.run.records import read_record
 
 # isort: split

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.training.loop.resumption import Resumption
 
 

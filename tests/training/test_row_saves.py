@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
-from trainer.core.config import Config
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
-from trainer.run.save_failures import SaveFailed
+from trainer.run.saves.checkpoints import Checkpoints
+from trainer.run.saves.save_failures import SaveFailed
 
 # isort: split
 import tensorflow as tf
 
-from trainer.training import row_saves
-from trainer.training.row_restores import open_checkpoint, reader_of_slices, reading
-from trainer.training.row_saves import snapshots_of
+from trainer.training.tables import row_saves
+from trainer.training.tables.row_restores import open_checkpoint, reader_of_slices, reading
+from trainer.training.tables.row_saves import snapshots_of
 from trainer.training.tf_internals.datasets import sleep
 
 pytestmark = pytest.mark.timeout(120)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from trainer import testing
-from trainer.core.config import Config, ConfigError
-from trainer.run.checkpoint_reader import check_fit
+from trainer.core.settings.config import Config, ConfigError
+from trainer.run.saves.checkpoint_reader import check_fit
 from trainer.training.handover import NotCarried, carry, compare, looks
-from trainer.training.one_update import gather
-from trainer.training.optimizers import is_wrapper, optimizers_of, share_among_workers
-from trainer.training.row_updates import update_by_rows as replace_updates
+from trainer.training.tables.row_updates import update_by_rows as replace_updates
+from trainer.training.updates.one_update import gather
+from trainer.training.updates.optimizers import is_wrapper, optimizers_of, share_among_workers
 
 # isort: split
 import tensorflow as tf
@@ -198,7 +198,7 @@ def test_an_update_of_rows_is_not_compiled_again_for_each_number_of_them(make: M
 def test_an_optimizer_that_computes_on_a_whole_large_table_says_so_once(
     make: Make, warned: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.training.row_updates.LARGE_BYTES", ROWS * WIDTH * 4)
+    monkeypatch.setattr("trainer.training.tables.row_updates.LARGE_BYTES", ROWS * WIDTH * 4)
     model = Model(make())
     update_by_rows(model)
     model.train(SOME_ROWS, 3)

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, UserError
-from trainer.run import checkpoints as module
-from trainer.run import save_failures
-from trainer.run.checkpoint_writer import Order
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.run.save_failures import SaveFailed
+from trainer.run.saves import checkpoints as module
+from trainer.run.saves import save_failures
+from trainer.run.saves.checkpoint_writer import Order
+from trainer.run.saves.checkpoints import Checkpoints
+from trainer.run.saves.save_failures import SaveFailed
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -11,12 +11,12 @@ import pytest
 from processes import MINUTE, Process, Runs, kill, last_json, until
 
 from trainer.cluster.spec import free_addresses
-from trainer.core.search_space import SearchSpace
+from trainer.core.settings.search_space import SearchSpace
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
-from trainer.run.search import Search
-from trainer.run.study import Trial, choose, frozen, is_behind, optuna
+from trainer.run.selections.search import Search
+from trainer.run.selections.study import Trial, choose, frozen, is_behind, optuna
 
 pytestmark = pytest.mark.timeout(400)
 RATE = {"rate": {"low": 1e-5, "high": 1e-1, "log": True}}

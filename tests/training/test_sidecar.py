@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.run.checkpoint_reader import read_model
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention
+from trainer.run.saves.checkpoint_reader import read_model
+from trainer.run.saves.checkpoints import Checkpoints
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
 from trainer.telemetry.status import read_status

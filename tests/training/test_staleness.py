@@ -11,7 +11,7 @@ import tensorflow as tf
 from processes import until
 from tensorflow.python.data.experimental.ops import testing
 
-from trainer.training.staleness import SCOPE, Staleness
+from trainer.training.measures.staleness import SCOPE, Staleness
 from trainer.training.steps.step_copy import StepCopy
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.one_update import gather
-from trainer.training.row_updates import may_deduplicate_lookups, update_by_rows
-from trainer.training.table_lookups import ONCE, deduplicated_lookups
+from trainer.training.tables.row_updates import may_deduplicate_lookups, update_by_rows
+from trainer.training.tables.table_lookups import ONCE, deduplicated_lookups
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.one_update import gather
 
 # isort: split
 import tensorflow as tf

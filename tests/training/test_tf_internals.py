@@ -27,7 +27,7 @@ from tensorflow.python.eager.cancellation import CancellationManager
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tf_keras.src.mixed_precision import autocast_variable
 
-from trainer.cluster.ways import named_in
+from trainer.cluster.reach.ways import named_in
 from trainer.core.task_id import TaskId
 from trainer.training import strategies
 from trainer.training.tf_internals.datasets import (
@@ -251,7 +251,7 @@ def test_an_executor_is_let_go_of_as_ever_but_for_the_wait() -> None:
 
 
 def test_a_mutex_lets_another_in_when_one_that_waits_for_it_is_cancelled() -> None:
-    """TensorFlow's fault, for which each mutex has a gate (trainer/training/atomic_updates.py)."""
+    """TensorFlow's fault, for which each mutex has a gate (trainer/training/updates/atomic_updates.py)."""
     inside, leave = threading.Semaphore(0), threading.Event()
 
     def hold() -> Any:

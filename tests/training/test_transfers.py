@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.tasks.in_process import start_cluster
 from trainer.training.steps import traced_step
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
-from trainer.training.transfers import crossing, pack, places_of, sending_together, unpack
+from trainer.training.updates.transfers import crossing, pack, places_of, sending_together, unpack
 
 pytestmark = pytest.mark.timeout(300)
 TABLES, ROWS = 5, 300

@@ -23,16 +23,16 @@ import tensorflow as tf
 from observers import Counter
 from tensorflow.python.data.experimental.ops.testing import sleep
 
-from trainer.core.config import Config
 from trainer.core.failures import EmptyPart, UserError
-from trainer.run.checkpoints import Checkpoints
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoints import Checkpoints
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import Training
 from trainer.telemetry.counters import Counters
-from trainer.training.input import own_train_dataset
-from trainer.training.places import pass_after_pass
+from trainer.training.data.input import own_train_dataset
+from trainer.training.data.places import pass_after_pass
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from trainer.__main__ import main
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.run.begin_from import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
-from trainer.run.selection import apply_selection
+from trainer.run.selections.selection import apply_selection
 from trainer.telemetry.checkpoints import describe_checkpoints, read_checkpoints
 
 

@@ -22,7 +22,7 @@ from fleet.verbs.canary import CanaryRequest, canary
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from trainer.command_line import parse
-from trainer.core.config import Config, read_assignments
+from trainer.core.settings.config import Config, read_assignments
 
 GIVEN = {"run": "digits", "steps": 1000, "checkpoint_seconds": 5, "notify_webhook": "https://192.0.2.1/x", "seed": 7}
 TRIED = {"workers": {"worker-0": {}, "worker-1": {}}, "step": 35, "state": "finished"}

@@ -18,8 +18,8 @@ from fleet.roles import Role
 from fleet.site.inventory import load_inventory
 from tests.unit.programs import PROGRAMS
 from trainer.__main__ import main
-from trainer.core.config import Config
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 
 RATED = """

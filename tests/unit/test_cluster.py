@@ -9,8 +9,8 @@ import pytest
 
 from trainer.cluster import spec
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import ConfigError
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import ConfigError
+from trainer.core.settings.strategies import STRATEGIES
 
 JOBS = {"chief": ["h:1"], "worker": ["w0:1", "w1:1"], "ps": ["p:1"]}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.core.config import Config, ConfigError, absolute_path
+from trainer.core.settings.config import Config, ConfigError, absolute_path
 
 PROGRAM = "trainer.examples.digits:Digits"
 
@@ -234,7 +234,7 @@ def test_bad_file_is_named(tmp_path: Path, text: str | None, expected: str) -> N
 def test_module_needs_nothing_but_python() -> None:
     """The control machine's preflight imports it."""
     script = (
-        "import sys; before = set(sys.modules); import trainer.core.config; "
+        "import sys; before = set(sys.modules); import trainer.core.settings.config; "
         "print([name for name in set(sys.modules) - before if name.split('.')[0] not in sys.stdlib_module_names])"
     )
     root = Path(__file__).resolve().parents[2]
@@ -242,12 +242,13 @@ def test_module_needs_nothing_but_python() -> None:
     assert set(eval(done.stdout)) == {
         "trainer",
         "trainer.core",
-        "trainer.core.config",
-        "trainer.core.dynamic_tables",
-        "trainer.core.formats",
-        "trainer.core.parameters",
-        "trainer.core.possible",
-        "trainer.core.relations",
-        "trainer.core.setting",
-        "trainer.core.strategies",
+        "trainer.core.settings",
+        "trainer.core.settings.config",
+        "trainer.core.settings.dynamic_tables",
+        "trainer.core.settings.formats",
+        "trainer.core.settings.parameters",
+        "trainer.core.settings.possible",
+        "trainer.core.settings.relations",
+        "trainer.core.settings.setting",
+        "trainer.core.settings.strategies",
     }

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import STOPPED, TRY_AGAIN, Stopped
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory

@@ -11,14 +11,14 @@ import pytest
 from trainer.cluster import probe
 from trainer.cluster.probe import SERVICE_METHODS
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import Stopped, UserError
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import LeaseHeld
 from trainer.run.records import write_record
-from trainer.run.selection import selection_path
+from trainer.run.selections.selection import selection_path
 from trainer.tasks import data_service, waits
 from trainer.tasks.data_service import Journal, serves
 from trainer.tasks.server import ending

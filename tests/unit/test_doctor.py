@@ -33,7 +33,7 @@ from fleet.verbs import Console
 from fleet.verbs import doctor as verb
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_json_output as answers
-from trainer.cluster.ways import Way
+from trainer.cluster.reach.ways import Way
 
 GB = 10**9
 INVENTORY = fleet.make_inventory()

@@ -36,7 +36,7 @@ from fleet.verbs.ways import read as read_ways
 from tests.unit import test_doctor, test_run_look, test_short_way
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_doctor import INVENTORY, judge
-from trainer.cluster.ways import status_of
+from trainer.cluster.reach.ways import status_of
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.status import Status
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.training.loop.epoch_ends import EpochEnds
 
 

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.states import RunState
 from trainer.process.supervisor import NEEDED
 from trainer.run.directory import RunDirectory

@@ -31,7 +31,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
         export_now=lambda program, directory, step: "",
         export_version=lambda program, directory, step, changes: f"{directory.exports}/{step}",
     )
-    monkeypatch.setitem(sys.modules, "trainer.training.export", exported)
+    monkeypatch.setitem(sys.modules, "trainer.training.exports.export", exported)
     monkeypatch.setattr(export_run, "load_program", lambda program, arguments: None)
     directory = RunDirectory(tmp_path, "mine")
     write_checkpoint(directory, 10)
@@ -100,7 +100,7 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_the_newest_any_more(
             path.unlink()
         raise FileNotFoundError("gone")
 
-    monkeypatch.setattr(sys.modules["trainer.training.export"], "export_version", export_version)
+    monkeypatch.setattr(sys.modules["trainer.training.exports.export"], "export_version", export_version)
     assert export(directory) == code
     assert tried == [10, 20, 30][: removed + 1]
     out = capsys.readouterr()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainer.cluster import fence
-from trainer.cluster.fence import Fence, ends, limit_waits, shut
-from trainer.cluster.heartbeat import MARK
+from trainer.cluster.members import fence
+from trainer.cluster.members.fence import Fence, ends, limit_waits, shut
+from trainer.cluster.members.heartbeat import MARK
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_the_heartbeats_connections_bear_its_mark(listening: socket.socket) -> N
     """gRPC sets it, as the channels' options say."""
     import grpc
 
-    from trainer.cluster.heartbeat import CHANNEL_OPTIONS
+    from trainer.cluster.members.heartbeat import CHANNEL_OPTIONS
 
     host, port = listening.getsockname()
     with grpc.insecure_channel(f"{host}:{port}", options=CHANNEL_OPTIONS) as channel:

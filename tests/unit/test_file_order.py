@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
 from trainer.run.file_list import FileList
 from trainer.training.steps import file_order

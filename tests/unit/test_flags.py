@@ -12,7 +12,7 @@ import pytest
 
 from trainer.cluster.spec import ClusterConfig
 from trainer.command_line import parse
-from trainer.core.config import ConfigError
+from trainer.core.settings.config import ConfigError
 from trainer.tasks.flags import read_cluster
 
 ROOT = Path(__file__).resolve().parents[2]

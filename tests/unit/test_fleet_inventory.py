@@ -6,7 +6,7 @@ import pytest
 
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import Inventory, load_inventory
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 SMALL = """
 chief:

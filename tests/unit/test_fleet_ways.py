@@ -16,7 +16,7 @@ from fleet.site.topology import Task
 from fleet.ssh import Answer
 from fleet.verbs import Console
 from fleet.verbs.ways import show_ways
-from trainer.cluster.ways import Way
+from trainer.cluster.reach.ways import Way
 
 TASKS = [
     Task("chief", 0, "head", "192.0.2.1", 2222, server=False),

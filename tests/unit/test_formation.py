@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import draining, formation
 from trainer.cluster import member as rules
-from trainer.cluster.formation import can_do_without, describe_missing, form
 from trainer.cluster.member import Event, Member, MemberState
+from trainer.cluster.members import draining, formation
+from trainer.cluster.members.formation import can_do_without, describe_missing, form
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.run.release import FIX
 
 CLUSTER = ClusterConfig({"chief": ["h:1"], "worker": ["a:1", "b:1", "c:1"], "ps": ["d:1", "e:1"]}, "chief", 0)

@@ -11,7 +11,7 @@ import pytest
 from stale_tasks import names_more
 
 from fleet.site.escaping import environment_value
-from trainer.cluster.growth import MEMBERS_POLL_SECONDS, Growing, is_growth, present
+from trainer.cluster.members.growth import MEMBERS_POLL_SECONDS, Growing, is_growth, present
 from trainer.cluster.spec import ClusterConfig
 
 JOBS = {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}

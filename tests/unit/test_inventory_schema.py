@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from fleet.site.schema import formats, page
 from fleet.site.schema.definition import definition, meant_group, meant_variable
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 

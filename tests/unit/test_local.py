@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from trainer.command_line import parse
-from trainer.core.config import Config, ConfigError
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config, ConfigError
+from trainer.core.settings.strategies import STRATEGIES
 from trainer.process import children
 from trainer.process.fork_server import ForkServer
 from trainer.process.gpus import share_gpus

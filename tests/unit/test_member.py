@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import heartbeat as heartbeat_module
 from trainer.cluster import member as rules
-from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import HERE, TRANSITIONS, Event, Member, MemberState, to_take_in
+from trainer.cluster.members import heartbeat as heartbeat_module
+from trainer.cluster.members.heartbeat import Heartbeat
 
 DESIGN = Path(__file__).parents[2] / "docs/design.md"
 TIMEOUT = 5.0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import member_troubles
 from trainer.cluster.member import Member, MemberState
-from trainer.cluster.member_troubles import DROP_SECONDS, QUIET_SECONDS, REPORT_SECONDS, MemberTroubles
+from trainer.cluster.members import member_troubles
+from trainer.cluster.members.member_troubles import DROP_SECONDS, QUIET_SECONDS, REPORT_SECONDS, MemberTroubles
 
 NOW = 1000.0
 HANDLER: Any = SimpleNamespace(busy={}, updating_since=None)

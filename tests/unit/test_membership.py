@@ -13,15 +13,16 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import draining, member_troubles, missing_ways
-from trainer.cluster import membership as module
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.heartbeat import Heartbeat
 from trainer.cluster.member import Event, Member, MemberState
-from trainer.cluster.membership import Membership
+from trainer.cluster.members import draining, member_troubles
+from trainer.cluster.members import membership as module
+from trainer.cluster.members.heartbeat import Heartbeat
+from trainer.cluster.members.membership import Membership
+from trainer.cluster.reach import missing_ways
+from trainer.cluster.reach.way_reader import Verdict, WayReader
 from trainer.cluster.spec import NOBODY, ClusterConfig
-from trainer.cluster.way_reader import Verdict, WayReader
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record

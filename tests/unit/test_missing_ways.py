@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.cluster.missing_ways import LOST_SECONDS, STUCK_SECONDS, MissingWays
+from trainer.cluster.reach.missing_ways import LOST_SECONDS, STUCK_SECONDS, MissingWays
 
 PARTED, LOST = {"worker-1": "no way to ps-0"}, {"ps-0": "no worker has a way to it"}
 

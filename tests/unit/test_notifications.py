@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.states import RunState
-from trainer.run.selection import apply_selection
+from trainer.run.selections.selection import apply_selection
 from trainer.telemetry.outlets import webhook as notifications
 from trainer.telemetry.outlets.webhook import Absences, Notifications, Undelivered, Webhook
 from trainer.telemetry.status import Status

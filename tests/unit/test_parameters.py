@@ -10,7 +10,7 @@ import pytest
 
 from trainer.core.constructor import construct
 from trainer.core.failures import UserError
-from trainer.core.parameters import describe_values, parse_assignments
+from trainer.core.settings.parameters import describe_values, parse_assignments
 
 
 class Typed:

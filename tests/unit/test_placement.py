@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.variables import bytes_of
 from trainer.training.placement import report_placement, size
 

@@ -38,7 +38,7 @@ from tests.unit import test_runs_verbs as runs
 from tests.unit import test_second_day as day
 from tests.unit import test_update_hosts as updates
 from tests.unit.test_upkeep import make, train
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run import copies
 from trainer.run.records import write_record
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record

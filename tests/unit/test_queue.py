@@ -15,15 +15,15 @@ import pytest
 
 from tests.unit.test_sweep import CHIEF, save, sigterm
 from trainer.__main__ import main
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.signals import end_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.queue import Queue, QueueEntry
-from trainer.run.queue_changes import add, move, remove
 from trainer.run.records import read_record, write_record
-from trainer.run.selection import apply_selection, selected_sweep
+from trainer.run.selections.queue import Queue, QueueEntry
+from trainer.run.selections.queue_changes import add, move, remove
+from trainer.run.selections.selection import apply_selection, selected_sweep
 from trainer.run.upkeep import delete_run
 from trainer.tasks import server, sweep
 from trainer.tasks.sweep import train_point
@@ -495,7 +495,7 @@ def test_a_queue_that_is_damaged_is_named(config: Config) -> None:
 
 
 def test_only_the_last_entries_that_have_ended_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.run.queue_changes.MAX_ENDED", 2)
+    monkeypatch.setattr("trainer.run.selections.queue_changes.MAX_ENDED", 2)
     for name in ("a", "b", "c"):
         ask(config, name)
         end(config, name)

@@ -27,11 +27,11 @@ from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_second_day as day
 from trainer.__main__ import main
-from trainer.core.parameters import parse_assignments
+from trainer.core.settings.parameters import parse_assignments
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.queue import Queue
 from trainer.run.records import write_record
+from trainer.run.selections.queue import Queue
 
 
 @dataclass

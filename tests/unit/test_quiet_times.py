@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainer.cluster.heartbeat import HURRY_SECONDS, PERIOD_SECONDS, TICK_SECONDS, Hurry, QuietTimes
 from trainer.cluster.member import Member
+from trainer.cluster.members.heartbeat import HURRY_SECONDS, PERIOD_SECONDS, TICK_SECONDS, Hurry, QuietTimes
 
 
 def test_a_member_is_quiet_from_the_first_question_that_is_not_answered() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning, Position
 from trainer.training.steps.read_order import ReadOrder
 

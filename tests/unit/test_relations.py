@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 
 PROGRAM = "trainer.examples.digits:Digits"
 

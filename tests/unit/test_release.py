@@ -10,7 +10,7 @@ import pytest
 import trainer.__main__
 from trainer.__main__ import read_present_config, why_out
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.release import MissedRelease, own_release, reject_missed_release
 from trainer.run.replaced import Replaced, reject_replaced
 

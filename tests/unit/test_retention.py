@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.retention import HOUR, CheckpointInfo, Retention, is_sound
 
 

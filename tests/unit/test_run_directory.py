@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import read_record, write_record
-from trainer.run.selection import apply_selection
+from trainer.run.selections.selection import apply_selection
 from trainer.telemetry.status import Status
 
 

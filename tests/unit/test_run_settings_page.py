@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from fleet.site.run_settings_page import FIT, PAGE, SETTINGS, page
-from trainer.core.config import DECLARED, Config
-from trainer.core.setting import Setting
+from trainer.core.settings.config import DECLARED, Config
+from trainer.core.settings.setting import Setting
 
 
 def test_page_is_as_the_code_has_it() -> None:

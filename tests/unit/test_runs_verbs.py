@@ -34,7 +34,7 @@ from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_json_output as answers
 from tests.unit.test_upkeep import make, train
 from trainer.__main__ import main
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import write_record
 

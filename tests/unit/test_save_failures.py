@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainer.core.failures import StalePath, UserError
-from trainer.run import save_failures
 from trainer.run.directory import RunDirectory
-from trainer.run.save_failures import SaveFailed, SaveFailures
+from trainer.run.saves import save_failures
+from trainer.run.saves.save_failures import SaveFailed, SaveFailures
 
 LIMIT = 60.0
 

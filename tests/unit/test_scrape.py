@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.cluster.member import MemberState
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.telemetry import metrics

@@ -24,16 +24,16 @@ from tests.unit.test_evaluator import write_checkpoint
 from tests.unit.test_sweep import sigterm
 from trainer.check import read_settings
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, UserError
-from trainer.core.search_space import SearchSpace
+from trainer.core.settings.config import Config, ConfigError
+from trainer.core.settings.search_space import SearchSpace
 from trainer.core.signals import StopRequest
 from trainer.core.states import RunState
-from trainer.run import queue_changes, search
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
-from trainer.run.search import Search
-from trainer.run.selection import apply_selection, selected_sweep
+from trainer.run.selections import queue_changes, search
+from trainer.run.selections.search import Search
+from trainer.run.selections.selection import apply_selection, selected_sweep
 from trainer.tasks import server, sweep
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.sweep import describe_sweep, read_sweep

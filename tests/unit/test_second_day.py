@@ -34,7 +34,7 @@ from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
-from trainer.cluster import draining
+from trainer.cluster.members import draining
 
 TASKS = [
     Task("chief", 0, "head", "192.0.2.10", 2222, server=False),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.run.selection import apply_selection
+from trainer.run.selections.selection import apply_selection
 
 
 def config(shared: Path) -> Config:

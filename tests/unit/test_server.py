@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainer.cluster.remote_commands import ASKED
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.telemetry.goodput import COUNTED
 

@@ -19,14 +19,14 @@ from fleet.run import Run
 from fleet.site.sweep_file import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.signals import MAKE_ROOM, StopRequest
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.run.selection import apply_selection, selected_sweep
-from trainer.run.sweep import Point, Sweep
+from trainer.run.selections.selection import apply_selection, selected_sweep
+from trainer.run.selections.sweep import Point, Sweep
 from trainer.tasks import evaluator, server, sweep
 from trainer.tasks.sweep import train_point
 from trainer.telemetry.outlets.systemd import Notifier

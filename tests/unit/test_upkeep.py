@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 
 from trainer.__main__ import main
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.core.states import RunState
-from trainer.run import copies, queue_changes, upkeep
+from trainer.run import copies, upkeep
 from trainer.run.copies import find_damage
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import this_process
 from trainer.run.records import read_record, write_record
+from trainer.run.selections import queue_changes
 from trainer.telemetry.status import Status, read_status
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import grpc
 import pytest
 
-from trainer.cluster import way_probe, way_reader
-from trainer.cluster.heartbeat import is_refusal
 from trainer.cluster.member import Member, MemberState
+from trainer.cluster.members.heartbeat import is_refusal
 from trainer.cluster.probe import METHOD, PADDING, digest
-from trainer.cluster.way_probe import Ways, try_way
-from trainer.cluster.way_reader import WayReader
-from trainer.cluster.ways import (
+from trainer.cluster.reach import way_probe, way_reader
+from trainer.cluster.reach.way_probe import Ways, try_way
+from trainer.cluster.reach.way_reader import WayReader
+from trainer.cluster.reach.ways import (
     CONFIRMED,
     Way,
     broken,

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import ConfigError
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import ConfigError
+from trainer.core.settings.strategies import STRATEGIES
 from trainer.core.task_id import TaskId
 
 # Jobs of the data service, which TensorFlow's strategies know nothing of.

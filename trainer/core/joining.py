@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 COUNTED = {
     "input_position": "the places of input_position: exact are those of a number of parts",

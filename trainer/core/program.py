@@ -16,7 +16,7 @@ from trainer.core.contracts import Model, Program
 from trainer.core.failures import UserError, explain, is_the_programs
 from trainer.core.layer_names import count_names_again
 from trainer.core.own_frames import is_user_file
-from trainer.core.parameters import describe_values
+from trainer.core.settings.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
 
 log = logging.getLogger(__name__)

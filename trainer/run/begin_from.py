@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import ConfigError
-from trainer.core.formats import SOURCE
+from trainer.core.settings.config import ConfigError
+from trainer.core.settings.formats import SOURCE
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import write_record
 

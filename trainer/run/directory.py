@@ -18,9 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.core.parameters import describe_values
+from trainer.core.settings.config import Config
+from trainer.core.settings.parameters import describe_values
 from trainer.core.states import RunState
 from trainer.run.catalogue import SET_ASIDE, Catalogue
 from trainer.run.records import names_in, read_record, write_record

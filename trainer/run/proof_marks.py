@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.release import SUMS
 
 # What the caller adds: a digest of sandbox and environment, and the file of the marks that count for it.

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure
+from trainer.core.settings.config import Config
 from trainer.run.records import read_record
 
 SUMS = "SHA256SUMS"  # a line for each file: its hash, two spaces, its name

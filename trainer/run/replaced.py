@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.records import read_record
 from trainer.run.release import StaysOut
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 HOUR = 3600.0
 # The weights may have become NaN in the very step whose loss was still a number.

@@ -15,9 +15,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
-from trainer.core.formats import RUN_NAME
+from trainer.core.settings.config import Config
+from trainer.core.settings.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.copies import (
     COMING,
@@ -37,9 +37,9 @@ from trainer.run.copies import (
 )
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
-from trainer.run.queue_changes import read_or_none
 from trainer.run.records import read_record, sync, write_record
-from trainer.run.selection import read_selection, sweep_of
+from trainer.run.selections.queue_changes import read_or_none
+from trainer.run.selections.selection import read_selection, sweep_of
 
 # A lease that was not renewed for so many times its length is nobody's, by the storage's own clock.
 LEASES = 2

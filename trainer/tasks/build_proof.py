@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.contracts import Program, Strategy
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_the_programs
 from trainer.core.own_frames import own_lines
 from trainer.core.program import program_file
+from trainer.core.settings.config import Config
 from trainer.process.children import end_orphans
 from trainer.process.fork_server import Forked, ForkServer
 from trainer.process.warm_start import adopt_orphans
@@ -174,10 +174,10 @@ def build(config: Config, program: Program, cluster: ClusterConfig | None, point
     from trainer.telemetry.logs import load_tensorflow
 
     tf = load_tensorflow()
-    from trainer.training.declared_tables import name_declared_tables
-    from trainer.training.input import element_spec_of
+    from trainer.training.data.input import element_spec_of
     from trainer.training.keras.adapters import keras_of
     from trainer.training.steps.model import make_model
+    from trainer.training.tables.declared_tables import name_declared_tables
 
     of = f" of {point}" if point else ""
     if point:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.final_write import make_final_write
-from trainer.cluster.membership import Membership
+from trainer.cluster.members.membership import Membership
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
 from trainer.core.own_frames import exception_info
 from trainer.core.program import load_program, program_file
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import RunState
 from trainer.report.html import PageWriter

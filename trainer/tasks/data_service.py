@@ -19,13 +19,13 @@ from typing import Any
 
 from trainer.cluster.probe import SERVICE_METHODS, answers
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import TRY_AGAIN
+from trainer.core.settings.config import Config
 from trainer.run.catalogue import SET_ASIDE
 from trainer.run.directory import LeasedDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record, write_record
-from trainer.run.selection import selected_sweep
+from trainer.run.selections.selection import selected_sweep
 from trainer.tasks.server import RUN_POLL_SECONDS, SELF_CHECK_SECONDS, follow_run
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.outlets.systemd import Notifier

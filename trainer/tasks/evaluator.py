@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
-from trainer.core.config import Config, ConfigError
 from trainer.core.contracts import Program
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
 from trainer.core.memory_limit import check_room
 from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, load_program, program_file
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.states import Phase
 from trainer.process.supervisor import NEEDED
 from trainer.report.html import PageWriter
-from trainer.run.checkpoint_reader import read_model
 from trainer.run.directory import RunDirectory
 from trainer.run.records import numbers_of, read_record, write_record
-from trainer.run.selection import sweep_or_none
+from trainer.run.saves.checkpoint_reader import read_model
+from trainer.run.selections.selection import sweep_or_none
 from trainer.telemetry.counters import Counters
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.metrics import MetricsCollector
@@ -279,11 +279,11 @@ class Evaluator:
     def __init__(
         self, program: Program, directory: RunDirectory, best_metric: str = "", counters: Counters | None = None
     ) -> None:
-        from trainer.training.dynamic.served import ServedTables
+        from trainer.training.data.input import eval_dataset
         from trainer.training.evaluation import Results, check_test_step
-        from trainer.training.export import bytes_of_checkpoint, lacks_evaluation
-        from trainer.training.input import eval_dataset
+        from trainer.training.exports.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.keras.adapters import keras_of
+        from trainer.training.tables.dynamic.served import ServedTables
 
         self._directory = directory
         if (newest := directory.catalogue.newest()) is not None:
@@ -308,8 +308,8 @@ class Evaluator:
         """
         import tensorflow as tf
 
-        from trainer.training.row_restores import reading
-        from trainer.training.steps.outputs import fetch_numbers
+        from trainer.training.measures.outputs import fetch_numbers
+        from trainer.training.tables.row_restores import reading
 
         started = time.monotonic()
         # Looked at before and after: it may be removed, or saved again, while it is read.

@@ -7,8 +7,8 @@ import logging
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.remote_commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.program import load_program
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease, check_lease
@@ -66,7 +66,7 @@ def finish_export(directory: RunDirectory, config: Config, step: int, notifier: 
             return
         phases.enter(Phase.SAVING)
         load_tensorflow()
-        from trainer.training.export import export_what_is_due, not_exported
+        from trainer.training.exports.export import export_what_is_due, not_exported
 
         wrong = export_what_is_due(lambda: load_program(config.program, config.program_args), directory, step)
         check_lease(lease)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import JOBS, ClusterConfig, naming
-from trainer.core.config import ConfigError
+from trainer.core.settings.config import ConfigError
 
 HOSTS = {job: f"{job}_hosts" for job in JOBS}
 

@@ -25,11 +25,11 @@ from trainer.run.lease import check_lease
 from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import WAIT_POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import render_metrics
-from trainer.training.data_service import DataService
-from trainer.training.declared_tables import name_declared_tables
+from trainer.training.data.data_service import DataService
 from trainer.training.evaluation import make_evaluation, reject_best_metric
-from trainer.training.export import export_what_is_due, make_export_due, not_exported
-from trainer.training.export_trial import try_export
+from trainer.training.exports.export import export_what_is_due, make_export_due, not_exported
+from trainer.training.exports.export_trial import try_export
+from trainer.training.exports.reserved import least_bytes
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
@@ -39,11 +39,11 @@ from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
 from trainer.training.loop.epochs import EndWithTheData, Epochs
 from trainer.training.loop.fit import train_with_fit
 from trainer.training.placement import report_placement
-from trainer.training.reserved import least_bytes
 from trainer.training.steps.local import LocalStepRunner
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.steps.runner import StepRunner
 from trainer.training.strategies import make_strategy
+from trainer.training.tables.declared_tables import name_declared_tables
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig, free_addresses
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED
 from trainer.core.runtime import prepare_tensorflow
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config, ConfigError
+from trainer.core.settings.strategies import STRATEGIES
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.evaluator import run_evaluator
 from trainer.telemetry.logs import load_tensorflow, set_up_logging

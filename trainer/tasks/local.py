@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig, free_addresses
-from trainer.core.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
 from trainer.core.runtime import NO_GPU, PS_ENVIRONMENT
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
+from trainer.core.settings.strategies import STRATEGIES
 from trainer.process.fork_server import PARENT, ForkServer
 from trainer.process.gpus import list_gpus, share_gpus
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import apply_selection, sweep_or_none
+from trainer.run.selections.selection import apply_selection, sweep_or_none
 from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask, say
 from trainer.telemetry.outlets.prometheus import ADDRESS
 from trainer.telemetry.status import describe, read_status

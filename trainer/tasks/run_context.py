@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.membership import Membership
-from trainer.core.config import Config
+from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Program
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease

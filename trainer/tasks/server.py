@@ -14,20 +14,20 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from trainer.cluster.fence import limit_waits
-from trainer.cluster.growth import Growing
+from trainer.cluster.members.fence import limit_waits
+from trainer.cluster.members.growth import Growing
 from trainer.cluster.probe import answers, incarnation
+from trainer.cluster.reach.way_probe import Ways
+from trainer.cluster.reach.ways import CHIEF, targets
 from trainer.cluster.remote_commands import ASKED, received
 from trainer.cluster.spec import ClusterConfig
-from trainer.cluster.way_probe import Ways
-from trainer.cluster.ways import CHIEF, targets
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, TRY_AGAIN, is_stale, naming_port
+from trainer.core.settings.config import Config, ConfigError
 from trainer.process.server_library import load_server_library
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.release import StaysOut
-from trainer.run.selection import selected_sweep
+from trainer.run.selections.selection import selected_sweep
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.resources import record_resources
 

@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 from trainer.cluster.remote_commands import COMING_SECONDS, shut_down_servers
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config, ConfigError
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.signals import MAKE_ROOM, StopRequest, leave_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.selection import selected_sweep, sweep_or_none
-from trainer.run.sweep import Sweep
+from trainer.run.selections.selection import selected_sweep, sweep_or_none
+from trainer.run.selections.sweep import Sweep
 from trainer.tasks.coordinator import run_coordinator
 from trainer.telemetry.metrics import MetricsCollector
 from trainer.telemetry.outlets.systemd import Notifier

@@ -8,10 +8,9 @@ import time
 from typing import Any
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.formation import MembershipChanged
-from trainer.cluster.membership import Membership
+from trainer.cluster.members.formation import MembershipChanged
+from trainer.cluster.members.membership import Membership
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.contracts import Program
 from trainer.core.failures import (
     CheckpointMismatch,
@@ -27,6 +26,7 @@ from trainer.core.failures import (
 )
 from trainer.core.program import program_file
 from trainer.core.repeated_failures import RepeatedFailures
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory

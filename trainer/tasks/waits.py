@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 
-from trainer.cluster.draining import away_for_a_reboot
-from trainer.cluster.formation import names
+from trainer.cluster.members.draining import away_for_a_reboot
+from trainer.cluster.members.formation import names
 from trainer.cluster.probe import SERVICE_METHODS, silent
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, Stopped, UserError
+from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest, end_when_asked
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.core.config import Config, ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention

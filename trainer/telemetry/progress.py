@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.catalogue import Manifest
 from trainer.run.directory import RunDirectory

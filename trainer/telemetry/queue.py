@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import RunState
-from trainer.run.queue import REMOVED, Queue, QueueEntry
-from trainer.run.queue_changes import read_or_none
-from trainer.run.selection import read_selection
+from trainer.run.selections.queue import REMOVED, Queue, QueueEntry
+from trainer.run.selections.queue_changes import read_or_none
+from trainer.run.selections.selection import read_selection
 from trainer.telemetry.status import lay_out, render_metrics
 from trainer.telemetry.sweep import read_point
 

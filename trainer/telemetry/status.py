@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config
-from trainer.core.parameters import describe_values
+from trainer.core.settings.config import Config
+from trainer.core.settings.parameters import describe_values
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.records import numbers_of, read_record, write_record

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config, ConfigError
-from trainer.core.parameters import describe_values
+from trainer.core.settings.config import Config, ConfigError
+from trainer.core.settings.parameters import describe_values
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.run.search import RecordedSearch
-from trainer.run.selection import read_selection, sweep_of
-from trainer.run.sweep import PRUNED, Point, Sweep
+from trainer.run.selections.search import RecordedSearch
+from trainer.run.selections.selection import read_selection, sweep_of
+from trainer.run.selections.sweep import PRUNED, Point, Sweep
 from trainer.telemetry.status import lay_out, read_status, render_metrics
 
 ENDS = (RunState.FINISHED, PRUNED, RunState.FAILED)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import (
     DataIterator,
     Dataset,
@@ -29,19 +28,20 @@ from trainer.core.contracts import (
 )
 from trainer.core.failures import UserError, explain
 from trainer.core.program import reject_own_function
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
 from trainer.telemetry.outlets.tensorboard import EventWriter
 from trainer.telemetry.status import render_metrics
-from trainer.training.export import lacks_evaluation
-from trainer.training.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
+from trainer.training.data.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
+from trainer.training.data.places import tensors_in
+from trainer.training.exports.export import lacks_evaluation
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, pieces, reached
+from trainer.training.measures.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, pieces, reached
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.outside import reject_changing_shapes
-from trainer.training.places import tensors_in
-from trainer.training.steps.outputs import fetch_numbers
 
 log = logging.getLogger(__name__)
 OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"

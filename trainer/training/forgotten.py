@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Tensor, Traced, Trackable
 from trainer.core.variables import flatten
-from trainer.training.atomic_updates import WRITING
 from trainer.training.outside import handles_of, name_of
 from trainer.training.tf_internals.graphs import called_graphs, owner_of
+from trainer.training.updates.atomic_updates import WRITING
 
 log = logging.getLogger(__name__)
 CHANGING = (*WRITING, "LookupTableInsert", "LookupTableRemove", "LookupTableImport")

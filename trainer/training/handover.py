@@ -22,12 +22,12 @@ import tensorflow as tf
 from trainer.core.contracts import Model, Tensor, Trackable, Variable
 from trainer.core.failures import first_line
 from trainer.core.variables import bytes_of, flatten
-from trainer.run.checkpoint_reader import slot_in
 from trainer.run.data_position import Position
-from trainer.run.snapshot import Copies, copy_each
-from trainer.training.dynamic.tables import DynamicTables, destroy
+from trainer.run.saves.checkpoint_reader import slot_in
+from trainer.run.saves.snapshot import Copies, copy_each
 from trainer.training.handover_records import OWN, HandoverRecords, device
 from trainer.training.placement import server_of
+from trainer.training.tables.dynamic.tables import DynamicTables, destroy
 from trainer.training.tf_internals.graphs import resource_names
 
 log = logging.getLogger(__name__)

@@ -16,20 +16,20 @@ from typing import Any, TypeGuard
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Model, Program, Variable
 from trainer.core.failures import UserError, first_line, is_the_programs
-from trainer.core.formats import SOURCE
 from trainer.core.program import build_model
+from trainer.core.settings.config import Config
+from trainer.core.settings.formats import SOURCE
 from trainer.core.variables import flatten
 from trainer.run.directory import RunDirectory
 from trainer.training.handover import walk
 from trainer.training.keras.adapters import keras_of
-from trainer.training.optimizers import averaged, of_optimizers
 from trainer.training.placement import name_of
-from trainer.training.row_restores import open_checkpoint
 from trainer.training.steps.runner import StepRunner
+from trainer.training.tables.row_restores import open_checkpoint
 from trainer.training.tf_internals.variables import full_names, moving_average
+from trainer.training.updates.optimizers import averaged, of_optimizers
 
 log = logging.getLogger(__name__)
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from trainer.core.contracts import Tensor, Traced, Variable
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import WRITING
 from trainer.training.tf_internals.graphs import outermost
-from trainer.training.transfers import SENT
+from trainer.training.updates.atomic_updates import WRITING
+from trainer.training.updates.transfers import SENT
 
 
 def reject_uses(step: Traced, states: Iterable[Variable], metrics: Iterable[Variable], what: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 
 def make_partitioner(config: Config, servers: int) -> Any:

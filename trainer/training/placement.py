@@ -9,8 +9,8 @@ import logging
 import re
 from typing import Any
 
-from trainer.core.config import Config
 from trainer.core.contracts import Model, Variable
+from trainer.core.settings.config import Config
 from trainer.core.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)

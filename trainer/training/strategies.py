@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.config import Config
 from trainer.core.contracts import Strategy
 from trainer.core.failures import naming_port
+from trainer.core.settings.config import Config
 from trainer.training.partitioners import make_partitioner
 from trainer.training.tf_internals.workers import connected_workers, forget_traces
 

@@ -18,8 +18,8 @@ from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
 from fleet.site.topology import MAX_ENVIRONMENT_STRING, Topology, tf_config
 from trainer.cluster.spec import JOBS
-from trainer.core.config import Config
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config
+from trainer.core.settings.strategies import STRATEGIES
 
 # More vacant places for each present member are no machines that went, but a mistyped index.
 MAX_VACANT = 10

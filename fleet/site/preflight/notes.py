@@ -22,8 +22,8 @@ from fleet.site.wireguard import (
     is_encrypted,
 )
 from trainer.cluster.spec import JOBS
-from trainer.core.config import Config
-from trainer.core.strategies import STRATEGIES
+from trainer.core.settings.config import Config
+from trainer.core.settings.strategies import STRATEGIES
 
 
 def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:

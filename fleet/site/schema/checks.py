@@ -11,8 +11,8 @@ from fleet.site.schema import formats
 from fleet.site.schema.definition import RUN_SETTINGS, Variable, definition, meant_group, meant_variable
 from fleet.site.schema.inventory_reading import InventoryReading, read
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from trainer.core.config import Config, ConfigError, key_problem
-from trainer.core.setting import unknown_key
+from trainer.core.settings.config import Config, ConfigError, key_problem
+from trainer.core.settings.setting import unknown_key
 
 # TF_CONFIG, which every task gets, has room for some 5,000 members.
 MAX_HOSTS = 10_000

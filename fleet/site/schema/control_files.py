@@ -23,8 +23,8 @@ from fleet.site.schema.checks import our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, show
-from trainer.core.formats import PROGRAM_NAME
 from trainer.core.program import REQUIRED
+from trainer.core.settings.formats import PROGRAM_NAME
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
 _BRINGS_IN = re.compile(r"(-e|-r|-c|--editable|--requirement|--constraint)\b")

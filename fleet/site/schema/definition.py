@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleet.site.schema.formats import FORMATS
-from trainer.core.config import Config
-from trainer.core.search_space import is_number, is_whole
+from trainer.core.settings.config import Config
+from trainer.core.settings.search_space import is_number, is_whole
 
 # Ansible imports this again in the process of each host's task, and jsonschema takes most of that time.
 if TYPE_CHECKING:

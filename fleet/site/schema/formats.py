@@ -11,7 +11,7 @@ import string
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from trainer.core.formats import NO_URL, URL
+from trainer.core.settings.formats import NO_URL, URL
 
 MAX_HOST_NAME = 64
 MAX_PATH = 200  # systemd's name of a mount, in which a dash takes four characters, has room for 255

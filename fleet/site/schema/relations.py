@@ -1,7 +1,7 @@
 """Values of an inventory that are right alone and senseless together: each relation with the sentence that refuses it.
 
 What decides which tasks there are is `fleet/site/preflight/`'s, and what the run settings say among
-themselves `trainer/core/config.py`'s.
+themselves `trainer/core/settings/config.py`'s.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from fleet.site.schema.checks import HIDDEN, our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.inventory_reading import NOWHERE, InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show
-from trainer.core.config import Config
-from trainer.core.formats import SOURCE
+from trainer.core.settings.config import Config
+from trainer.core.settings.formats import SOURCE
 
 # Roles of psfleet call them; the list in the inventory takes the place of the default.
 NEEDED_PACKAGES = ("acl", "nftables", "rsync")

@@ -21,7 +21,7 @@ from fleet.site.schema.inventory_files import (
     variable_files,
 )
 from fleet.site.schema.problems import Problem, show
-from trainer.core.parameters import plain_number
+from trainer.core.settings.parameters import plain_number
 
 GROUP_KEYS = ("hosts", "children", "vars")
 _MAX_BYTES = 5_000_000

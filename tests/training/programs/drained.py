@@ -5,6 +5,6 @@ from pathlib import Path
 
 from three import Three as Three
 
-from trainer.cluster import draining
+from trainer.cluster.members import draining
 
 draining.DRAINED = Path(os.environ["DRAINED_TASKS"])

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import testing
 
-from trainer.training.dynamic.hashing import owner_of
+from trainer.training.tables.dynamic.hashing import owner_of
 
 BATCH, IDS, KNOWN, STRIDE, NEW = 64, 8, 2_000, 1_000_003, 64
 GROUPS, OF_A_GROUP, OF_A_BATCH = 8, 1024, 128  # batches, and keys

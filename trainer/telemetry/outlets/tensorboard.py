@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.core.config import Config
 from trainer.core.failures import first_line
-from trainer.core.parameters import describe_value
+from trainer.core.settings.config import Config
+from trainer.core.settings.parameters import describe_value
 from trainer.telemetry.events import describe_event
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import RunState
 from trainer.run.records import to_json
 from trainer.telemetry.status import Status, render_metrics

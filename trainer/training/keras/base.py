@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import (
     Callback,
     ElementSpec,
@@ -19,7 +18,8 @@ from trainer.core.contracts import (
     Trackable,
     Variable,
 )
-from trainer.training.dynamic.tables import DynamicTables
+from trainer.core.settings.config import Config
+from trainer.training.tables.dynamic.tables import DynamicTables
 
 SPARSE = tf.RaggedTensorSpec | tf.SparseTensorSpec
 NOT_COMPILED = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import (
     Callback,
     ElementSpec,
@@ -20,12 +19,14 @@ from trainer.core.contracts import (
     Trackable,
     Variable,
 )
-from trainer.training.constraints import reject_split_constraints
-from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.export_tables import UNTRACKED, track_tables
+from trainer.core.settings.config import Config
+from trainer.training.exports.export_tables import UNTRACKED, track_tables
 from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call, shapes_of_metrics
-from trainer.training.one_update import gather
-from trainer.training.optimizers import (
+from trainer.training.tables.dynamic.tables import DynamicTables
+from trainer.training.tables.row_updates import has_keras_step, update_by_rows
+from trainer.training.updates.constraints import reject_split_constraints
+from trainer.training.updates.one_update import gather
+from trainer.training.updates.optimizers import (
     averaged,
     build_optimizer,
     forget_children,
@@ -35,7 +36,6 @@ from trainer.training.optimizers import (
     share_among_workers,
     treat_as_whole,
 )
-from trainer.training.row_updates import has_keras_step, update_by_rows
 
 log = logging.getLogger(__name__)
 

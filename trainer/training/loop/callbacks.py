@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Optimizer, Program
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.run.callback_store import NotStorable, encode
 from trainer.training.keras.adapters import keras_of
 

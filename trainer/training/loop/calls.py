@@ -10,7 +10,7 @@ from trainer.core.states import RunState
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.scheduler import Schedule
-from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import Call, StepRunner
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.formation import MembershipChanged
-from trainer.cluster.membership import Membership
-from trainer.core.config import Config
+from trainer.cluster.members.formation import MembershipChanged
+from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Structure
 from trainer.core.failures import Infrastructure, StalePath, Stopped
-from trainer.run.checkpoints import SLOW_SECONDS
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
+from trainer.run.saves.checkpoints import SLOW_SECONDS
 from trainer.telemetry.progress import Progress
 from trainer.training.handover import Handover
 from trainer.training.loop.account import Account

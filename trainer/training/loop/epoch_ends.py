@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 
 @dataclass

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import Callback, Model, Structure
+from trainer.core.settings.config import Config
 from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import attributes, keys_of, library_of
 from trainer.training.loop.controller import Controller
-from trainer.training.steps.outputs import fetch_numbers
+from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trainer.cluster.deadlines import Phases
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from trainer.cluster.deadlines import Phases
-from trainer.cluster.formation import MembershipChanged
-from trainer.cluster.membership import Membership
-from trainer.core.config import Config
+from trainer.cluster.members.formation import MembershipChanged
+from trainer.cluster.members.membership import Membership
 from trainer.core.failures import Stopped, UserError
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter

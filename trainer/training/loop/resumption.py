@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trainer.cluster.membership import Membership
-from trainer.core.config import Config
-from trainer.run.checkpoints import Checkpoints
+from trainer.cluster.members.membership import Membership
+from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoints import Checkpoints
 from trainer.telemetry.progress import Progress
 from trainer.training.handover import Handover
 from trainer.training.steps.runner import StepRunner

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable, Mapping
 
 from trainer.cluster.deadlines import Phases
-from trainer.core.config import Config
 from trainer.core.failures import Infrastructure, StalePath, UserError
+from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
-from trainer.run.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
+from trainer.run.saves.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
-from trainer.training.row_restores import reading
-from trainer.training.row_saves import snapshots_of
 from trainer.training.steps.runner import StepRunner
+from trainer.training.tables.row_restores import reading
+from trainer.training.tables.row_saves import snapshots_of
 
 
 class Saves:

@@ -12,7 +12,7 @@ import math
 import statistics
 from typing import Protocol
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 CALL_SECONDS = 0.5
 GROWTH = 10  # a size that was measured badly must not lead to a call of minutes

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Operation, Tensor, Traced
 from trainer.core.failures import UserError
-from trainer.training.atomic_updates import MUTEX_OPERATIONS, WRITING, in_turn, sources
-from trainer.training.metrics import READING
-from trainer.training.staleness import BEGAN, SCOPE, WEIGHT
+from trainer.training.measures.metrics import READING
+from trainer.training.measures.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
-from trainer.training.table_lookups import GIVING, lookups_of
+from trainer.training.tables.table_lookups import GIVING, lookups_of
 from trainer.training.tf_internals.graphs import APART, is_stateful, nodes_of
-from trainer.training.transfers import handles_of
+from trainer.training.updates.atomic_updates import MUTEX_OPERATIONS, WRITING, in_turn, sources
+from trainer.training.updates.transfers import handles_of
 
 READS = ("ReadVariableOp", "ResourceGather")
 # Beside what has no state, what may come before a read: it changes nothing that a step trains.

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 from trainer.core.contracts import Model, Strategy, Traced, Variable
-from trainer.training.asked_rows import AskedRows
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.input_wait import InputWait
 from trainer.training.keras.adapters import keras_of
-from trainer.training.learning_rate import LearningRate
-from trainer.training.metrics import CallMetrics, metrics_of, pieces
-from trainer.training.staleness import Staleness
+from trainer.training.measures.input_wait import InputWait
+from trainer.training.measures.metrics import CallMetrics, metrics_of, pieces
+from trainer.training.measures.staleness import Staleness
 from trainer.training.steps.reports import Report, Reports
 from trainer.training.steps.runner import Call
+from trainer.training.tables.asked_rows import AskedRows
+from trainer.training.tables.dynamic.tables import DynamicTables
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.learning_rate import LearningRate
 
 
 class CallAccounts:

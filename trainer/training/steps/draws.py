@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 
 
 def draw_seed(config: Config) -> int:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic
 
-from trainer.core.config import Config
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
 from trainer.run.file_list import File, FileList
 from trainer.training.steps.readings import Box, EndOfFiles, Readings, WorkerReading

@@ -9,22 +9,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure
 from trainer.core.failures import UserError
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
-from trainer.run.snapshot import copy_each
-from trainer.training.data_service import DataService
+from trainer.run.saves.snapshot import copy_each
+from trainer.training.data.data_service import DataService
+from trainer.training.data.worker_files import UNWRITABLE, reject_unwritable
 from trainer.training.keras.adapters import keras_of
+from trainer.training.measures.outputs import output_names, outputs_of
 from trainer.training.steps.draws import seeded_by
 from trainer.training.steps.model import make_model
-from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.own_data import OwnData
 from trainer.training.steps.runner import Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.steps.trained import TrainedModel, TrainsModel
-from trainer.training.worker_files import UNWRITABLE, reject_unwritable
 
 
 class LocalStepRunner(TrainsModel):

@@ -8,15 +8,15 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Program, Strategy, Variable
 from trainer.core.program import build_model, reject_own_function
-from trainer.training.dynamic.tables import DynamicTables
 from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.keras3.checkpoint import read_whole_slots
 from trainer.training.keras.keras3.seeds import forget_seeds
 from trainer.training.keras.keras3.shards import train_shards
 from trainer.training.outside import reject_outside_model
-from trainer.training.precision import cast_split_variables, no_loss_scaling
+from trainer.training.tables.dynamic.tables import DynamicTables
+from trainer.training.tables.precision import cast_split_variables, no_loss_scaling
+from trainer.training.tables.whole_weights import building_whole
 from trainer.training.tf_internals.saving import keeping_default_graph
-from trainer.training.whole_weights import building_whole
 
 RESETS = "have `metrics` list what it resets, and keep anything else in a variable of the model that is no metric's"
 

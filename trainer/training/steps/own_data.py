@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy
-from trainer.training.data_service import DataService
-from trainer.training.input import own_train_dataset, replica_element_spec
+from trainer.core.settings.config import Config
+from trainer.training.data.data_service import DataService
+from trainer.training.data.input import own_train_dataset, replica_element_spec
 from trainer.training.steps.draws import draw_seed, seed_for_step
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from trainer.core.config import Config
+from trainer.core.settings.config import Config
 from trainer.run.data_position import FIRST, Beginning, Position
 
 

@@ -11,37 +11,38 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure, Traced, Variable
 from trainer.core.joining import why_at_a_save
+from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
-from trainer.training.data_service import DataService
-from trainer.training.declared_tables import reject_undeclared
-from trainer.training.dynamic.table import giving_rows
-from trainer.training.dynamic.tables import DynamicTables, TablesLeft
-from trainer.training.file_names import matching
+from trainer.training.data.data_service import DataService
+from trainer.training.data.file_names import matching
+from trainer.training.data.given_files import TicketQueue
+from trainer.training.data.large_arrays import reject_large_arrays
+from trainer.training.data.python_calls import look_for_python
+from trainer.training.data.worker_files import WorkerFiles, processes_of, tag_of
 from trainer.training.forgotten import all_of, warn_of_forgotten
-from trainer.training.given_files import TicketQueue
 from trainer.training.keras.adapters import keras_of
-from trainer.training.large_arrays import reject_large_arrays
+from trainer.training.measures.outputs import output_names, outputs_of
 from trainer.training.metric_uses import reject_uses
 from trainer.training.outside import reject_changing_shapes, reject_outside
-from trainer.training.python_calls import look_for_python
 from trainer.training.release_resources import Iterators
-from trainer.training.row_updates import may_deduplicate_lookups
 from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.calls_in_flight import CallsInFlight
 from trainer.training.steps.draws import draw_seed
 from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.model import make_model
-from trainer.training.steps.outputs import output_names, outputs_of
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.steps.runner import CALL_POLL_SECONDS, Call
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import metric_pieces, trace_step
 from trainer.training.steps.trained import TrainedModel, TrainsModel
 from trainer.training.steps.workers_data import WorkersData
-from trainer.training.table_lookups import deduplicated_lookups
+from trainer.training.tables.declared_tables import reject_undeclared
+from trainer.training.tables.dynamic.table import giving_rows
+from trainer.training.tables.dynamic.tables import DynamicTables, TablesLeft
+from trainer.training.tables.row_updates import may_deduplicate_lookups
+from trainer.training.tables.table_lookups import deduplicated_lookups
 from trainer.training.tf_internals.joining import add_worker, announce, known_workers, taken_in
 from trainer.training.tf_internals.workers import (
     WorkerStates,
@@ -53,7 +54,6 @@ from trainer.training.tf_internals.workers import (
     worker_threads,
     workers_out,
 )
-from trainer.training.worker_files import WorkerFiles, processes_of, tag_of
 
 # Between workers and ps each round of a call's loop costs messages of its own, which short steps feel. Each worker
 # optimises the graph of a round before its first step: so many operations take it some seconds.

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.run.checkpoint_state import COORDINATOR
+from trainer.run.saves.checkpoint_state import COORDINATOR
 
 MAX_REPORTS = 1 << 20
 

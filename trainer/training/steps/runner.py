@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Variable
 from trainer.run.data_position import Position
-from trainer.run.snapshot import Copies, Take, take_value
-from trainer.training.dynamic.tables import DynamicTables
+from trainer.run.saves.snapshot import Copies, Take, take_value
 from trainer.training.release_resources import Iterators
+from trainer.training.tables.dynamic.tables import DynamicTables
 
 CALL_POLL_SECONDS = 0.005
 

@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Graph, Traced
-from trainer.training.atomic_updates import in_turn
-from trainer.training.staleness import SCOPE
-from trainer.training.table_lookups import GIVING
+from trainer.training.measures.staleness import SCOPE
+from trainer.training.tables.table_lookups import GIVING
+from trainer.training.updates.atomic_updates import in_turn
 
 COPIED_BYTES = 1 << 24
 

@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import DataIterator, ElementSpec, Strategy, Tensor, Traced, Variable
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.dynamic.tables import DynamicTables
-from trainer.training.learning_rate import LearningRate
-from trainer.training.metrics import MetricStates
+from trainer.training.measures.metrics import MetricStates
 from trainer.training.steps.ahead import CopyAhead
 from trainer.training.steps.reports import Reports
 from trainer.training.steps.step_copy import StepCopy
+from trainer.training.tables.dynamic.tables import DynamicTables
 from trainer.training.tf_internals.datasets import type_in
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.learning_rate import LearningRate
 
 Take = Callable[..., list[tf.Tensor]]  # does steps with these arguments, one unless `steps` says how many
 Done = tuple[tf.Tensor, list[Tensor], Any]  # how many steps, what ends with them, and the last one's outputs

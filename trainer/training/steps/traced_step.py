@@ -11,17 +11,17 @@ import tensorflow as tf
 
 from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
-from trainer.training.asked_rows import AskedRows
-from trainer.training.atomic_updates import AtomicUpdates
-from trainer.training.first_trace import FirstTrace
-from trainer.training.input_wait import InputWait
 from trainer.training.keras.adapters import keras_of
-from trainer.training.learning_rate import LearningRate
-from trainer.training.metrics import metrics_of, pieces
-from trainer.training.precision import no_loss_scaling
-from trainer.training.staleness import Staleness
-from trainer.training.steps.outputs import outputs_of, problem
-from trainer.training.transfers import sending_together
+from trainer.training.measures.input_wait import InputWait
+from trainer.training.measures.metrics import metrics_of, pieces
+from trainer.training.measures.outputs import outputs_of, problem
+from trainer.training.measures.staleness import Staleness
+from trainer.training.tables.asked_rows import AskedRows
+from trainer.training.tables.precision import no_loss_scaling
+from trainer.training.updates.atomic_updates import AtomicUpdates
+from trainer.training.updates.first_trace import FirstTrace
+from trainer.training.updates.learning_rate import LearningRate
+from trainer.training.updates.transfers import sending_together
 
 
 def one_step(

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable, Collection
 
 from trainer.core.contracts import Model, Trackable, Variable
-from trainer.run.snapshot import Copies, Take, take_value
-from trainer.training.dynamic.tables import DynamicTables
+from trainer.run.saves.snapshot import Copies, Take, take_value
+from trainer.training.tables.dynamic.tables import DynamicTables
 
 
 @dataclasses.dataclass(frozen=True)

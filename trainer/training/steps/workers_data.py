@@ -9,15 +9,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
 from trainer.core.failures import EmptyPart, UserError
-from trainer.training.arrivals import Arrivals
-from trainer.training.data_service import DataService
-from trainer.training.file_sizes import FileSizes
-from trainer.training.given_files import GivenFiles, TicketQueue
-from trainer.training.input import replica_element_spec, train_dataset_fn
-from trainer.training.places import ENDLESS
+from trainer.core.settings.config import Config
+from trainer.training.data.arrivals import Arrivals
+from trainer.training.data.data_service import DataService
+from trainer.training.data.file_sizes import FileSizes
+from trainer.training.data.given_files import GivenFiles, TicketQueue
+from trainer.training.data.input import replica_element_spec, train_dataset_fn
+from trainer.training.data.places import ENDLESS
+from trainer.training.data.worker_files import UNWRITABLE, WorkerFiles, reject_unwritable
 from trainer.training.steps.division import Division, part_of
 from trainer.training.steps.draws import seed_for_step
 from trainer.training.steps.file_order import FileOrder
@@ -25,7 +26,6 @@ from trainer.training.steps.read_order import ReadOrder
 from trainer.training.tf_internals.datasets import elements_of, iterator_handles, iterator_type_spec, type_in
 from trainer.training.tf_internals.joining import Newcomer, divide_again
 from trainer.training.tf_internals.per_worker import extend
-from trainer.training.worker_files import UNWRITABLE, WorkerFiles, reject_unwritable
 
 
 class WorkersData:

@@ -11,7 +11,7 @@ from trainer.training.keras.base import is_of, shapes_of_metrics
 from trainer.training.keras.keras3.checks import reject_model, reject_splits
 from trainer.training.keras.keras3.optimizers import exclude_shards, optimizers_of
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, train_shards
-from trainer.training.one_update import gather_keras3
+from trainer.training.updates.one_update import gather_keras3
 
 
 def prepare(model: Model) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.config import Config
 from trainer.core.contracts import (
     Callback,
     ElementSpec,
@@ -21,7 +20,7 @@ from trainer.core.contracts import (
     Variable,
 )
 from trainer.core.failures import UserError
-from trainer.training.dynamic.tables import DynamicTables
+from trainer.core.settings.config import Config
 from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw
@@ -30,7 +29,8 @@ from trainer.training.keras.keras3.optimizers import averaged, begin_averages, o
 from trainer.training.keras.keras3.row_updates import update_by_rows
 from trainer.training.keras.keras3.seeds import drawing
 from trainer.training.keras.keras3.steps import Step
-from trainer.training.steps.outputs import flat
+from trainer.training.measures.outputs import flat
+from trainer.training.tables.dynamic.tables import DynamicTables
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.training.keras.keras3.optimizers import optimizers_of
-from trainer.training.row_updates import Update, by_rows, changes_rows, check_lazy, is_same, replace_update
-from trainer.training.rows import own, place_of
-from trainer.training.table_lookups import lookups_of
+from trainer.training.tables.row_updates import Update, by_rows, changes_rows, check_lazy, is_same, replace_update
+from trainer.training.tables.table_lookups import lookups_of
+from trainer.training.updates.rows import own, place_of
 
 
 def update_by_rows(model: Model, *, lazy: bool = False) -> None:

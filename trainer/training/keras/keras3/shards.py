@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
-from trainer.training.table_lookups import rows_of
+from trainer.training.tables.table_lookups import rows_of
+from trainer.training.tables.whole_weights import whole_variables
 from trainer.training.tf_internals.saving import list_h5_weights
-from trainer.training.whole_weights import whole_variables
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 LOOKS_UP_ROWS = "_looks_up_rows"

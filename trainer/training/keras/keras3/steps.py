@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Operation, Structure, Tensor, Variable
 from trainer.core.failures import UserError
-from trainer.training.constraints import KEPT
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
-from trainer.training.metrics import READING
-from trainer.training.steps.outputs import flat
+from trainer.training.measures.metrics import READING
+from trainer.training.measures.outputs import flat
 from trainer.training.tf_internals.graphs import called_graphs, is_read_since_writes
 from trainer.training.tf_internals.seeds import keras3_seeds_drawn
 from trainer.training.tf_internals.variables import beneath
+from trainer.training.updates.constraints import KEPT
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 ADDED = ("Add", "AddN", "AddV2")

@@ -1,0 +1,198 @@
+"""Restores checkpoints, and sets those aside that are damaged."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+from trainer.core.contracts import Model
+from trainer.core.failures import CheckpointMismatch, Infrastructure, UserError, first_line, is_infrastructure
+from trainer.run.catalogue import Catalogue
+from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState, Reading, RestoredTables
+from trainer.run.saves.save_failures import STORAGE
+
+log = logging.getLogger(__name__)
+MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
+# What an optimizer of tf_keras keeps, in the names of its variables. In a checkpoint these have numbers alone.
+SLOT = re.compile(
+    r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
+)
+
+
+class LeftOut(Protocol):
+    """Variables whose values stay in a checkpoint."""
+
+    def read(self, prefix: str, keys: Mapping[int, str]) -> None: ...
+
+
+class CheckpointReader:
+    """Restores a run's state from its catalogue."""
+
+    def __init__(self, catalogue: Catalogue, state: CheckpointState, on_set_aside: Callable[[str], None]) -> None:
+        """`on_set_aside` is called for each bad checkpoint that is found."""
+        self._catalogue = catalogue
+        self._state = state
+        self._on_set_aside = on_set_aside
+
+    def read(self, step: int) -> None:
+        """Restore the checkpoint that another member has restored; raises Infrastructure when it can't be read."""
+        import tensorflow as tf
+
+        prefix = self._catalogue.prefix(step)
+        try:
+            check_fit(self._state.read(prefix))
+        except (tf.errors.OpError, OSError, IndexError) as error:
+            raise Infrastructure(f"cannot read {prefix}: {error}") from error
+
+    def restore(self, steps: Sequence[int] | None = None) -> int | None:
+        """Restore the newest good checkpoint, of these steps or of all; returns its step, None without any.
+
+        Every variable, optimizer slots included, must exist already: nothing may be left for later, and nothing may
+        be left over. A bad checkpoint is set aside: it may neither stand in the way of a new one of the same step
+        nor be kept instead of a good one. Raises UserError when the model does not fit the checkpoint, or all are
+        bad; Infrastructure when the storage fails.
+        """
+        catalogue = self._catalogue
+        catalogue.finish_replacements()
+        for step in catalogue.unreadable():
+            self._set_aside(step, catalogue.check(step))
+        for step in reversed(catalogue.steps() if steps is None else steps):
+            if wrong := catalogue.check(step) or self._damage(catalogue.prefix(step)):
+                self._set_aside(step, wrong)
+                continue
+            log.info("restored %s", catalogue.prefix(step))
+            return step
+        # Also at the next start: a run that has lost its training must not begin again as if it were new.
+        if damaged := catalogue.set_aside_files():
+            raise UserError(
+                f"none of the checkpoints in {catalogue.path} can be read "
+                f"(set aside: {', '.join(path.name for path in damaged)}): put a good one there, with its manifest, "
+                "or start again with another --run NAME"
+            )
+        return None
+
+    def _damage(self, prefix: str) -> str:
+        """Restore a checkpoint; returns what is wrong with its files, nothing where it is restored."""
+        import tensorflow as tf
+
+        try:
+            check_fit(self._state.read(prefix))
+            self._state.restore_tables(prefix)
+        except (AssertionError, ValueError) as error:
+            raise mismatch(prefix, error) from error
+        except (tf.errors.OpError, IndexError) as error:
+            if is_infrastructure(error):
+                raise
+            if isinstance(error, tf.errors.InvalidArgumentError):
+                raise mismatch(prefix, error) from error
+            if not is_damage(error):
+                raise Infrastructure(f"cannot read {prefix}: {error}") from error
+            return first_line(error)
+        return ""
+
+    def _set_aside(self, step: int, wrong: str) -> None:
+        aside = self._catalogue.set_aside(step)
+        log.warning("the checkpoint %s is bad and set aside as %s: %s", self._catalogue.prefix(step), aside.name, wrong)
+        self._on_set_aside(f"{aside.name}: {wrong}")
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether a checkpoint's files were read and are wrong, rather than could not be read."""
+    import tensorflow as tf
+
+    errors = tf.errors
+    if isinstance(error, (IndexError, errors.DataLossError, errors.OutOfRangeError)):
+        return True
+    # What TensorFlow's reader of the index raises is of no particular kind.
+    return type(error) is errors.OpError and not str(error).rstrip().endswith(STORAGE)
+
+
+def read_model(
+    directory: RunDirectory,
+    model: Model,
+    step: int,
+    tables: RestoredTables | None = None,
+    left_out: LeftOut | None = None,
+    reading: Reading = nullcontext,
+) -> None:
+    """Restore the weights of a model that has no strategy, without its optimizer, and its tables.
+
+    `reading` is that of CheckpointState.
+
+    Raises tf.errors.OpError or IndexError when the checkpoint can't be read, perhaps because it was just removed.
+    """
+    import tensorflow as tf
+
+    prefix = directory.catalogue.prefix(step)
+    try:
+        with reading(prefix):
+            status = tf.train.Checkpoint(model=model).read(prefix).assert_existing_objects_matched()
+        status.expect_partial()
+        if left_out is not None:
+            left_out.read(prefix, saved_keys(status))
+        if tables is not None:
+            tables.restore(prefix)
+    except (AssertionError, ValueError) as error:
+        raise mismatch(prefix, error) from error
+
+
+def saved_keys(status: Any) -> dict[int, str]:
+    """Return the names that values have in a checkpoint that was read, by the identity of their variables."""
+    read = status._checkpoint
+    nodes = enumerate(read.object_graph_proto.nodes)
+    return {
+        id(read.object_by_proto_id[number]): each.checkpoint_key
+        for number, node in nodes
+        for each in node.attributes
+        if number in read.object_by_proto_id
+    }
+
+
+def check_fit(status: Any) -> None:
+    """Raise AssertionError where a checkpoint that was read has too little, or something that nobody has.
+
+    A momentum that nobody has was never written: an SGD without momentum makes none where it updates rows alone.
+    """
+    check_slots(status._checkpoint)
+    try:
+        status.assert_consumed()
+    except AssertionError:
+        read = status._checkpoint
+        nodes = enumerate(read.object_graph_proto.nodes)
+        left = [each for number, node in nodes for each in node.attributes if number not in read.object_by_proto_id]
+        if not all("/_variables/" in each.checkpoint_key and MOMENTUM.match(each.full_name) for each in left):
+            raise
+        status.assert_existing_objects_matched()
+
+
+def slot_in(path: str, name: str) -> str:
+    """Return which slot of an optimizer of tf_keras a variable is, by its path in a checkpoint and its name, or ""."""
+    found = SLOT.search(name) if "/_variables/" in path else None
+    return found[1] if found else ""
+
+
+def check_slots(read: Any) -> None:
+    """Raise AssertionError where an optimizer's variables got the values of another optimizer's."""
+    for number, node in enumerate(read.object_graph_proto.nodes):
+        name = str(getattr(read.object_by_proto_id.get(number), "name", ""))
+        for each in node.attributes:
+            saved, now = (slot_in(each.checkpoint_key, one) for one in (each.full_name, name))
+            if saved and now and saved != now:
+                raise AssertionError(f"the optimizer's {each.full_name} is now {name}: the optimizer is another one")
+
+
+def what_differs(error: Exception) -> str:
+    """Return the line of an error that says which value differs, of a function's the one behind its heading."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return next((line for line in lines if "shape" in line or "tensor_name" in line), lines[0]).rstrip(".")
+
+
+def mismatch(prefix: str, error: Exception) -> CheckpointMismatch:
+    return CheckpointMismatch(
+        f"the checkpoint {prefix} does not fit the model: {what_differs(error)}. "
+        "A changed model needs a new run: start it with another --run NAME"
+    )

@@ -1,0 +1,1 @@
+"""What is trained: the run, sweep or search that an operator chose, and the queue."""

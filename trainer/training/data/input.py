@@ -1,0 +1,495 @@
+"""Each worker's part of the data.
+
+Under parameter servers TensorFlow traces the dataset function once and tells every worker that it is pipeline 0 of 1,
+so `shard` does nothing. The context made here tells the truth: its pipeline number is a tensor that TensorFlow fills
+in for the worker that runs the traced function, also when it runs it again on a worker that came back. One trace
+serves any number of workers (docs/decisions/0001-one-trace-for-all-workers.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Dataset, ElementSpec, Program, Strategy
+from trainer.core.failures import UserError, explain
+from trainer.core.program import program_file
+from trainer.core.settings.config import Config
+from trainer.run.data_position import Beginning
+from trainer.training.data.data_service import DataService
+from trainer.training.data.file_names import names_of, patterns_of
+from trainer.training.data.given_files import GivenFile, GivenFiles
+from trainer.training.data.large_arrays import reject_large_arrays
+from trainer.training.data.other_data import fix_of
+from trainer.training.data.places import file_after_file, pass_after_pass
+from trainer.training.data.python_calls import has_python
+from trainer.training.data.worker_files import (
+    THIS,
+    WorkerFiles,
+    kept_apart,
+    left_out,
+    own_files,
+    rejecting_files_in_service,
+    tag_of,
+)
+from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, refusing_loops
+
+log = logging.getLogger(__name__)
+Found = Callable[[Sequence[str]], object]
+
+POLICIES = {
+    "auto": tf.data.experimental.AutoShardPolicy.AUTO,
+    "file": tf.data.experimental.AutoShardPolicy.FILE,
+    "data": tf.data.experimental.AutoShardPolicy.DATA,
+    "off": tf.data.experimental.AutoShardPolicy.OFF,
+}
+# What makes batches, of the size that is its second input, and what makes others of them.
+BATCHING = ("BatchDataset", "BatchDatasetV2", "PaddedBatchDataset", "PaddedBatchDatasetV2", "ParallelBatchDataset")
+UNBATCHING = ("UnbatchDataset", "RebatchDataset", "RebatchDatasetV2")
+PYTHON_IN_PIPELINE = (
+    "has Python in its pipeline (from_generator, py_function or numpy_function). Under parameter_server the workers' "
+    "servers run no Python: it would run in the coordinator, for all of them, or hang. Read files instead "
+    "(TFRecordDataset, TextLineDataset) and use TensorFlow's own operations in map; or choose a strategy whose "
+    "processes run the program themselves: multi_worker_mirrored, mirrored or one_device"
+)
+PYTHON_IN_SERVICE = (
+    "has Python in its pipeline (from_generator, py_function or numpy_function), and input is service: the hosts of "
+    "the group data run TensorFlow's operations alone. Use those in map, and read files; or set input: local"
+)
+DATASET_FROM_OUTSIDE = (
+    "uses a tf.data.Dataset that was made before, which lives in the coordinator: under parameter_server make the "
+    "whole dataset in this method, so that each worker makes its own (arrays and tensors may come from outside)"
+)
+RESOURCE_FROM_OUTSIDE = (
+    "uses a lookup table, a variable or a random generator that lives in the coordinator: workers would ask there for "
+    "every element, or find nothing. Make it in build_model, which is called in the strategy's scope"
+)
+NO_FILES = (
+    "asks for no files, and input_sharding: dynamic gives them out one by one: begin with context.files(PATTERN), "
+    "which gives the name of the file to be read; or leave input_sharding out"
+)
+TRACED = (
+    "the method is traced, once for all workers. So a worker's number, and what a dataset gives, is a tensor: use it "
+    "in tf.data, as in dataset.shard(context.num_input_pipelines, context.input_pipeline_id). A length and a loop over "
+    "data belong in the constructor, and a layer's adapt in build_model (docs/input.md)"
+)
+# What Python and TensorFlow say of a tensor, or of a call, that has no number while it is traced.
+NEEDS_NUMBERS = ("ymbolic", "Tensor", "indices must be integers", "eager mode", "inside a `tf.function`")
+
+
+class InputContext(tf.distribute.InputContext):
+    """TensorFlow's context, with a seed for what a program draws by itself, and its files (docs/input.md)."""
+
+    def __init__(
+        self,
+        pipelines: int = 1,
+        number: Any = 0,
+        replicas: int = 1,
+        seed: Any = 0,
+        given: GivenFile | None = None,
+        found: Found = lambda names: None,
+    ) -> None:
+        """With a `given` file that is all there is to read. `found` is given the names of all parts' files."""
+        super().__init__(pipelines, number, replicas)
+        self._seed = seed
+        self._given = given
+        self._found = found
+        self.gave_seed = False
+        """Whether the program has asked for the seed."""
+
+    def files(self, pattern: str | Sequence[str]) -> tf.data.Dataset:
+        """Return the names of this part's files, of those that match a pattern, or one of several, as "/data/train-*".
+
+        With `input_sharding: dynamic` that is one file, and this is asked for each. Else the names are shuffled.
+        Python lists them, once for all workers: TensorFlow would pass over a folder that can't be read. Workers list
+        themselves what is on disks of their own, and the coordinator's host lacks.
+        """
+        if self._given is not None:
+            return self._given.dataset(pattern)
+        names = names_of(patterns_of(pattern), elsewhere=not tf.executing_eagerly(), found=self._found)
+        names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
+        return names.shuffle(tf.maximum(names.cardinality(), 1))
+
+    @property
+    def seed(self) -> Any:
+        """Another number below 2^31 for each part and each reading of it, as an integer tensor; 0 of an evaluation."""
+        self.gave_seed = True
+        return self._seed
+
+
+# The context of a program that must give all its data.
+WHOLE = InputContext()
+
+
+@dataclasses.dataclass(frozen=True)
+class DataPass:
+    """Which part of the data is read once more, and in which order: that of this seed and of the reading's number.
+
+    The run's first reading has the number 0. Where they are not `seeded`, each iterator draws its own order.
+    `goes_on` says that the reading begins where the one before was.
+    """
+
+    pipelines: int
+    part: Any
+    replicas: int
+    seed: Any
+    number: Any
+    seeded: bool = True
+    goes_on: bool = False
+    given: GivenFile | None = None
+    found: Found = lambda names: None
+
+    def ask(self, program: Program, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
+        """Return what the program's `train_dataset`, which `call` calls, gives of it."""
+        both = tf.stack([tf.cast(self.seed, tf.int64), tf.cast(self.part, tf.int64)])
+        number = tf.cast(self.number, tf.int64)
+        folded = tf.random.experimental.stateless_fold_in(both, number)
+        drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
+        context = InputContext(self.pipelines, self.part, self.replicas, drawn, self.given, self.found)
+        with drawing_from(drawn if self.seeded else None, number) as draws:
+            dataset = call(context)
+        if not (draws or context.gave_seed or self.goes_on):
+            warn_of_one_order(type(program).__name__)
+        return dataset
+
+
+@functools.cache
+def warn_of_one_order(name: str) -> None:
+    """Say once in a process that a program shuffles nothing."""
+    log.warning(
+        "%s.train_dataset shuffles nothing: each start and each fault reads the head of a part again, and its tail may "
+        "never be trained. Shuffle the names of the files, and examples; or set input_position: exact, which "
+        "parameter_server has (docs/input.md)",
+        name,
+    )
+
+
+def train_dataset_fn(
+    program: Program,
+    workers: int,
+    strategy: Strategy,
+    begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
+    service: DataService | None = None,
+    *,
+    seeded: bool = True,
+    exact: bool = False,
+    batches: Callable[[int | None], object] = lambda size: None,
+    files: WorkerFiles | None = None,
+    given: GivenFiles | None = None,
+    found: Found = lambda names: None,
+    part_of: Callable[[int], int] = lambda worker: worker,
+) -> Callable[[], Dataset]:
+    """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
+
+    `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
+    With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
+    and the batch. Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them. With a
+    `service` that one reads, for all workers. `batches` is given the size of the program's batches, where it is known.
+    `files` are those that the workers write. `found` is given the names of those that they divide, in order. Where
+    files are `given` out one by one, the iterator gives the ticket, and the examples taken of its file. `part_of` has
+    the number of a worker's part.
+    """
+
+    def part(_: object = None) -> tf.data.Dataset:
+        if service is not None:
+            dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
+        elif given is not None:
+            dataset = files_train_dataset(program, strategy, given)
+        else:
+            dataset = worker_train_dataset(
+                program,
+                workers,
+                strategy,
+                begins,
+                seeded=seeded,
+                exact=exact,
+                files=files,
+                found=found,
+                part_of=part_of,
+            )
+        batches(batch_size(tf.compat.v1.get_default_graph()))
+        return dataset
+
+    def dataset_fn() -> Dataset:
+        return part() if strategy.num_replicas_in_sync == 1 else strategy.distribute_datasets_from_function(part)
+
+    return tf.function(dataset_fn, autograph=False)
+
+
+def service_train_dataset(
+    program: Program,
+    strategy: Strategy,
+    begins: Callable[[int], Beginning],
+    service: DataService,
+    *,
+    seeded: bool = True,
+) -> tf.data.Dataset:
+    """Return what one worker is given of the data that the data service reads, without end; call it while tracing.
+
+    The data service divides the data: the program gives all of them. It repeats them as well, so that its job never
+    ends: those that train would have to agree on when the next one begins.
+    """
+    seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
+    whole = DataPass(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
+    with rejecting_files_in_service(f"{type(program).__name__}.train_dataset"):
+        dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
+    return service.read(check_pipeline(program, "train_dataset", dataset))
+
+
+def worker_train_dataset(
+    program: Program,
+    workers: int,
+    strategy: Strategy,
+    begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
+    *,
+    seeded: bool = True,
+    exact: bool = False,
+    files: WorkerFiles | None = None,
+    found: Found = lambda names: None,
+    part_of: Callable[[int], int] = lambda worker: worker,
+) -> tf.data.Dataset:
+    """Return one worker's part of the training data, without end; call it while tracing a dataset function.
+
+    A batch is what one replica gets.
+    """
+    number = tf.distribute.coordinator.experimental_get_current_worker_index()
+    numbers = for_each_worker(lambda worker: [*dataclasses.astuple(begins(worker)), part_of(worker)], 4)
+    seed, first, taken, own = tf.unstack(numbers)
+
+    def read(turn: tf.Tensor) -> tf.data.Dataset:
+        # Replicas of one worker: workers don't wait for each other.
+        part = DataPass(workers, own, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
+        return part.ask(program, functools.partial(call_program, program, "train_dataset"))
+
+    what = f"{type(program).__name__}.train_dataset"
+    if exact:
+        with left_out(what, "with input_position: exact each pass is read in an order of its own"):
+            dataset = pass_after_pass(read, first, taken)
+    else:
+        with kept_apart((files or WorkerFiles()).for_worker(number), what):
+            dataset = read(first).repeat()
+    return check_pipeline(program, "train_dataset", dataset)
+
+
+def files_train_dataset(program: Program, strategy: Strategy, given: GivenFiles) -> tf.data.Dataset:
+    """Return what one worker reads of the files that it is given, without end; call it while tracing."""
+
+    def read(file: GivenFile) -> tf.data.Dataset:
+        whole = DataPass(1, 0, strategy.num_replicas_in_sync, 0, file.order, goes_on=True, given=file)
+        dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
+        if not file.pattern:
+            raise UserError(f"{type(program).__name__}.train_dataset {NO_FILES}")
+        given.named(file.pattern)
+        return dataset
+
+    with left_out(f"{type(program).__name__}.train_dataset", "each file is read once a pass, by any worker"):
+        dataset = file_after_file(read, given.tickets(), waits=given.waits)
+        return check_pipeline(program, "train_dataset", dataset)
+
+
+def batch_size(graph: Any) -> int | None:
+    """Return the size of the batches of a pipeline that was traced there; None where it has none, or several.
+
+    A dataset's type has it only where the last batch, which may be smaller, is dropped.
+    """
+    found = [
+        None if operation.type in UNBATCHING else tf.get_static_value(operation.inputs[1])
+        for operation in graph.get_operations()
+        if operation.type in (*BATCHING, *UNBATCHING)
+    ]
+    sizes = {None if size is None else int(size) for size in found}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def trace_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Call the program's `eval_dataset` while tracing a function that workers will run.
+
+    Raises UserError where the program uses a worker's number in Python, or Python in the pipeline.
+    """
+    why = "a part of the evaluation is read once, by any worker"
+    with evaluating(), left_out(f"{type(program).__name__}.eval_dataset", why):
+        return check_pipeline(program, "eval_dataset", call_program(program, "eval_dataset", context))
+
+
+def evaluating() -> contextlib.AbstractContextManager[Any]:
+    """Have evaluations read in one order, also in processes whose TensorFlow has another seed."""
+    return drawing_from(tf.constant(0, tf.int64), tf.constant(0, tf.int64))
+
+
+def call_program(program: Program, method: str, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Call the method; raises UserError where it uses in Python what has no number while it is traced."""
+    # AutoGraph would convert the program's whole train_dataset, or, switched off, not even `map` functions.
+    with converting_as_ever(), refusing_loops():
+        try:
+            dataset = getattr(program, method)(context)
+        except (TypeError, AttributeError, RuntimeError, tf.errors.OperatorNotAllowedInGraphError) as error:
+            if any(words in str(error) for words in NEEDS_NUMBERS):
+                raise UserError(f"{explain(error, program_file(program))} ({TRACED})") from error
+            raise
+    return check_dataset(program, method, dataset)
+
+
+def check_pipeline(program: Program, method: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Return a dataset that is traced by now; raises UserError where workers can't run it."""
+    graph = tf.compat.v1.get_default_graph()
+    reject_large_arrays(graph, f"{type(program).__name__}.{method}", kept_once=graph)
+    problem = find_problem(graph, dataset)
+    if problem:
+        raise UserError(f"{type(program).__name__}.{method} {problem}")
+    return dataset
+
+
+def find_problem(graph: Any, dataset: tf.data.Dataset) -> str:
+    """Say what a pipeline, traced in a FuncGraph, needs that a worker's server does not have; nothing if it can run."""
+    definition = graph.as_graph_def()
+    if has_python(definition):
+        return PYTHON_IN_PIPELINE
+    # What TensorFlow puts in for each worker, such as a table made in the strategy's scope, is not among these.
+    outside = [tensor for tensor, _ in graph.captures if not tf.is_symbolic_tensor(tensor)]
+    outside.append(tf.data.experimental.to_variant(dataset))
+    for tensor in outside:
+        if tensor.dtype == tf.variant and not tf.is_symbolic_tensor(tensor):
+            return DATASET_FROM_OUTSIDE
+        if tensor.dtype == tf.resource and "/job:ps/" not in tensor.device:
+            return RESOURCE_FROM_OUTSIDE
+    return ""
+
+
+def uses_python(dataset: tf.data.Dataset) -> bool:
+    """Return whether an eager dataset's pipeline calls Python, which stays in this process."""
+    definition = tf.compat.v1.GraphDef()
+    definition.ParseFromString(dataset._as_serialized_graph().numpy())
+    return has_python(definition)
+
+
+def own_train_dataset(
+    config: Config,
+    program: Program,
+    strategy: Strategy,
+    service: DataService | None = None,
+    seed: int = 0,
+    step: int = 0,
+) -> Dataset:
+    """Return the program's training data, without end, distributed over the replicas of a strategy that trains here.
+
+    `step` is where the training begins to read them.
+
+    With `input_sharding: program` the program divides its data by TensorFlow's own context and its batches go to one
+    replica each. Otherwise it gives the whole data, TensorFlow divides that by the policy, and a batch is the global
+    one: TensorFlow splits it over all replicas. A program that sizes its batches with
+    `context.get_per_replica_batch_size(GLOBAL_BATCH)` takes the same steps either way.
+    """
+
+    one_pass = functools.partial(own_part, config, program, service, seed, step)
+
+    def endless(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return one_pass(context).repeat()
+
+    def served(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        dataset = one_pass(context)
+        if uses_python(dataset):
+            raise UserError(f"{type(program).__name__}.train_dataset {PYTHON_IN_SERVICE}")
+        assert service is not None
+        return service.read(dataset)
+
+    if service is not None:
+        return strategy.distribute_datasets_from_function(served)
+    if config.input_sharding == "program":
+        return strategy.distribute_datasets_from_function(endless)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = POLICIES[config.input_sharding]
+    dataset = endless(WHOLE).with_options(options)
+    if not config.traits.in_step or config.input_sharding not in ("auto", "file"):
+        return strategy.experimental_distribute_dataset(dataset)
+    return by_file(strategy, dataset, config.input_sharding)
+
+
+def own_part(
+    config: Config,
+    program: Program,
+    service: DataService | None,
+    seed: int,
+    step: int,
+    context: tf.distribute.InputContext,
+) -> tf.data.Dataset:
+    """Return one pass over the part of the data that a context is for."""
+    pipelines, number = context.num_input_pipelines, context.input_pipeline_id
+    part = DataPass(pipelines, number, context.num_replicas_in_sync, seed, step, config.seed is not None)
+    what = f"{type(program).__name__}.train_dataset"
+    files = own_files(tag_of(config.shared_dir, config.run), number, range(pipelines))
+    with kept_apart(files, what) if service is None else rejecting_files_in_service(what):
+        return part.ask(program, lambda own: check_dataset(program, "train_dataset", program.train_dataset(own)))
+
+
+def by_file(strategy: Strategy, dataset: tf.data.Dataset, policy: str) -> Dataset:
+    """Have TensorFlow divide a dataset by its files; raises UserError where there are too few."""
+    try:
+        distributed = strategy.experimental_distribute_dataset(dataset)
+        # Too few files show only here, and only where no other member waits for this one. A shuffle fills for it.
+        next(iter(distributed))
+    except (tf.errors.NotFoundError, tf.errors.InvalidArgumentError, StopIteration) as error:
+        raise UserError(
+            f"input_sharding: {policy}: {why_not_by_file(error)}. Divide the data into at least as many "
+            "files as there are workers (chief and workers), or set input_sharding to data (each worker reads "
+            "everything and keeps its part) or program"
+        ) from error
+    return distributed
+
+
+def why_not_by_file(error: Exception) -> str:
+    """Say why a dataset could not be divided by files; the member without a file just sees no data."""
+    if isinstance(error, StopIteration):
+        return "there is no file for this worker"
+    if "unshardable" in str(error):
+        return "train_dataset reads no files"
+    found = re.search(r"only has (\d+) file", str(error))
+    if found is None:
+        raise error
+    return f"train_dataset reads fewer files ({found[1]}) than there are workers"
+
+
+def element_spec_of(program: Program, strategy: Strategy) -> ElementSpec:
+    """Return what one replica gets of a program's training data; nothing is read. Raises UserError."""
+    traced: Any = train_dataset_fn(program, 1, strategy)
+    return replica_element_spec(traced.get_concrete_function().structured_outputs)
+
+
+def replica_element_spec(dataset: Dataset) -> ElementSpec:
+    """Return what one replica gets from a (distributed) dataset, of several replicas the first."""
+
+    def of_one(spec: ElementSpec) -> ElementSpec:
+        return spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+
+    return tf.nest.map_structure(of_one, dataset.element_spec)
+
+
+def eval_dataset(program: Program) -> tf.data.Dataset:
+    """Return the program's whole evaluation data, read by this process alone."""
+    return own_eval_dataset(program, WHOLE)
+
+
+def own_eval_dataset(program: Program, context: tf.distribute.InputContext) -> tf.data.Dataset:
+    """Return a part of the program's evaluation data, read by this process."""
+    files = own_files(f"evaluation-{THIS}", context.input_pipeline_id, range(context.num_input_pipelines))
+    with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
+        return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(context)))
+
+
+def check_finite(program: Program, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
+    return dataset
+
+
+def check_dataset(program: Program, method: str, dataset: Dataset) -> tf.data.Dataset:
+    if not isinstance(dataset, tf.data.Dataset):
+        what = f"{type(program).__name__}.{method} returned {type(dataset).__name__}, not a tf.data.Dataset of batches"
+        raise UserError(": ".join(filter(None, [what, fix_of(dataset)])))
+    return dataset

@@ -1,0 +1,1 @@
+"""Exports: the model as a SavedModel, whole or shard by shard. `export_changes` beside this applies changes."""

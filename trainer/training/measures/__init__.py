@@ -1,0 +1,1 @@
+"""What steps return and what is measured of them: metrics, waits, and how old the weights were."""

@@ -1,0 +1,354 @@
+"""Incremental saves of large variables: what has changed since the save before, row by row, with links to the rest.
+
+    checkpoints/ckpt-<step>{.index,.data-*}                                    all but the large variables
+    checkpoints/ckpt-<step>.table-_base.0-of-1.000000{.index,.data-*}          links: the last whole checkpoint
+    checkpoints/ckpt-<step>.table-_rows.<ps>-of-<ps in all>.<save>{.index,...} rows of each ps that have changed since
+
+A ps keeps its copy of a large variable after a save, and the next save compares: whatever has changed a row, it is
+found. Rows count as equal if their bits are. docs/decisions/0244 says why; row_restores.py reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Tensor, Variable
+from trainer.core.settings.config import Config
+from trainer.core.variables import bytes_of
+from trainer.run.saves.checkpoint_state import COORDINATOR
+from trainer.run.saves.snapshot import Snapshot, copy_each, no_copy_yet, take_value
+from trainer.training.tables.row_restores import BASE, ROWS, RowRange, base_files, key_of, row_files
+from trainer.training.tf_internals.graphs import outermost
+from trainer.training.tf_internals.saving import saving_by
+
+log = logging.getLogger(__name__)
+MIN_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
+COMPARED_BYTES = 1 << 22  # at once; with more, no faster
+MAX_WRITTEN_SHARE = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
+BITS = {
+    tf.float16: tf.int16,
+    tf.bfloat16: tf.int16,
+    tf.float32: tf.int32,
+    tf.float64: tf.int64,
+    tf.int32: tf.int32,
+    tf.int64: tf.int64,
+}
+
+
+@dataclasses.dataclass
+class ComparedVariable:
+    """A variable, or a shard of one, whose rows are compared."""
+
+    part: RowRange
+    """Of which rows of which tensor of a checkpoint."""
+    variable: Variable
+    copy: Variable
+    """What was written last, on the same ps."""
+    changed: Variable
+    """The numbers of the rows that differed from it."""
+    empty: Variable
+    """In the place of the copy, where a checkpoint is written without it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PreviousRowSave:
+    """What an incremental save builds on: the save before it."""
+
+    prefix: str
+    increments: int
+    """How many incremental saves there were since the whole one."""
+    written: int
+    """How many bytes of rows these have written."""
+
+
+class RowSnapshot(Snapshot):
+    """A snapshot whose copies of large variables stay on the ps, to be compared with at the next save."""
+
+    def __init__(
+        self,
+        write: Callable[[Any], Any],
+        step: Variable,
+        copy: Callable[..., None] = copy_each,
+        *,
+        incremental_saves: int,
+        io_device: str | None = None,
+    ) -> None:
+        """After each whole save there may be so many incremental ones.
+
+        `io_device` writes where the ps share no path.
+        """
+        self._most, self._io_device = incremental_saves, io_device
+        self._before: PreviousRowSave | None = None
+        self._increment: PreviousRowSave | None = None
+        written: dict[str, list[tuple[str, Tensor]]] = {}
+
+        def write_all(prefix: Tensor) -> Any:
+            with saving_by(noting(written)):
+                return write(prefix)
+
+        super().__init__(write_all, step, copy)
+        self._large = self._find_large(written)
+        if not self._large:
+            return
+        names = {large.part.name for large in self._large}
+
+        def write_rest(prefix: Tensor) -> Any:
+            with saving_by(leaving_out(names)):
+                return write(prefix)
+
+        self._rest = self._trace_of_copies(write_rest)
+        # Else whole tables might be read for nothing.
+        handles = {id(large.copy.handle): large.empty.handle for large in self._large}
+        redirect([self._rest], handles)
+        self._compare = tf.function(self._assign_changes, autograph=False).get_concrete_function()
+        text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
+        self._write_rows = tf.function(self._write_changes, autograph=False).get_concrete_function(text, number)
+        self._drop_rest = tf.function(self._assign_nothing_to_small, autograph=False).get_concrete_function()
+
+    def copy_variables(self) -> int:
+        """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
+        before, self._before, self._increment = self._before, None, None
+        if before is None:
+            return super().copy_variables()
+        step, sizes = (each.numpy() for each in self._compare())
+        rows = zip(sizes, (row_bytes(large.variable) for large in self._large), strict=True)
+        written = before.written + sum(int(size) * width for size, width in rows)
+        self._increment = dataclasses.replace(before, increments=before.increments + 1, written=written)
+        return int(step)
+
+    def write(self, prefix: str) -> None:
+        """Write the copies as the checkpoint of this name, or what has changed with links to the save before."""
+        if not self._large:
+            return super().write(prefix)
+        increment, self._increment = self._increment, None
+        try:
+            if increment is not None and link(increment.prefix, increment.increments - 1, prefix):
+                self._rest(tf.constant(prefix)).numpy()
+                self._write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
+            else:
+                increment = PreviousRowSave(prefix, 0, 0)
+                self._write(tf.constant(prefix)).numpy()
+            in_all = sum(bytes_of(large.variable) for large in self._large)
+            if increment.increments < self._most and increment.written <= MAX_WRITTEN_SHARE * in_all:
+                self._before = dataclasses.replace(increment, prefix=prefix)
+        finally:
+            with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
+                self._drop_rest()
+                if self._before is None:
+                    self._renew_large()
+
+    def start_again(self) -> None:
+        self._before = self._increment = None
+        if self._large:
+            with contextlib.suppress(tf.errors.OpError):
+                self._renew_large()
+
+    def _find_large(self, written: dict[str, list[tuple[str, Tensor]]]) -> list[ComparedVariable]:
+        """Return the large variables among what a checkpoint writes by name, in slices."""
+        copies = {id(variable.handle): (variable, copy) for variable, copy in self._pairs}
+        found = []
+        for name, slices in written.items():
+            read = [copies.get(id(handle_read_by(tensor))) for _, tensor in slices]
+            if all(one is not None and is_large(one[0]) for one in read):
+                for (spec, _), one in zip(slices, read, strict=True):
+                    assert one is not None
+                    variable, copy = one
+                    with tf.device(variable.device):
+                        nothing = tf.zeros([0], tf.int64)
+                        changed = tf.Variable(nothing, trainable=False, shape=tf.TensorShape([None]))
+                    found.append(
+                        ComparedVariable(
+                            RowRange.from_slice(name, spec, int(variable.shape[0])),
+                            variable,
+                            copy,
+                            changed,
+                            no_copy_yet(variable),
+                        )
+                    )
+        return found
+
+    def _assign_changes(self) -> tuple[Tensor, Tensor]:
+        large = {id(one.variable.handle): one for one in self._large}
+        sizes: dict[int, Tensor] = {}
+
+        def take_compared(variable: Variable, source: Any, target: Any) -> Any:
+            number = id(variable.handle)
+            if number not in large:
+                return take_value(variable, source, target)
+            rows = take_changes(variable, source, target)
+            sizes[number] = tf.size(rows, tf.int64)
+            return tf.raw_ops.AssignVariableOp(resource=large[number].changed.handle, value=rows)
+
+        step = self._assign_by(take_compared)
+        return step, tf.stack([sizes[number] for number in large])
+
+    def _write_changes(self, prefix: Tensor, save: Tensor) -> Tensor:
+        devices, written = sorted({large.variable.device for large in self._large}), []
+        for server, device in enumerate(devices):
+            tensors: dict[str, Tensor] = {}
+            for large in self._large:
+                if large.variable.device == device:
+                    with tf.device(device):
+                        rows = large.changed.read_value()
+                        values = tf.raw_ops.ResourceGather(
+                            resource=large.copy.handle, indices=rows, dtype=large.variable.dtype
+                        )
+                        tensors[key_of("rows", large.part)] = rows + large.part.begin
+                        tensors[key_of("values", large.part)] = values
+            with tf.device(self._io_device or device):
+                number = tf.strings.as_string(save, width=6, fill="0")
+                path = tf.strings.join([prefix, f".table-{ROWS}.{server}-of-{len(devices)}.", number])
+                written.append(
+                    tf.raw_ops.SaveV2(
+                        prefix=path,
+                        tensor_names=list(tensors),
+                        shape_and_slices=[""] * len(tensors),
+                        tensors=list(tensors.values()),
+                    )
+                )
+        with tf.control_dependencies(written):
+            return tf.identity(save)
+
+    def _assign_nothing_to_small(self) -> None:
+        large = {id(one.copy) for one in self._large}
+        for _, copy in self._pairs:
+            if id(copy) not in large:
+                with tf.device(copy.device):
+                    tf.raw_ops.AssignVariableOp(resource=copy.handle, value=tf.zeros([0], copy.dtype))
+
+    def _renew_large(self) -> None:
+        """Put other variables in the places of the copies, whose memory is freed.
+
+        TensorFlow copies a variable at each read once rows of it were written: a save would take a third of its bytes.
+        """
+        new = {id(large.copy): no_copy_yet(large.variable) for large in self._large}
+        handles = {id(large.copy.handle): new[id(large.copy)].handle for large in self._large}
+        redirect([self._write, self._copy, self._drop, self._compare, self._write_rows], handles)
+        self._pairs = [(variable, new.get(id(copy), copy)) for variable, copy in self._pairs]
+        for large in self._large:
+            large.copy = new[id(large.copy)]
+
+
+def snapshots_of(config: Config) -> Callable[..., Snapshot] | None:
+    """Return what makes the snapshots of a run with incremental saves; None without them."""
+    if not config.incremental_saves:
+        return None
+    io_device = COORDINATOR if config.local_run_dir else None
+    return partial(RowSnapshot, incremental_saves=config.incremental_saves, io_device=io_device)
+
+
+def noting(written: dict[str, list[tuple[str, Tensor]]]) -> Callable[..., Any]:
+    """Return what notes the tensors that a checkpoint writes: slice and tensor, by name."""
+
+    def save(plain: Any, prefix: Any, names: Any, slices: Any, tensors: Any, name: Any = None) -> Any:
+        for key, spec, tensor in zip(names, slices, tensors, strict=True):
+            written.setdefault(key, []).append((spec, tensor))
+        return plain(prefix, names, slices, tensors, name)
+
+    return save
+
+
+def leaving_out(left: set[str]) -> Callable[..., Any]:
+    """Return what writes a checkpoint without the tensors of these names."""
+    number = 0
+
+    def save(plain: Any, prefix: Any, names: Any, slices: Any, tensors: Any, name: Any = None) -> Any:
+        nonlocal number
+        kept = [one for one in zip(names, slices, tensors, strict=True) if one[0] not in left]
+        if not kept:  # TensorFlow writes no file without a tensor
+            number += 1
+            kept = [(f"_nothing/{number}", "", tf.zeros([0]))]
+        return plain(prefix, *map(list, zip(*kept, strict=True)), name)
+
+    return save
+
+
+def redirect(functions: Sequence[Any], handles: dict[int, Any]) -> None:
+    """Have traced functions use other handles, by the identity of those that they use now."""
+    for function in functions:
+        function.set_external_captures([handles.get(id(one), one) for one in function.captured_inputs])
+
+
+def handle_read_by(tensor: Tensor) -> Any:
+    """Return the handle of the variable whose value a tensor of a graph is; None where it is no variable's value."""
+    operation = tensor.op
+    while operation.type == "Identity":
+        operation = operation.inputs[0].op
+    return outermost(operation.inputs[0]) if operation.type == "ReadVariableOp" else None
+
+
+def is_large(variable: Variable) -> bool:
+    is_matrix = variable.shape.rank == 2 and variable.shape.is_fully_defined()
+    return is_matrix and variable.dtype in BITS and bytes_of(variable) >= MIN_BYTES
+
+
+def row_bytes(variable: Variable) -> int:
+    return math.prod(variable.shape[1:]) * int(variable.dtype.size)
+
+
+def take_changes(variable: Variable, source: Any, target: Any) -> Tensor:
+    """Copy the rows that differ, in what is traced; returns their numbers."""
+    count, width = variable.shape
+    length = max(1, COMPARED_BYTES // row_bytes(variable))
+    times, bits = -(-count // length), BITS[variable.dtype]
+
+    def compare(number: Tensor, found: Any) -> tuple[Tensor, Any]:
+        numbers = tf.range(number * length, tf.minimum((number + 1) * length, count))
+        now, before = (
+            tf.ensure_shape(
+                tf.raw_ops.ResourceGather(resource=one, indices=numbers, dtype=variable.dtype), [None, width]
+            )
+            for one in (source, target)
+        )
+        differs = tf.reduce_any(tf.not_equal(tf.bitcast(now, bits), tf.bitcast(before, bits)), 1)
+        places = tf.where(differs)[:, 0]  # many times as fast as boolean_mask
+        rows = places + number * length
+        tf.raw_ops.ResourceScatterUpdate(resource=target, indices=rows, updates=tf.gather(now, places))
+        return number + 1, found.write(tf.cast(number, tf.int32), rows)
+
+    found = tf.TensorArray(tf.int64, times, infer_shape=False, element_shape=[None])
+    _, found = tf.while_loop(lambda number, _: number < times, compare, (tf.constant(0, tf.int64), found))
+    return found.concat()
+
+
+def link(before: str, increments: int, prefix: str) -> bool:
+    """Link what a save builds on into this one; returns False where that can't be done, and leaves none.
+
+    It has so many `increments` since the whole one.
+    """
+    source, target, linked = Path(before), Path(prefix), list[Path]()
+    try:
+        whole = {f".table-{BASE}.0-of-1.000000{ending}": name for ending, name in whole_files(before).items()}
+        base, rows = (base_files(before) if increments else whole), row_files(before)
+        saves = {name.split(".")[-2] for name in rows.values() if name.endswith(".index")}
+        if before == prefix or not base or len(saves) != increments:
+            return False  # it was removed, or a part of it
+        found = {**base, **rows}
+        for ending, name in found.items():
+            linked.append(target.with_name(target.name + ending))  # also where the answer is lost
+            linked[-1].hardlink_to(source.with_name(name))
+    except (OSError, tf.errors.NotFoundError) as error:
+        log.warning("large variables are saved whole: can't link the files of %s: %s", before, error)
+        for new in linked:
+            new.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def whole_files(prefix: str) -> dict[str, str]:
+    """Return the files of a checkpoint that TensorFlow has written, by what follows its name; none if some are gone."""
+    path = Path(prefix)
+    pattern = re.compile(rf"{re.escape(path.name)}(\.index|\.data-\d+-of-(\d+))")
+    found = [match for one in path.parent.iterdir() if (match := pattern.fullmatch(one.name))]
+    count = max((int(match[2]) for match in found if match[2]), default=0)
+    return {match[1]: match[0] for match in found} if len(found) == 1 + count > 1 else {}

@@ -1,0 +1,1 @@
+"""Updates of variables that several workers train: what an optimizer does to one, and how it is sent."""
