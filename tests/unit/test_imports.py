@@ -14,54 +14,76 @@ import pytest
 
 from bench.imports import FOLDERS, ROOT, cycles, imports, whole
 
-# From the bottom up: the folders of `trainer`, and at the top what users start and name.
-LEVELS = (
-    ("core",),
-    ("run",),
-    ("telemetry",),
-    ("report", "process"),
-    ("cluster",),
-    ("training",),
-    ("tasks",),
-    (
-        "__main__",
-        "check",
-        "command_line",
-        "drill",
-        "examples",
-        "export_run",
-        "gpu_check",
-        "keep_queue",
-        "keep_run",
-        "testing",
+# From the bottom up: the folders of `trainer`, and at the top what users start and name. Then the same within folders.
+# On the level of OTHERS is what no level names.
+OTHERS = "*"
+LEVELS = {
+    "trainer": (
+        ("core",),
+        ("run",),
+        ("telemetry",),
+        ("report", "process"),
+        ("cluster",),
+        ("training",),
+        ("tasks",),
+        (
+            "__main__",
+            "check",
+            "command_line",
+            "drill",
+            "examples",
+            "export_run",
+            "gpu_check",
+            "keep_queue",
+            "keep_run",
+            "testing",
+        ),
     ),
-)
+    "trainer.core": (("settings",), (OTHERS,)),
+    "trainer.run": ((OTHERS,), ("saves", "selections"), ("upkeep",)),
+    "trainer.cluster": ((OTHERS,), ("reach",), ("members",)),
+    "trainer.training": (
+        ("tf_internals", OTHERS),
+        ("data",),
+        ("measures",),
+        ("updates",),
+        ("forgotten", "metric_uses"),
+        ("tables", "keras", "exports"),
+        ("handover",),
+        ("steps",),
+        ("initial_weights",),
+        ("loop", "evaluation"),
+    ),
+}
 HEAVY = ("tensorflow", "keras", "tf_keras", "numpy")
-LEVEL_OF = {name: number for number, names in enumerate(LEVELS) for name in names}
 
 
-def level(module: str) -> int:
-    part = module.split(".")[1]
-    assert part in LEVEL_OF, f"{module}: say in tests/unit/test_imports.py, LEVELS, on which level {part} stands"
-    return LEVEL_OF[part]
+def level(module: str, folder: str) -> int:
+    part = module.removeprefix(f"{folder}.").split(".")[0]
+    level_of = {name: number for number, names in enumerate(LEVELS[folder]) for name in names}
+    found = level_of.get(part, level_of.get(OTHERS))
+    assert found is not None, f"{module}: say in tests/unit/test_imports.py, LEVELS, on which level {part} stands"
+    return found
 
 
-def arrows_up(graph: Mapping[str, set[str]]) -> list[str]:
-    arrows = [(a, b) for a, names in graph.items() for b in names if a != "trainer" != b]
-    return [f"{a} imports {b}, which stands above it" for a, b in arrows if level(a) < level(b)]
+def arrows_up(graph: Mapping[str, set[str]], folder: str = "trainer") -> list[str]:
+    inside = {module for module in graph if module.startswith(f"{folder}.")}
+    arrows = [(a, b) for a in inside for b in graph[a] & inside]
+    return [f"{a} imports {b}, which stands above it" for a, b in sorted(arrows) if level(a, folder) < level(b, folder)]
 
 
 GRAPH = imports(ROOT / "trainer")
 WHOLE = whole()
 
 
-def test_no_import_points_up() -> None:
-    assert arrows_up(GRAPH) == []
+@pytest.mark.parametrize("folder", LEVELS)
+def test_no_import_points_up(folder: str) -> None:
+    assert arrows_up(GRAPH, folder) == []
 
 
 def test_core_imports_no_tensorflow() -> None:
     """Nor a part of it: the control machine has none, and a process forks before it loads it."""
-    sources = (ROOT / "trainer" / "core").glob("*.py")
+    sources = (ROOT / "trainer" / "core").rglob("*.py")
     heavy = {name for path in sources for name in at_import(path) if name.partition(".")[0] in HEAVY}
     assert heavy == set()
 
@@ -106,9 +128,10 @@ def text_of(module: str) -> str:
     return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
 
 
-def test_each_level_is_of_something_that_there_is() -> None:
-    there = {module.split(".")[1] for module in GRAPH if "." in module}
-    assert set(LEVEL_OF) <= there
+@pytest.mark.parametrize("folder", LEVELS)
+def test_each_level_is_of_something_that_exists(folder: str) -> None:
+    names = {f"{folder}.{name}" for names in LEVELS[folder] for name in names if name != OTHERS}
+    assert names <= set(GRAPH)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +151,17 @@ def test_what_points_up_is_found_wherever_it_stands(tmp_path: Path, source: str)
         (path.parent / "__init__.py").touch()
     assert arrows_up(imports(tmp_path / "trainer")) == [
         "trainer.run.records imports trainer.training.fit, which stands above it"
+    ]
+
+
+def test_what_points_up_within_a_folder_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "trainer" / "training"
+    for name, text in {"data/input.py": "from trainer.training.steps import runner", "steps/runner.py": ""}.items():
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text(text)
+        (folder / name).with_name("__init__.py").touch()
+    assert arrows_up(imports(tmp_path / "trainer"), "trainer.training") == [
+        "trainer.training.data.input imports trainer.training.steps.runner, which stands above it"
     ]
 
 
