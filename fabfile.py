@@ -12,7 +12,6 @@ if not sys.flags.dont_write_bytecode:
     sys.dont_write_bytecode = False  # Invoke forbids it, and each call would compile Ansible and the kit again
 
 # What one verb alone needs, it imports itself: half of the time of a `fab status` goes into imports.
-from fleet import decision
 from fleet.command_line import (
     MEANWHILE,
     PLAN,
@@ -27,6 +26,7 @@ from fleet.command_line import (
     verb,
     whole_number,
 )
+from fleet.planning import decision
 
 _MAX_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
 _A_LINE = "print JSON instead of a line"
@@ -268,7 +268,7 @@ def status(call: VerbCall, deep: bool = False, watch: bool = False) -> None:
         raise Exit("--deep reads every byte on the hosts, which --watch would do again and again: choose one", 2)
     with call.cluster() as cluster, leaving():
         if watch:
-            from fleet.verbs.watch_status import watch_status
+            from fleet.actions.watch_status import watch_status
 
             watch_status(cluster, call.console)
         else:
@@ -298,7 +298,7 @@ def logs(
     follow: bool = False,
 ) -> None:
     """Show the tasks' journals, each line with its task."""
-    from fleet.journal import JournalQuery, read_time
+    from fleet.hosts.journal import JournalQuery, read_time
     from fleet.verbs.logs import show_logs
 
     number = None if lines is None else whole_number("lines", lines)
@@ -443,7 +443,7 @@ def drill(
 
 
 # The verbs beside training have modules of their own. They come last, as `docs/verbs.md` has them.
-from fleet.second_day import (  # noqa: E402, F401
+from fleet.command_line.hosts import (  # noqa: E402, F401
     canary,
     drain,
     history,
@@ -455,7 +455,7 @@ from fleet.second_day import (  # noqa: E402, F401
     undrain,
     update_hosts,
 )
-from fleet.upkeep import (  # noqa: E402, F401
+from fleet.command_line.runs import (  # noqa: E402, F401
     backup,
     bundle,
     clone_run,

@@ -21,8 +21,8 @@ from bench.options import add_names, parser_of, scratch_directory
 from bench.parts import part_of_a_processor
 from bench.tables import print_row
 from bench.tasks import LocalCluster, processor_seconds, write_settings
-from fleet import advice
-from fleet.advice import Gains, HostUsage, Measurement, Rates
+from fleet.doctor import advice
+from fleet.doctor.advice import Gains, HostUsage, Measurement, Rates
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 

@@ -30,10 +30,10 @@ from bench.commands import processor_seconds, run_command
 from bench.control import groups_of, inventory_of
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
-from fleet.agent_request import feed
-from fleet.cluster import Cluster
-from fleet.release import STAGE, SWITCH, Shipment
-from fleet.short_way import CURRENT, SUMS, ShortWay
+from fleet.hosts.agent_request import feed
+from fleet.hosts.cluster import Cluster
+from fleet.rollout.release import STAGE, SWITCH, Shipment
+from fleet.rollout.short_way import CURRENT, SUMS, ShortWay
 from fleet.site.inventory import load_inventory
 
 ROOT = Path(__file__).resolve().parent.parent

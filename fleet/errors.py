@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.terminal import set_off
+from fleet.output.terminal import set_off
 
 
 class FleetError(Exception):

@@ -23,9 +23,9 @@ from invoke.exceptions import ParseError
 from fleet.errors import FleetError
 from fleet.host_locks import write_locks
 from fleet.init import make_site
+from fleet.output.terminal import printable, typing_psfleet
 from fleet.places import KIT, site
-from fleet.release import find_ansible
-from fleet.terminal import printable, typing_psfleet
+from fleet.rollout.release import find_ansible
 from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.

@@ -13,11 +13,11 @@ from typing import Any
 
 from fleet.errors import FleetError
 from fleet.files import replace_file
+from fleet.output.terminal import printable
 from fleet.places import lock_file, site
-from fleet.release import build_release
+from fleet.rollout.release import build_release
 from fleet.site.inventory import load_inventory
 from fleet.site.schema.control_files import LOCKS, lock_of
-from fleet.terminal import printable
 
 CACHE = Path(".cache/releases")
 TOOL = Path(".cache/supply/bin/cyclonedx-py")

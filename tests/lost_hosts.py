@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from fleet.release import Recap, parse_recap
+from fleet.rollout.release import Recap, parse_recap
 from tests.hosts import ROOT, wait_until
 
 RETRY = ROOT / "site.retry"

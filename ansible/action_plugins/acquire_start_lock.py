@@ -51,7 +51,7 @@ class ActionModule(ActionBase):
         asked = {"chief": chief, "what": "run of site.yml", "process": os.getppid()}
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
-                [sys.executable, "-m", "fleet.lock"],
+                [sys.executable, "-m", "fleet.hosts.lock"],
                 cwd=places.CODE,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """See in one look whether a role's tasks would find anything to do on a host.
 
-What they would make of it is read from the tasks themselves (fleet/roles.py), and fleet/agent.py looks at all of it in
-one process there. Whatever can't be known so is left to the tasks.
+What they would make of it is read from the tasks themselves (fleet/rollout/roles.py). There, fleet/hosts/agent.py looks
+at all of it in one process. Whatever can't be known so is left to the tasks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ansible.plugins.action import ActionBase
 from ansible.template import Templar
 
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
-from fleet.agent_request import RECEIVE, feed, sources  # noqa: E402
-from fleet.desired_state import UnknownTask  # noqa: E402
 from fleet.errors import first_line  # noqa: E402
-from fleet.roles import Ahead  # noqa: E402
+from fleet.hosts.agent_request import RECEIVE, feed, sources  # noqa: E402
+from fleet.rollout.desired_state import UnknownTask  # noqa: E402
+from fleet.rollout.roles import Ahead  # noqa: E402
 from fleet.site.reader import plain_value  # noqa: E402
 
 MAX_TEXT = 300

@@ -15,11 +15,11 @@ from ansible import context
 runpy.run_path(str(Path(__file__).parents[1] / "kit.py"))
 
 # What filters and actions import, before there are processes: a process of each host's tasks imports nothing again.
-import fleet.roles  # noqa: E402
+import fleet.rollout.roles  # noqa: E402
 import fleet.site.filters  # noqa: E402, F401
 from fleet import places  # noqa: E402
+from fleet.output.tables import render_table  # noqa: E402
 from fleet.site.schema.problems import name_some  # noqa: E402
-from fleet.tables import render_table  # noqa: E402
 
 DOCUMENTATION = """
 name: lost_hosts

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import CURRENT, Cluster
-from fleet.observation import last_line
+from fleet.hosts.cluster import CURRENT, Cluster
+from fleet.hosts.observation import last_line
 from fleet.site.inventory import Inventory
 
 SECONDS = 60

@@ -7,19 +7,19 @@ import shutil
 import stat
 from pathlib import Path
 
-from fleet import status_text
 from fleet.doctor.examination import Examination
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
-from fleet.drains import tasks_of
 from fleet.errors import FleetError
-from fleet.release import find_ansible
+from fleet.hosts.drains import tasks_of
+from fleet.output.tables import render_duration
+from fleet.rollout.release import find_ansible
 from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import Problem
-from fleet.tables import render_duration
+from fleet.status import status_text
 from trainer.telemetry.status import describe_ways, has_broken
 
 LITTLE_BYTES = 5 * 10**9  # the wheels of both sets take 4
-# Reasons of fleet/short_way.py that say nothing is wrong.
+# Reasons of fleet/rollout/short_way.py that say nothing is wrong.
 NO_DIFFERENCE = ("it has no task", "what it should hold can't", "roles/", "it can't be looked at")
 LATE_SECONDS = 600.0
 

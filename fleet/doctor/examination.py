@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fleet.agent_request import sources
-from fleet.cluster import CURRENT, Cluster, Observation
 from fleet.errors import FleetError, first_line
-from fleet.run import SETTINGS
-from fleet.short_way import ShortWay
+from fleet.hosts.agent_request import sources
+from fleet.hosts.cluster import CURRENT, Cluster, Observation
+from fleet.hosts.run import SETTINGS
+from fleet.rollout.short_way import ShortWay
 
 PROBE = Path(__file__).with_name("probe.py")
 PATH_CHECK = "/usr/local/sbin/psfleet-check-shared-path"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet.tables import render_table
-from fleet.terminal import one_line
+from fleet.output.tables import render_table
+from fleet.output.terminal import one_line
 
 ERROR, WARNING = "error", "warning"
 CONTROL = "control machine"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import Any
 
-from fleet.cluster import Observation
 from fleet.doctor.finding import ERROR, WARNING, Finding
-from fleet.foreign_hosts import foreign_hosts
+from fleet.hosts.cluster import Observation
+from fleet.hosts.foreign_hosts import foreign_hosts
+from fleet.output.tables import render_duration
 from fleet.site.inventory import Inventory
 from fleet.site.paces import FEWEST_PEERS, far_below
-from fleet.tables import render_duration
 
 Facts = Mapping[str, Any]
 LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.6 GB, and 1.9 while it is installed

@@ -1,4 +1,4 @@
-"""What `fab doctor` measures on a host, as a module that fleet/agent.py runs as root. A few seconds, nothing is left.
+"""What `fab doctor` measures on a host: a module that fleet/hosts/agent.py runs as root. Seconds, and nothing is left.
 
 It uses Python's standard library alone.
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from fleet.drills.testbed import DrillFailed, Process, Testbed
-from fleet.run import AS_TRAINER
+from fleet.hosts.run import AS_TRAINER
 from fleet.site.topology import Task
 
 # A host reverts its fault by itself after this time: the control machine may be gone.

@@ -21,7 +21,7 @@ from fleet.drills.faults import (
 )
 from fleet.drills.testbed import DrillFailed, Testbed
 from fleet.errors import HostsUnreachable
-from fleet.run import AS_TRAINER
+from fleet.hosts.run import AS_TRAINER
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE
 from fleet.drills.drill import Drill, Findings
 from fleet.drills.soak import SoakTest, rounds, victims
 from fleet.drills.testbed import DrillFailed, NotHere, Testbed, victim
 from fleet.drills.ways import WayFault
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
-from fleet.history import Trail
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.history import Trail
+from fleet.output.tables import render_table
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
-from fleet.tables import render_table
-from fleet.verbs import Console
 
 
 def list_drills(console: Console) -> None:

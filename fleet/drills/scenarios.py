@@ -14,7 +14,7 @@ from fleet.drills.watch import (
     FaultWatch,
     describe_process,
 )
-from fleet.run import AS_TRAINER
+from fleet.hosts.run import AS_TRAINER
 from fleet.site.topology import Task
 
 

@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.cluster import Cluster
-from fleet.drain_records import describe
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.observation import Observation, last_line
-from fleet.run import AS_TRAINER, SETTINGS
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.drain_records import describe
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.observation import Observation, last_line
+from fleet.hosts.run import AS_TRAINER, SETTINGS
+from fleet.hosts.ssh import ANSWER_SECONDS
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
-from fleet.ssh import ANSWER_SECONDS
-from fleet.verbs import Console
 from trainer.cluster.spec import SERVICE_JOBS
 
 PROGRAM = "/opt/trainer/current/trainer/drill.py"

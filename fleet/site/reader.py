@@ -26,7 +26,7 @@ from fleet.site.schema.inventory_files import (
 from fleet.site.schema.inventory_reading import VAULT_FIX, plain
 from fleet.site.schema.problems import Problem, describe_problems, show
 from fleet.site.schema.yaml_structure import shape_problems
-from fleet.vault import open_vaults
+from fleet.site.vault import open_vaults
 
 _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import advice
-from fleet.advice import HostUsage, Measurement
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.doctor import advice
+from fleet.doctor.advice import HostUsage, Measurement
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.ssh import Answer
-from fleet.units import properties_of
-from fleet.verbs import Console
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
+from fleet.hosts.units import properties_of
 
 FIRST_STEPS_SECONDS = 30
 # Where a host sends from; of bonds, bridges and containers the parts would count twice.

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import decision
+from fleet.actions.console import Console
+from fleet.actions.run_work import render_bytes
 from fleet.bundle.contents import as_text, host_files, versions
 from fleet.bundle.redaction import Redactor
 from fleet.bundle.secrets import describe_inventory, inventory_secrets
-from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
-from fleet.run_work import render_bytes
+from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 from fleet.site.schema.problems import show
-from fleet.verbs import Console
 from fleet.verbs.doctor import diagnose
 from fleet.verbs.status import status_record
 

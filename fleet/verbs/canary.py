@@ -14,24 +14,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet import trial
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.run_work import render_bytes
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.history import Trail
-from fleet.host_scripts import CURRENT
-from fleet.observation import Observation, load_json
-from fleet.release import STAGE, Shipment
-from fleet.roles import Role
-from fleet.run import SETTINGS, Run
-from fleet.run_work import render_bytes
-from fleet.short_way import ShortWay
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.host_scripts import CURRENT
+from fleet.hosts.observation import Observation, load_json
+from fleet.hosts.run import SETTINGS, Run
+from fleet.output.tables import ProgressLine, render_table
+from fleet.rollout import trial
+from fleet.rollout.release import STAGE, Shipment
+from fleet.rollout.roles import Role
+from fleet.rollout.short_way import ShortWay
+from fleet.rollout.trial import TrialRun, TrialState
 from fleet.signals import undisturbed
-from fleet.tables import ProgressLine, render_table
-from fleet.trial import TrialRun, TrialState
-from fleet.verbs import Console
-from fleet.verbs.exclusive import begin_exclusively
-from fleet.verbs.host_names import find_host
+from fleet.site.host_names import find_host
 from trainer.telemetry.status import render_metrics, render_number
 
 GIB = 2**30

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet.cluster import Cluster
-from fleet.run_work import have_copied, reject_name
-from fleet.verbs import Console
+from fleet.actions.console import Console
+from fleet.actions.run_work import have_copied, reject_name
+from fleet.hosts.cluster import Cluster
 
 
 def clone_run(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fleet.cluster import Cluster
-from fleet.run_work import have_done, reject_name, reject_unless_agreed, render_bytes
-from fleet.verbs import Console
-from fleet.verbs.exclusive import begin_exclusively
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.run_work import have_done, reject_name, reject_unless_agreed, render_bytes
+from fleet.hosts.cluster import Cluster
 
 
 def delete_run(

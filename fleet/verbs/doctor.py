@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from statistics import median
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.doctor.cluster import judge_control, judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
-from fleet.drains import tasks_of
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.drains import tasks_of
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
 from fleet.site.paces import FAR_BELOW, FEWEST_PEERS
 from fleet.site.schema.problems import Problem
-from fleet.verbs import Console
 from fleet.verbs.gpu_check import ask_gpus, gpu_hosts
 from fleet.verbs.ways import try_ways
 

@@ -7,22 +7,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fleet import drains, history
-from fleet.cluster import Cluster
-from fleet.drain_records import describe
-from fleet.drains import tasks_of
+from fleet.actions.console import Console
+from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.history import Trail
-from fleet.observation import Observation
-from fleet.run import SETTINGS
+from fleet.hosts import drains, history
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.drain_records import describe
+from fleet.hosts.drains import tasks_of
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.observation import Observation
+from fleet.hosts.run import SETTINGS
+from fleet.hosts.units import Health
+from fleet.planning.cost import Cost, absentees, find_shortages
+from fleet.site.host_names import find_host
 from fleet.site.topology import Task
-from fleet.units import Health
-from fleet.verbs import Console
-from fleet.verbs.cost import Cost, absentees, find_shortages
-from fleet.verbs.host_names import find_host
 from fleet.verbs.ok_to_stop import observe_with_cost
-from fleet.verbs.waiting import wait
 
 # A save of a large model, and a model that is laid out again.
 LET_GO_SECONDS = 900.0

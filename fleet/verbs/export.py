@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet import decision
-from fleet.cluster import Cluster
-from fleet.verbs import Console
+from fleet.actions.console import Console
+from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 
 
 def export_run(cluster: Cluster, console: Console, run: str | None = None, changes: bool = False) -> None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.observation import last_line
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import last_line
+from fleet.hosts.ssh import Answer
+from fleet.output.tables import render_table
 from fleet.site.inventory import Inventory
-from fleet.ssh import Answer
-from fleet.tables import render_table
-from fleet.verbs import Console
 
 # The first product on a GPU may wait for the driver to translate the wheel's kernels, and MIG instances take turns.
 CHECK_SECONDS = 900

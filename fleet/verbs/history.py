@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet import history
-from fleet.cluster import Cluster
-from fleet.journal import read_time
-from fleet.run import Run
-from fleet.tables import render_duration, render_table
-from fleet.verbs import Console
+from fleet.actions.console import Console
+from fleet.hosts import history
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.journal import read_time
+from fleet.hosts.run import Run
+from fleet.output.tables import render_duration, render_table
 from trainer.telemetry.history import number_of
 from trainer.telemetry.status import render_metrics
 

@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable
-from fleet.facts import describe_gpus
-from fleet.observation import Observation
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.facts import describe_gpus
+from fleet.hosts.observation import Observation
+from fleet.hosts.units import Health
+from fleet.output.tables import render_duration, render_table
 from fleet.site.inventory import Inventory
-from fleet.tables import render_duration, render_table
-from fleet.units import Health
-from fleet.verbs import Console
 
 GIB = 2**30
 # A clock that differs by less than the look took counts as right.

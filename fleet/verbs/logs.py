@@ -8,12 +8,12 @@ import sys
 import time
 from collections import Counter
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
-from fleet.journal import EVERY_LINE, JournalEntry, JournalQuery
-from fleet.tables import put
-from fleet.terminal import is_read
-from fleet.verbs import Console
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery
+from fleet.output.tables import put
+from fleet.output.terminal import is_read
 
 # How many lines of each task's journal are shown.
 LINES, CHOSEN_LINES = 20, 1000

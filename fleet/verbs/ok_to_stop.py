@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.observation import Observation
-from fleet.verbs import Console
-from fleet.verbs.cost import Cost, cost_of
-from fleet.verbs.host_names import find_hosts
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.planning.cost import Cost, cost_of
+from fleet.site.host_names import find_hosts
 
 
 def ok_to_stop(cluster: Cluster, console: Console, hosts: Sequence[str]) -> None:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fleet.agent_request import sources
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.history import Trail
-from fleet.run_work import have_done, reject_unless_agreed, render_bytes
+from fleet.hosts.agent_request import sources
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.history import Trail
 from fleet.site.schema.problems import show
-from fleet.verbs import Console
-from fleet.verbs.exclusive import begin_exclusively
 
 KINDS = ("runs", "releases", "wheels")
 SECONDS = 600

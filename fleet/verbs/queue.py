@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import history
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.watch import RUN_SECONDS
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.history import MAX_TEXT, Trail
-from fleet.observation import Observation
+from fleet.hosts import history
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.history import MAX_TEXT, Trail
+from fleet.hosts.observation import Observation
 from fleet.site.origin import operator
-from fleet.verbs import Console
 from fleet.verbs.start import StartRequest, check_program, start_cluster
-from fleet.verbs.watch import RUN_SECONDS
 from trainer.telemetry.queue import describe_queue
 
 # A coordinator that ends one run begins the next, or ends, within so long.

@@ -10,24 +10,25 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fleet import drains
-from fleet.cluster import STOP_SECONDS, Cluster, Observation
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.foreign_hosts import foreign_hosts, reject_foreign
-from fleet.history import Trail
+from fleet.hosts import drains
+from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
+from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.units import Health
+from fleet.planning.cost import find_chief, find_shortages
+from fleet.site import inventory_file
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
+from fleet.site.host_names import find_host
 from fleet.site.inventory import Inventory
+from fleet.site.inventory_file import NotPlain
 from fleet.site.members import address_of
 from fleet.site.preflight import inventory_problems
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
-from fleet.units import Health
-from fleet.verbs import Console, inventory_file
-from fleet.verbs.cost import find_chief, find_shortages
 from fleet.verbs.drain import is_drained
-from fleet.verbs.exclusive import begin_exclusively
-from fleet.verbs.host_names import find_host
-from fleet.verbs.inventory_file import NotPlain
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")

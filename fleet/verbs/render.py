@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.render import SHARED_DIR, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory
-from fleet.verbs import Console
 
 MANAGERS = ("kubernetes", "slurm", "spark")
 # A label of DNS, short enough for the pods' names made of it.

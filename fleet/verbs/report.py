@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet import decision
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
-from fleet.verbs import Console
 
 
 def make_report(

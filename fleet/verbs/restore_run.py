@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from fleet.cluster import Cluster
-from fleet.run_work import have_copied, reject_name, reject_path
-from fleet.verbs import Console
+from fleet.actions.console import Console
+from fleet.actions.run_work import have_copied, reject_name, reject_path
+from fleet.hosts.cluster import Cluster
 
 
 def restore_run(

@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fleet import history
-from fleet.agent_request import sources
-from fleet.cluster import Cluster
-from fleet.drains import announce_drain, announce_return
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.noted_members import Members, Return, drain_new, members_back
+from fleet.actions.noted_members import read as read_members
+from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.history import Trail
-from fleet.observation import Observation
-from fleet.run import SETTINGS
-from fleet.short_way import SWITCH_SECONDS, leave_stale, reject_failures
+from fleet.hosts import history
+from fleet.hosts.agent_request import sources
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.drains import announce_drain, announce_return
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.observation import Observation
+from fleet.hosts.run import SETTINGS
+from fleet.rollout.short_way import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
-from fleet.verbs import Console
-from fleet.verbs.exclusive import begin_exclusively
 from fleet.verbs.history import SWITCHES
-from fleet.verbs.noted_members import Members, Return, drain_new, members_back
-from fleet.verbs.noted_members import read as read_members
-from fleet.verbs.waiting import wait
 
 RELEASES = "/opt/trainer/releases"
 # These acts have brought a release and its settings to the hosts.
@@ -306,7 +306,7 @@ def _restore(cluster: Cluster, console: Console, work: RollbackWork) -> None:
 
 
 def _steps(cluster: Cluster, host: str, present: DeployedState, target: DeployedState) -> dict[str, Any]:
-    """Return what fleet/agent.py does on a host; the modules are the roles' own."""
+    """Return what fleet/hosts/agent.py does on a host; the modules are the roles' own."""
     readers = [task.name for task in cluster.inventory.tasks_on(host) if not task.server]
     steps: list[dict[str, Any]] = [
         {"name": "switch", "module": "host_release", "arguments": {"state": "current", "id": target.release}}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fleet import decision
-from fleet.cluster import Cluster
-from fleet.verbs import Console
+from fleet.actions.console import Console
+from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 from trainer.telemetry.checkpoints import describe_checkpoints
 from trainer.telemetry.status import describe_runs
 

@@ -7,22 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import decision, drains, status_text
-from fleet.cluster import Cluster
-from fleet.decision import RunChoice
-from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.history import DONE, Trail
-from fleet.observation import Observation
-from fleet.plan import Plan, make_plan, render_plan
-from fleet.release import STAGE, SWITCH
-from fleet.run import Run
-from fleet.short_way import ShortWay
-from fleet.site.inventory import Inventory, list_notes
-from fleet.site.topology import Task
-from fleet.verbs import Console
-from fleet.verbs.exclusive import begin_exclusively
-from fleet.verbs.shipping import (
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.shipping import (
     BOTH_SECONDS,
     NOTHING_DONE,
     agree_on_missing,
@@ -32,11 +19,26 @@ from fleet.verbs.shipping import (
     ship_to_present,
     show_changes,
 )
-from fleet.verbs.start_rollback import StartRollback
+from fleet.actions.start_rollback import StartRollback
+from fleet.actions.warm import cool, cooled
+from fleet.actions.watch import EVALUATION_SECONDS, StartWatch
+from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.hosts import drains
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.history import DONE, Trail
+from fleet.hosts.observation import Observation
+from fleet.hosts.run import Run
+from fleet.planning import decision
+from fleet.planning.decision import RunChoice
+from fleet.planning.plan import Plan, make_plan, render_plan
+from fleet.rollout.release import STAGE, SWITCH
+from fleet.rollout.short_way import ShortWay
+from fleet.site.inventory import Inventory, list_notes
+from fleet.site.topology import Task
+from fleet.status import status_text
 from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
-from fleet.verbs.warm import cool, cooled
-from fleet.verbs.watch import EVALUATION_SECONDS, StartWatch
 from trainer.telemetry.queue import describe_queue
 from trainer.telemetry.sweep import describe_sweep
 

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import status_text
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
-from fleet.observation import Observation
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.output.tables import ProgressLine, render_duration
+from fleet.output.terminal import is_terminal
 from fleet.site.inventory import Inventory
-from fleet.tables import ProgressLine, render_duration
-from fleet.terminal import is_terminal
-from fleet.verbs import Console
+from fleet.status import status_text
 
 
 def show_status(cluster: Cluster, console: Console, deep: bool = False) -> None:
@@ -36,7 +36,7 @@ def show_status(cluster: Cluster, console: Console, deep: bool = False) -> None:
 
 def _say_status(inventory: Inventory, console: Console, observation: Observation, rows: list[dict[str, Any]]) -> None:
     if is_terminal(console.out):
-        from fleet.status_view import draw, screen_of  # its library takes longer than all that a pipe needs
+        from fleet.status.status_view import draw, screen_of  # its library takes longer than all that a pipe needs
 
         screen_of(console.out).print(draw(inventory, observation))
         return

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fleet import status_text
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
-from fleet.foreign_hosts import foreign_hosts, reject_foreign
-from fleet.history import Trail
-from fleet.observation import Observation
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.observation import Observation
+from fleet.hosts.units import Health
 from fleet.site.topology import Task
-from fleet.units import Health
-from fleet.verbs import Console
+from fleet.status import status_text
 from fleet.verbs.status import status_record
 
 DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)

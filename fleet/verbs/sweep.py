@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fleet import decision, status_text
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.observation import Observation
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.hosts.units import Health
+from fleet.planning import decision
 from fleet.site.sweep_file import is_same
-from fleet.units import Health
-from fleet.verbs import Console
-from fleet.verbs.watch import EVALUATION_SECONDS, SILENCE_SECONDS, UNITS_SECONDS
+from fleet.status import status_text
 from trainer.core.settings.config import Config
 from trainer.telemetry.sweep import ENDS, describe_sweep
 

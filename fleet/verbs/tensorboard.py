@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.verbs import Console
+from fleet.hosts.cluster import Cluster
 
 
 def open_tensorboard(cluster: Cluster, console: Console, port: int) -> None:

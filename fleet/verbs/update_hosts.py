@@ -8,19 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet import history
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.foreign_hosts import reject_foreign
-from fleet.history import Trail
-from fleet.observation import Observation, last_line
+from fleet.hosts import history
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import reject_foreign
+from fleet.hosts.history import Trail
+from fleet.hosts.observation import Observation, last_line
+from fleet.output.tables import render_duration
+from fleet.planning.cost import Cost, cost_of
+from fleet.site.host_names import find_hosts
 from fleet.site.schema.problems import show
-from fleet.tables import render_duration
-from fleet.verbs import Console
-from fleet.verbs.cost import Cost, cost_of
 from fleet.verbs.drain import drain, is_drained, undrain
-from fleet.verbs.exclusive import begin_exclusively
-from fleet.verbs.host_names import find_hosts
 from fleet.verbs.ok_to_stop import look_around
 
 VERB = "update-hosts"

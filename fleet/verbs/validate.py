@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import describe, find_problems, list_notes
 from fleet.site.reader import read_source
 from fleet.site.schema.problems import Problem, describe_problems
-from fleet.verbs import Console
 
 
 def validate(

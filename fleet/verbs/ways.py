@@ -7,15 +7,15 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.host_scripts import CURRENT
-from fleet.run import AS_TRAINER
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import CURRENT
+from fleet.hosts.run import AS_TRAINER
+from fleet.hosts.ssh import Answer
+from fleet.output.tables import render_table
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.tables import render_table
-from fleet.verbs import Console
 from trainer.cluster.reach.ways import Way, cell, describe, targets
 
 # A way that is silent takes 6 s, and eight are tried at once.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet import facts
+from fleet.hosts import facts
 from fleet.site.gpus import host_devices
 from fleet.site.nvidia import find_gpu, runs_on
 from trainer import gpu_check

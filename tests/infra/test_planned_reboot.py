@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fleet.release import Recap, parse_recap
+from fleet.rollout.release import Recap, parse_recap
 from tests.hosts import ROOT, answer, wait_until
 from tests.lost_hosts import inside
 

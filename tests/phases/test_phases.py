@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet.tables import render_table
+from fleet.output.tables import render_table
 from tests.hosts import ROOT, listed_inventory
 from tests.lost_hosts import RETRY, Run, assert_right, damage, environments, lose, pull_plug, restored, site
 

@@ -18,8 +18,8 @@ from bench.advise import CAUSES, PART, look, train
 from bench.ahead import DelayedCluster
 from bench.parts import NoControlGroup
 from bench.tasks import write_settings
-from fleet.advice import HostUsage, Measurement, advise
-from fleet.uneven_load import uneven_data
+from fleet.doctor.advice import HostUsage, Measurement, advise
+from fleet.doctor.uneven_load import uneven_data
 from trainer import testing
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from fleet import verbs
-from fleet.advice import HostUsage, Measurement, advise
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.doctor.advice import HostUsage, Measurement, advise
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.ssh import Answer
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.verbs.advise import advise as advise_verb
 from fleet.verbs.advise import read, script
 from tests.unit import test_fleet_verbs as fleet
@@ -285,7 +285,7 @@ def make_hosts() -> Hosts:
 def test_the_verb_looks_twice_and_changes_nothing() -> None:
     hosts = make_hosts()
     clock = fleet.Clock(hosts=hosts)
-    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    console = Console(io.StringIO(), clock, clock.sleep)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert hosts.done == []
     assert clock.now == 120
@@ -296,7 +296,7 @@ def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
     hosts = make_hosts()
     hosts.unreachable = {"ps-b": "no route"}
     clock = fleet.Clock(hosts=hosts)
-    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    console = Console(io.StringIO(), clock, clock.sleep)
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route"):
         advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert "worker: worker-1 is slow" in fleet.printed(console)
@@ -315,7 +315,7 @@ def test_a_run_that_has_just_begun_is_waited_for() -> None:
     made = day.make_hosts()
     hosts = Hosts(made.inventory, units=made.units, tick=begins)
     clock = fleet.Clock(hosts=hosts)
-    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    console = Console(io.StringIO(), clock, clock.sleep)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert clock.now == 126
     assert "worker: worker-1 is slow" in fleet.printed(console)
@@ -325,7 +325,7 @@ def test_without_a_training_there_is_nothing_to_measure() -> None:
     hosts = day.make_hosts()
     hosts.run_status = fleet.status("stopped", 20)
     with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
-        advise_verb(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), 120)
+        advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO()), 120)
 
 
 def test_a_cluster_without_ps_is_refused_at_once() -> None:
@@ -335,5 +335,5 @@ def test_a_cluster_without_ps_is_refused_at_once() -> None:
     hosts.run_status = fleet.status("training", 1, 0, workers={})
     clock = fleet.Clock(hosts=hosts)
     with pytest.raises(OperatorMistake, match="advise is for strategy parameter_server"):
-        advise_verb(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO(), clock, clock.sleep), 120)
+        advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO(), clock, clock.sleep), 120)
     assert clock.now == 0

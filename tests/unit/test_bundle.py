@@ -17,15 +17,15 @@ from urllib.parse import quote
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
+from fleet.actions.console import Console
 from fleet.bundle import contents
 from fleet.bundle.contents import RUN_FILES, split_files
 from fleet.bundle.redaction import REMOVED, Redactor
 from fleet.bundle.secrets import describe_inventory, inventory_secrets
-from fleet.cluster import Cluster
 from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.site.inventory import load_inventory
-from fleet.ssh import Answer
-from fleet.verbs import Console
 from fleet.verbs import bundle as verb
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_json_output as answers

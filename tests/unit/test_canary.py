@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from fleet import trial, verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.release import Shipment, ShipmentResult
-from fleet.ssh import Answer
-from fleet.trial import TrialRun, TrialState
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
+from fleet.rollout import trial
+from fleet.rollout.release import Shipment, ShipmentResult
+from fleet.rollout.trial import TrialRun, TrialState
 from fleet.verbs import canary as subject
 from fleet.verbs.canary import CanaryRequest, canary
 from tests.unit import test_fleet_verbs as fleet
@@ -180,10 +181,10 @@ def make_hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return found
 
 
-def console_of(hosts: Hosts) -> verbs.Console:
+def console_of(hosts: Hosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
     build, find = (lambda _: "new"), (lambda *_: None)
-    return verbs.Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=io.StringIO())
+    return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=io.StringIO())
 
 
 def lines_of(hosts: Hosts) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ import yaml
 
 import trainer.check
 from fleet.places import ROLES
-from fleet.roles import Role
+from fleet.rollout.roles import Role
 from fleet.site.inventory import load_inventory
 from tests.unit.programs import PROGRAMS
 from trainer.__main__ import main

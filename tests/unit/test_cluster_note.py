@@ -14,15 +14,16 @@ import pytest
 import yaml
 from host_look import noted
 
-from fleet import agent, verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.doctor.hosts import judge_hosts
 from fleet.drills.runner import drill
 from fleet.errors import OperatorMistake
+from fleet.hosts import agent
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
 from fleet.site.inventory import load_inventory
-from fleet.ssh import Answer
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
@@ -79,7 +80,7 @@ def test_a_host_without_a_note_is_free(note: Any) -> None:
 
 
 def keep(file: Path, name: str, check: bool = False, **more: Any) -> dict[str, Any]:
-    """Run the module, as fleet/agent.py does."""
+    """Run the module, as fleet/hosts/agent.py does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster_note, "AnsibleModule", agent.AnsibleModule)
         patch.setattr(agent.AnsibleModule, "asked", {"name": name, "who": "ben@lab", "file": str(file), **more})
@@ -185,12 +186,12 @@ def hosts() -> Foreign:
 
 
 @pytest.fixture
-def console(hosts: Foreign) -> verbs.Console:
+def console(hosts: Foreign) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep)
+    return Console(io.StringIO(), clock, clock.sleep)
 
 
-VERBS: dict[str, Callable[[Cluster, verbs.Console], object]] = {
+VERBS: dict[str, Callable[[Cluster, Console], object]] = {
     "drain": lambda cluster, console: drain(cluster, console, "w-b"),
     "undrain": lambda cluster, console: undrain(cluster, console, "w-b"),
     "canary": lambda cluster, console: canary(cluster, console, CanaryRequest("w-b")),
@@ -203,11 +204,11 @@ VERBS: dict[str, Callable[[Cluster, verbs.Console], object]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_fab_refuses_a_host_of_another_cluster(
-    hosts: Foreign, console: verbs.Console, verb: str, monkeypatch: pytest.MonkeyPatch
+    hosts: Foreign, console: Console, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.verbs.start._check", lambda *_: None)
-    monkeypatch.setattr("fleet.short_way.ShortWay.questions", lambda *_, **__: {})
-    monkeypatch.setattr(verbs.Console, "build", lambda *_: "abc", raising=False)
+    monkeypatch.setattr("fleet.rollout.short_way.ShortWay.questions", lambda *_, **__: {})
+    monkeypatch.setattr(Console, "build", lambda *_: "abc", raising=False)
     hosts.theirs = frozenset({"w-b"})
     with pytest.raises(OperatorMistake, match=r"host 'w-b': it belongs to the cluster 198\.51\.100\.7 since"):
         VERBS[verb](Cluster(hosts.inventory, hosts), console)
@@ -232,7 +233,7 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
         scripts.append(script) if host == "w-b" else None,
         answer(host, script),
     )[1]
-    console = verbs.Console(io.StringIO(), clock, clock.sleep)
+    console = Console(io.StringIO(), clock, clock.sleep)
     if new:
         replace_host(Cluster(hosts.inventory, hosts), console, "w-b", new, "192.0.2.99", plan_only=plan)
     else:
@@ -246,7 +247,7 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
     assert said in fleet.printed(console)
 
 
-def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, console: verbs.Console) -> None:
+def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, console: Console) -> None:
     hosts.theirs = frozenset({hosts.inventory.chief.host})
     for old in (hosts.inventory.chief.host, "w-b"):
         with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
@@ -254,14 +255,14 @@ def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, con
     assert hosts.lines == []
 
 
-def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, console: verbs.Console) -> None:
+def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, console: Console) -> None:
     hosts.theirs = frozenset({hosts.inventory.chief.host})
     with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
         stop_cluster(Cluster(hosts.inventory, hosts), console)
     assert hosts.units[hosts.inventory.chief.name].active == "active"
 
 
-def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: verbs.Console) -> None:
+def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: Console) -> None:
     hosts.theirs = frozenset({"w-b"})
     stop_cluster(Cluster(hosts.inventory, hosts), console)
     assert (hosts.units["worker-1"].active, hosts.units["worker-0"].active) == ("active", "inactive")

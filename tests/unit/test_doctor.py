@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-from fleet import agent
-from fleet.cluster import Cluster, Observation
+from fleet.actions.console import Console
 from fleet.doctor import cluster
 from fleet.doctor.cluster import judge_control, judge_look
 from fleet.doctor.examination import PROBE, Examination
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.run import Run
+from fleet.hosts import agent
+from fleet.hosts.cluster import Cluster, Observation
+from fleet.hosts.run import Run
+from fleet.hosts.ssh import Answer
+from fleet.hosts.units import Unit
 from fleet.site.inventory import Host
-from fleet.ssh import Answer
-from fleet.units import Unit
-from fleet.verbs import Console
 from fleet.verbs import doctor as verb
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_json_output as answers

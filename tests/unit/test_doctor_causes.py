@@ -21,16 +21,16 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster, Observation
 from fleet.doctor import probe
 from fleet.doctor.cluster import judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import Finding
 from fleet.doctor.hosts import judge_hosts
-from fleet.release import make_release
-from fleet.run import Run
+from fleet.hosts.cluster import Cluster, Observation
+from fleet.hosts.run import Run
+from fleet.hosts.ssh import Answer, SshHosts
+from fleet.rollout.release import make_release
 from fleet.site.inventory import Host
-from fleet.ssh import Answer, SshHosts
 from fleet.verbs.doctor import judge_gpus, judge_ways
 from fleet.verbs.ways import read as read_ways
 from tests.unit import test_doctor, test_run_look, test_short_way
@@ -210,7 +210,7 @@ rooted = test_short_way.hosts
 
 
 def test_another_release_and_files_that_were_edited_are_found(rooted: test_short_way.Rooted) -> None:
-    """The hosts are directories, on which fleet/agent.py looks; the coordinator's says which release all have."""
+    """The hosts are directories, on which fleet/hosts/agent.py looks; the coordinator's says which release all have."""
     cluster, rooted.release = Cluster(rooted.inventory, rooted), rooted.releases("head")
 
     def look() -> list[tuple[str, str, str, str]]:

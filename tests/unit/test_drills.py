@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.drills import runner, soak
 from fleet.drills.catalogue import BY_CHANCE, CATALOGUE, DOZEN
 from fleet.drills.drill import Drill, Findings
@@ -38,12 +38,12 @@ from fleet.drills.testbed import (
 from fleet.drills.watch import FaultWatch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import WayFault
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.observation import Observation
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.hosts.ssh import Answer
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.verbs import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_WAYS = ("address-doubled", "ps-unreached")

@@ -55,7 +55,7 @@ def test_what_was_compiled_is_kept_for_the_next_call(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     program = "from fabric.main import make_program; make_program().run()"
     subprocess.run([sys.executable, "-c", program, "--list"], cwd=ROOT, env=environment, check=True)
-    assert list(tmp_path.rglob("fleet/command_line.*.pyc"))
+    assert list(tmp_path.rglob("fleet/command_line/__init__.*.pyc"))
 
 
 def test_a_terminal_that_lacks_letters_gets_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from fleet import verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, OperatorMistake
-from fleet.journal import JournalQuery, parse, read_time, script
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.journal import JournalQuery, parse, read_time, script
+from fleet.hosts.ssh import PREAMBLE, Answer
 from fleet.site.topology import Task
-from fleet.ssh import PREAMBLE, Answer
 from fleet.verbs.logs import clock, show_logs
 from tests.unit import test_fleet_verbs as fleet
 
@@ -150,13 +150,13 @@ def hosts() -> Journals:
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
-    console = verbs.Console(io.StringIO())
+    console = Console(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow, JournalQuery(run="digits"))
     assert sorted(line.split()[-1] for line in fleet.printed(console).splitlines()) == ["first", "third"]
 
 
 def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
-    console = verbs.Console(io.StringIO())
+    console = Console(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow=False)
     assert [line.split()[-1] for line in fleet.printed(console).splitlines()] == ["first", "second", "third"]
 
@@ -168,7 +168,7 @@ def test_a_line_has_its_time_here_and_its_date_where_it_is_another_days() -> Non
 
 
 def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_operators(hosts: Journals) -> None:
-    cluster, console, chosen = Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), JournalQuery(grep="(")
+    cluster, console, chosen = Cluster(hosts.inventory, hosts), Console(io.StringIO()), JournalQuery(grep="(")
     hosts.failed = Answer("", "", 1)
     show_logs(cluster, console, None, None, follow=False, chosen=chosen)
     assert fleet.printed(console) == ""
@@ -185,5 +185,5 @@ def test_what_was_cut_off_is_said_where_lines_were_chosen(
 ) -> None:
     monkeypatch.setattr("fleet.verbs.logs.CHOSEN_LINES", 3)
     chosen = JournalQuery(since=time.time())
-    show_logs(Cluster(hosts.inventory, hosts), verbs.Console(io.StringIO()), "ps-0", None, False, chosen)
+    show_logs(Cluster(hosts.inventory, hosts), Console(io.StringIO()), "ps-0", None, False, chosen)
     assert capsys.readouterr().err == "these are the last 3 lines of ps-0; for more: --lines 30\n"

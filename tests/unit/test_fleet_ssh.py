@@ -24,11 +24,11 @@ from fabric import Config
 from paramiko.common import MSG_CHANNEL_SUCCESS
 from paramiko.ssh_exception import AuthenticationException, SSHException
 
-import fleet.ssh
+import fleet.hosts.ssh
 from fleet.errors import OperatorMistake
+from fleet.hosts.ssh import Answer, SshHosts
 from fleet.places import KIT
 from fleet.site.routes import Host
-from fleet.ssh import Answer, SshHosts
 
 ACCEPT = {"stricthostkeychecking": "no"}
 
@@ -235,7 +235,7 @@ def test_unreachable_host_costs_no_other_answer(server: Server) -> None:
 
 
 def test_caller_that_sshd_turns_away_knocks_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.ssh.time.sleep", lambda _: None)
+    monkeypatch.setattr("fleet.hosts.ssh.time.sleep", lambda _: None)
     hosts = ssh(server.host(**ACCEPT))
     server.turn_away = 2
     assert hosts.run({"here": "true"})["here"].unreachable is None
@@ -278,8 +278,8 @@ def test_timer_that_finds_the_connection_lost_ends_in_silence(server: Server, mo
 def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.ssh.MAX_AT_ONCE", 1)
-    monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.1)
+    monkeypatch.setattr("fleet.hosts.ssh.MAX_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.hosts.ssh.OPEN_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes the call and says nothing
         late = Host("late", "127.0.0.1", "admin", mute.getsockname()[1], server.key_file, ACCEPT)
         hosts = ssh(late, server.host(**ACCEPT))
@@ -291,8 +291,8 @@ def test_host_that_is_late_costs_neither_the_round_nor_those_behind_it(
 
 
 def test_hosts_that_wait_for_a_thread_have_time_of_their_own(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.ssh.MAX_AT_ONCE", 1)
-    monkeypatch.setattr("fleet.ssh.OPEN_SECONDS", 0.3)
+    monkeypatch.setattr("fleet.hosts.ssh.MAX_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.hosts.ssh.OPEN_SECONDS", 0.3)
     hosts = ssh(*(server.host(name, **ACCEPT) for name in ("a", "b", "c")))
     answers = hosts.run(dict.fromkeys("abc", "sleep 2"), timeout=4.0)
     assert [answer.unreachable for answer in answers.values()] == [None, None, None]
@@ -388,7 +388,7 @@ def test_what_is_held_no_longer_is_noticed(server: Server, loss: str) -> None:
 
 
 def test_a_silent_host_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.ssh.KEEPALIVE_SECONDS", 0.2)
+    monkeypatch.setattr("fleet.hosts.ssh.KEEPALIVE_SECONDS", 0.2)
     hosts = SshHosts({"here": server.host(**ACCEPT)})
     try:
         assert hosts.run({"here": "echo yes"})["here"].stdout == "yes\n"
@@ -407,8 +407,8 @@ def test_ansible_gives_a_silent_host_up_as_well() -> None:
     settings = configparser.ConfigParser()
     settings.read(KIT / "ansible.cfg")
     arguments = settings["ssh_connection"]["ssh_args"]
-    assert f"-o ServerAliveInterval={fleet.ssh.KEEPALIVE_SECONDS} " in f"{arguments} "
-    assert f"-o ServerAliveCountMax={fleet.ssh.KEEPALIVES_LOST} " in f"{arguments} "
+    assert f"-o ServerAliveInterval={fleet.hosts.ssh.KEEPALIVE_SECONDS} " in f"{arguments} "
+    assert f"-o ServerAliveCountMax={fleet.hosts.ssh.KEEPALIVES_LOST} " in f"{arguments} "
 
 
 def test_a_tunnels_port_that_is_taken_is_the_operators_mistake() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.units import Health, Unit, find_trouble, parse_units
+from fleet.hosts.units import Health, Unit, find_trouble, parse_units
 
 SHOWN = """Result=success
 NRestarts=0

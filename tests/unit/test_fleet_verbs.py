@@ -22,12 +22,15 @@ import jinja2
 import pytest
 import yaml
 
-from fleet import verbs
-from fleet.cluster import Cluster
-from fleet.decision import choose, pick_restarts
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.run import PATH_SECONDS, Run
+from fleet.hosts.ssh import Answer
+from fleet.hosts.units import Unit
 from fleet.places import KIT
-from fleet.release import (
+from fleet.planning.decision import choose, pick_restarts
+from fleet.rollout.release import (
     STAGE,
     SWITCH,
     Display,
@@ -39,14 +42,11 @@ from fleet.release import (
     parse_recap,
     ship,
 )
-from fleet.run import PATH_SECONDS, Run
 from fleet.site.filters import FILTERS
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.schema.control_files import LOCKS, lock_of
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.units import Unit
 from fleet.verbs.export import export_run
 from fleet.verbs.logs import show_logs
 from fleet.verbs.runs import show_checkpoints, show_runs
@@ -315,9 +315,9 @@ def hosts() -> FakeHosts:
 
 
 @pytest.fixture
-def console(hosts: FakeHosts) -> verbs.Console:
+def console(hosts: FakeHosts) -> Console:
     clock = Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, lambda _: hosts.release or "")
+    return Console(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, lambda _: hosts.release or "")
 
 
 def nothing(_shipment: Shipment, _display: Display) -> ShipmentResult:
@@ -334,7 +334,7 @@ def shipping(act: Callable[[], Mapping[str, Recap] | None]) -> Callable[[Shipmen
     return ship
 
 
-def printed(console: verbs.Console) -> str:
+def printed(console: Console) -> str:
     assert isinstance(console.out, io.StringIO)
     return console.out.getvalue()
 
@@ -374,7 +374,7 @@ def train(per_second: float = 5) -> Callable[[FakeHosts], None]:
     return tick
 
 
-def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = train()
     console.progress_out = io.StringIO()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
@@ -385,7 +385,7 @@ def test_how_far_a_start_is_stands_apart_from_what_came_of_it(hosts: FakeHosts, 
     assert "finished" not in shown.replace("finished, waiting", "")
 
 
-def test_start_cluster_trains_to_the_end_and_sums_up(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_trains_to_the_end_and_sums_up(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
     assert hosts.done == [f"start {name}" for name in ("chief-0", "evaluator-0", "ps-0", "worker-0", "worker-1")]
@@ -400,7 +400,7 @@ def test_start_cluster_trains_to_the_end_and_sums_up(hosts: FakeHosts, console: 
     assert "fab logs --task chief-0" in text
 
 
-def test_start_cluster_detached_leaves_after_the_first_step(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_detached_leaves_after_the_first_step(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(detach=True))
     assert hosts.units["chief-0"].active == "active"
@@ -409,7 +409,7 @@ def test_start_cluster_detached_leaves_after_the_first_step(hosts: FakeHosts, co
 
 @pytest.mark.parametrize(("at", "seen"), [(1000.0, True), (999.0, False)])
 def test_the_first_step_is_what_the_coordinator_tells_of_it(
-    hosts: FakeHosts, console: verbs.Console, at: float, seen: bool
+    hosts: FakeHosts, console: Console, at: float, seen: bool
 ) -> None:
     """The number of the step, which status.json has each log_seconds only, is not waited for."""
 
@@ -422,13 +422,13 @@ def test_the_first_step_is_what_the_coordinator_tells_of_it(
     assert (hosts.now - 1000 < 20) == seen
 
 
-def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_state_of_an_earlier_coordinator_is_no_first_step(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("training", 12, updated=990.0, steps_per_second=5.0)
     with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(timeout=20))
 
 
-def test_start_cluster_leaves_running_tasks_alone(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_leaves_running_tasks_alone(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.tick = train()
@@ -446,7 +446,7 @@ def record(shipped: list[tuple[str, list[str]]], hosts: FakeHosts) -> Callable[[
     return ship
 
 
-def test_new_run_restarts_coordinator_and_evaluator(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_new_run_restarts_coordinator_and_evaluator(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("training", 12, 999.0)
@@ -467,9 +467,7 @@ def test_new_run_restarts_coordinator_and_evaluator(hosts: FakeHosts, console: v
     assert '  select  run digits-2, with rate=0.01, layers=[64, "a b"]\n' in printed(console)
 
 
-def test_new_run_begins_from_a_checkpoint_with_the_program_of_the_other(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_new_run_begins_from_a_checkpoint_with_the_program_of_the_other(hosts: FakeHosts, console: Console) -> None:
     hosts.runs = json.dumps([status("finished", 30), {**status("stopped", 20), "run": "other", "program": "o:O"}])
     train_new = train()
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None
@@ -480,9 +478,7 @@ def test_new_run_begins_from_a_checkpoint_with_the_program_of_the_other(
     assert json.loads(hosts.selection) == {"run": "new", "program": "o:O"}
 
 
-def test_new_run_begins_from_a_checkpoint_with_the_parameters_of_the_other(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_new_run_begins_from_a_checkpoint_with_the_parameters_of_the_other(hosts: FakeHosts, console: Console) -> None:
     other = {**status("stopped", 20), "run": "other", "program": "o:O", "program_args": {"rate": 0.1, "name": "a b"}}
     hosts.runs = json.dumps([other])
     train_new = train()
@@ -495,14 +491,14 @@ def test_new_run_begins_from_a_checkpoint_with_the_parameters_of_the_other(
     assert json.loads(hosts.selection)["program_args"] == {"rate": 0.2, "name": "a b"}
 
 
-def test_a_run_that_is_not_there_is_refused_before_anything_is_done(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_run_that_is_not_there_is_refused_before_anything_is_done(hosts: FakeHosts, console: Console) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     with pytest.raises(OperatorMistake, match="there is no run other; the runs are digits"):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="other@20"))
     assert hosts.done == []
 
 
-def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: FakeHosts, console: Console) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     hosts.begun = Answer("", "error: --from digits@7: run digits has no checkpoint of step 7; it has 30", code=78)
     with pytest.raises(OperatorMistake, match="has no checkpoint of step 7; it has 30"):
@@ -520,7 +516,7 @@ def test_a_checkpoint_that_is_not_there_puts_back_what_was(hosts: FakeHosts, con
     ],
 )
 def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
-    hosts: FakeHosts, console: verbs.Console, answer: dict[str, bool], removed: list[str]
+    hosts: FakeHosts, console: Console, answer: dict[str, bool], removed: list[str]
 ) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     hosts.begun = Answer(json.dumps(answer))
@@ -532,7 +528,7 @@ def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
 
 
 def test_a_run_that_may_be_selected_still_is_not_removed(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise ClusterTrouble("/srv/trainer/selection.json can't be written")
@@ -547,7 +543,7 @@ def test_a_run_that_may_be_selected_still_is_not_removed(
 
 
 def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -560,7 +556,7 @@ def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
     assert not [each for each in hosts.done if each.startswith("remove")]
 
 
-def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("training", 12, 999.0)
@@ -573,7 +569,7 @@ def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: Fak
     assert shipped == [("release.yml", []), ("training.yml", ["stop chief-0", "stop evaluator-0"])]
 
 
-def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.selection = '{"run": "digits"}'
@@ -583,16 +579,14 @@ def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: FakeHosts,
     assert hosts.done == []
 
 
-def test_finished_run_is_not_started_again(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_finished_run_is_not_started_again(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
     assert hosts.done == []
     assert "start a new one with: fab start-cluster --run NAME" in printed(console)
 
 
-def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(hosts: FakeHosts, console: Console) -> None:
     finished = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.runs = json.dumps([{**finished, "run": "other"}, {**finished, "begun_from": "other@10"}])
     hosts.run_status = {**finished, "begun_from": "other@10"}
@@ -602,7 +596,7 @@ def test_a_finished_run_that_began_elsewhere_is_not_called_begun_from_there(
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="digits", source="other@20"))
 
 
-def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("finished", 20, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
@@ -610,7 +604,7 @@ def test_finished_run_is_started_when_the_inventory_wants_more_steps(hosts: Fake
     assert "trained      30 steps" in printed(console)
 
 
-def test_finished_run_without_its_last_evaluation_is_started(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_finished_run_without_its_last_evaluation_is_started(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 20, "metrics": {}})
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
@@ -618,9 +612,7 @@ def test_finished_run_without_its_last_evaluation_is_started(hosts: FakeHosts, c
     assert "run digits finished" in printed(console)
 
 
-def test_trainer_that_leaves_out_the_inventorys_further_steps_is_trouble(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_trainer_that_leaves_out_the_inventorys_further_steps_is_trouble(hosts: FakeHosts, console: Console) -> None:
     hosts.inventory = make_inventory(steps=40)
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.tick = lambda hosts: hosts.set("chief-0", active="inactive", sub="dead")
@@ -629,7 +621,7 @@ def test_trainer_that_leaves_out_the_inventorys_further_steps_is_trouble(
     assert "run digits finished" not in printed(console)
 
 
-def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("finished", 30, evaluation={"step": 20, "metrics": {}})
 
     def tick(hosts: FakeHosts) -> None:
@@ -642,7 +634,7 @@ def test_trainer_that_finds_a_run_finished_ends_the_watching(hosts: FakeHosts, c
     assert "run digits finished" in printed(console)
 
 
-def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: FakeHosts, console: Console) -> None:
     def tick(hosts: FakeHosts) -> None:
         if hosts.units["worker-1"].active == "active":
             hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
@@ -655,7 +647,7 @@ def test_start_cluster_names_the_task_that_failed_with_its_journal(hosts: FakeHo
     assert "| worker-1 says" in str(caught.value)
 
 
-def test_start_cluster_tells_what_the_failed_run_says(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_tells_what_the_failed_run_says(hosts: FakeHosts, console: Console) -> None:
     def tick(hosts: FakeHosts) -> None:
         if hosts.units["chief-0"].active == "active":
             hosts.run_status = status("failed", None, hosts.now, message="no module named digitz")
@@ -666,7 +658,7 @@ def test_start_cluster_tells_what_the_failed_run_says(hosts: FakeHosts, console:
 
 
 def test_start_cluster_shows_the_journals_of_the_tasks_that_a_failed_run_names(
-    hosts: FakeHosts, console: verbs.Console
+    hosts: FakeHosts, console: Console
 ) -> None:
     killed = "the same call of 4 steps, after step 12, ended the processes of worker-1, worker-10"
 
@@ -683,7 +675,7 @@ def test_start_cluster_shows_the_journals_of_the_tasks_that_a_failed_run_names(
     assert (worker.task, worker.what, worker.journal) == ("worker-1", "is named by the failed run", ["worker-1 says"])
 
 
-def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: FakeHosts, console: Console) -> None:
     def tick(hosts: FakeHosts) -> None:
         unit = hosts.units["ps-0"]
         if unit.up:
@@ -697,7 +689,7 @@ def test_task_that_keeps_restarting_before_the_first_step_is_trouble(hosts: Fake
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
 
 
-def test_restarts_between_steps_are_recovery(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_restarts_between_steps_are_recovery(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=1)
 
     def tick(hosts: FakeHosts) -> None:
@@ -710,7 +702,7 @@ def test_restarts_between_steps_are_recovery(hosts: FakeHosts, console: verbs.Co
     assert hosts.units["worker-1"].restarts > 3
 
 
-def test_restarts_of_a_coordinator_between_steps_are_recovery(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_restarts_of_a_coordinator_between_steps_are_recovery(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=0.5)
 
     def tick(hosts: FakeHosts) -> None:
@@ -722,7 +714,7 @@ def test_restarts_of_a_coordinator_between_steps_are_recovery(hosts: FakeHosts, 
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
 
 
-def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=0.1)
 
     def tick(hosts: FakeHosts) -> None:
@@ -738,7 +730,7 @@ def test_all_hosts_are_asked_seldom_once_a_step_is_trained(hosts: FakeHosts, con
     assert set(later) == {1, 3}
 
 
-def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=1)
 
     def tick(hosts: FakeHosts) -> None:
@@ -751,9 +743,7 @@ def test_start_cluster_ends_when_another_operator_stops_the_chief(hosts: FakeHos
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
 
 
-def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(hosts: FakeHosts, console: Console) -> None:
     steps = train()
 
     def tick(hosts: FakeHosts) -> None:
@@ -767,7 +757,7 @@ def test_missing_evaluation_of_the_last_step_is_trouble_after_the_summary(
     assert "run digits finished" in printed(console)
 
 
-def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: FakeHosts, console: Console) -> None:
     hosts.unreachable = {"far": "no answer from 192.0.2.30:22 in 10 s"}
     with pytest.raises(HostsUnreachable, match="far is unreachable") as caught:
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
@@ -777,7 +767,7 @@ def test_start_cluster_touches_nothing_when_a_host_is_unreachable(hosts: FakeHos
 
 
 @pytest.mark.parametrize("how", ["flag", "minimum", "answer"])
-def test_a_cluster_starts_without_a_host_that_is_away(hosts: FakeHosts, console: verbs.Console, how: str) -> None:
+def test_a_cluster_starts_without_a_host_that_is_away(hosts: FakeHosts, console: Console, how: str) -> None:
     hosts.unreachable = {"far": "no answer"}
     hosts.tick = train()
     asked: list[str] = []
@@ -802,9 +792,7 @@ def test_a_cluster_starts_without_a_host_that_is_away(hosts: FakeHosts, console:
 
 
 @pytest.mark.parametrize("dies_in", ["release.yml", "training.yml"])
-def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(
-    hosts: FakeHosts, console: verbs.Console, dies_in: str
-) -> None:
+def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(hosts: FakeHosts, console: Console, dies_in: str) -> None:
     hosts.tick = train()
     shipped: list[tuple[str, Sequence[str]]] = []
 
@@ -824,7 +812,7 @@ def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(
 
 @pytest.mark.parametrize("given", [None, {"worker": "all"}])
 def test_a_cluster_does_not_start_below_its_minimum(
-    hosts: FakeHosts, console: verbs.Console, given: dict[str, Any] | None
+    hosts: FakeHosts, console: Console, given: dict[str, Any] | None
 ) -> None:
     hosts.unreachable = {"far" if given else "store": "no answer"}
     for variables in hosts.inventory.variables.values():
@@ -835,7 +823,7 @@ def test_a_cluster_does_not_start_below_its_minimum(
     assert hosts.done == []
 
 
-def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=0.1)
     asked: list[tuple[float, float]] = []
 
@@ -852,7 +840,7 @@ def test_a_host_that_answers_slowly_is_left_alone_for_as_long(hosts: FakeHosts, 
     assert sum(gap >= 7 for gap in gaps) > 10
 
 
-def test_chief_that_falls_silent_ends_the_watching(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_chief_that_falls_silent_ends_the_watching(hosts: FakeHosts, console: Console) -> None:
     steps = train(per_second=1)
 
     def tick(hosts: FakeHosts) -> None:
@@ -865,21 +853,21 @@ def test_chief_that_falls_silent_ends_the_watching(hosts: FakeHosts, console: ve
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
 
 
-def test_start_cluster_asks_for_site_yml_when_nothing_is_installed(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_asks_for_site_yml_when_nothing_is_installed(hosts: FakeHosts, console: Console) -> None:
     hosts.release = None
     with pytest.raises(OperatorMistake, match=r"Run `ansible-playbook site\.yml` first") as caught:
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
     assert caught.value.code == 2
 
 
-def test_task_that_has_no_environment_after_shipping_is_not_started(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_task_that_has_no_environment_after_shipping_is_not_started(hosts: FakeHosts, console: Console) -> None:
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="head isn't set up for chief-0"):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
     assert hosts.done == ["put back", "tell abc123"]
 
 
-def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: FakeHosts, console: Console) -> None:
     hosts.environments = False
     hosts.tick = train()
 
@@ -891,26 +879,26 @@ def test_task_of_a_new_strategy_gets_its_environment_by_shipping(hosts: FakeHost
     assert "run digits finished" in printed(console)
 
 
-def test_start_cluster_asks_for_site_yml_when_a_host_has_no_unit(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_asks_for_site_yml_when_a_host_has_no_unit(hosts: FakeHosts, console: Console) -> None:
     hosts.set("worker-1", load="not-found")
     with pytest.raises(OperatorMistake, match=r"far isn't set up: there is no trainer@\.service"):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
 
 
-def test_start_cluster_says_which_groups_stand_idle(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_says_which_groups_stand_idle(hosts: FakeHosts, console: Console) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(detach=True))
     assert "group ps (store) is unused: the strategy multi_worker_mirrored has no ps\n" in printed(console)
 
 
-def test_settings_are_digested_around_the_shipping_alone(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_settings_are_digested_around_the_shipping_alone(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())
     assert hosts.digested == 2 * len(hosts.inventory.hosts)
 
 
-def test_start_cluster_says_how_many_hosts_got_new_code(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_start_cluster_says_how_many_hosts_got_new_code(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = train()
 
     def ship() -> dict[str, Recap]:
@@ -931,7 +919,7 @@ def test_start_cluster_says_how_many_hosts_got_new_code(hosts: FakeHosts, consol
     ],
 )
 def test_start_cluster_says_what_was_shipped(
-    hosts: FakeHosts, console: verbs.Console, release: str, settings: str, shipped: str
+    hosts: FakeHosts, console: Console, release: str, settings: str, shipped: str
 ) -> None:
     hosts.tick = train()
 
@@ -944,7 +932,7 @@ def test_start_cluster_says_what_was_shipped(
     assert f"release {release}: {shipped}\n" in printed(console)
 
 
-def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.tick = train()
@@ -954,7 +942,7 @@ def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: FakeHosts,
     assert all(unit.enabled for unit in hosts.units.values())
 
 
-def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.run_status = status("stopped", 17)
@@ -967,7 +955,7 @@ def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeH
 
 
 def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
@@ -987,9 +975,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
     assert "stop worker-1" in hosts.done
 
 
-def test_a_stop_takes_few_scripts_a_host(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_takes_few_scripts_a_host(hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     """Look; the coordinator; then all others, with what is seen afterwards. The history gets two lines."""
     for name in hosts.units:
         hosts.set(name, **UP)
@@ -1001,7 +987,7 @@ def test_a_stop_takes_few_scripts_a_host(
     assert (asked.count("far"), asked.count("head")) == (2, 5)
 
 
-def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: FakeHosts, console: Console) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     for task in IN_STEP:
         hosts.set(task.name, file_state="enabled", **UP)
@@ -1014,7 +1000,7 @@ def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: FakeHosts, c
     assert hosts.done[-1] == "stop evaluator-0"
 
 
-def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.unreachable = {"far": "no answer"}
@@ -1023,7 +1009,7 @@ def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: FakeHos
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0"]
 
 
-def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.run_status = status("training", 12, 999.0, steps_per_second=5.0)
@@ -1034,12 +1020,12 @@ def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: verbs.Co
 
 
 @pytest.mark.parametrize("state", ["new", "stopped"])
-def test_status_of_a_stopped_cluster_is_fine(hosts: FakeHosts, console: verbs.Console, state: str) -> None:
+def test_status_of_a_stopped_cluster_is_fine(hosts: FakeHosts, console: Console, state: str) -> None:
     hosts.run_status = status(state, None)
     show_status(Cluster(hosts.inventory, hosts), console)
 
 
-def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled")
     hosts.run_status = status("finished", 30)
@@ -1047,7 +1033,7 @@ def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: FakeH
     assert re.search(r"chief-0 +head +finished", printed(console))
 
 
-def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: Console) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     for task in IN_STEP:
         hosts.set(task.name, file_state="enabled")
@@ -1056,7 +1042,7 @@ def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: FakeHost
     assert re.search(r"worker-1 +far +finished", printed(console))
 
 
-def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled")
     hosts.run_status = status("finished", 30)
@@ -1065,7 +1051,7 @@ def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHost
         assert re.search(rf"{name} +{host} +finished", printed(console))
 
 
-def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.set("ps-0", active="inactive", sub="dead")
@@ -1074,7 +1060,7 @@ def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHost
         show_status(Cluster(hosts.inventory, hosts), console)
 
 
-def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled")
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
@@ -1086,7 +1072,7 @@ def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: FakeHosts
     assert hosts.done == ["select", *(f"start {name}" for name in tasks)]
 
 
-def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: FakeHosts, console: Console) -> None:
     steps = train()
 
     def tick(hosts: FakeHosts) -> None:
@@ -1100,7 +1086,7 @@ def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: Fake
     assert "run digits finished" in printed(console)
 
 
-def test_status_tells_the_users_error_with_its_line(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_tells_the_users_error_with_its_line(hosts: FakeHosts, console: Console) -> None:
     hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     hosts.run_status = status("failed", 12, message="/srv/program/mine.py:12: ValueError: no such column")
     with pytest.raises(ClusterTrouble, match="chief-0 on head"):
@@ -1109,7 +1095,7 @@ def test_status_tells_the_users_error_with_its_line(hosts: FakeHosts, console: v
     assert message in printed(console)
 
 
-def test_status_tells_where_the_time_went_and_what_happened_last(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_tells_where_the_time_went_and_what_happened_last(hosts: FakeHosts, console: Console) -> None:
     ledger = {"productive": 90.0, "down": 10.0, "elapsed": 100.0, "goodput": 0.9}
     events = [{"time": 0, "event": "ps-lost", "task": "ps-0", "host": "store"}, {"time": 3, "event": "recovered"}]
     hosts.run_status = status("stopped", 12, ledger=ledger, events=events)
@@ -1124,7 +1110,7 @@ def test_status_tells_where_the_time_went_and_what_happened_last(hosts: FakeHost
     assert printed(console).splitlines()[-1] == "run digits: new"
 
 
-def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: FakeHosts, console: Console) -> None:
     hosts.inventory = make_inventory(IN_STEP)
     for task in IN_STEP:
         hosts.set(task.name, file_state="enabled")
@@ -1134,9 +1120,7 @@ def test_status_of_a_worker_that_failed_in_a_finished_run_is_trouble(hosts: Fake
         show_status(Cluster(hosts.inventory, hosts), console)
 
 
-def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(hosts: FakeHosts, console: Console) -> None:
     hosts.listens = False
     hosts.run_status = status("waiting", None)
     for tasks, message in ((TASKS, "ps-0 on store, worker-0 on store, worker-1 on far"), (IN_STEP, None)):
@@ -1151,7 +1135,7 @@ def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(
             show_status(cluster, console)
 
 
-def test_status_names_the_task_that_should_run(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_names_the_task_that_should_run(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
     hosts.set("worker-0", active="inactive", sub="dead")
@@ -1160,7 +1144,7 @@ def test_status_names_the_task_that_should_run(hosts: FakeHosts, console: verbs.
         show_status(Cluster(hosts.inventory, hosts), console)
 
 
-def test_status_names_the_release_of_a_process_that_is_not_current(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_names_the_release_of_a_process_that_is_not_current(hosts: FakeHosts, console: Console) -> None:
     for number, name in enumerate(hosts.units):
         hosts.set(name, file_state="enabled", pid=100 + number, **UP)
     hosts.running = {
@@ -1175,14 +1159,14 @@ def test_status_names_the_release_of_a_process_that_is_not_current(hosts: FakeHo
     assert re.match(r"ps-0 .* runs release 0ld, current is abc123$", noted[0])
 
 
-def test_status_shows_a_failed_task_with_systemds_words(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_shows_a_failed_task_with_systemds_words(hosts: FakeHosts, console: Console) -> None:
     hosts.set("ps-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     with pytest.raises(ClusterTrouble, match="ps-0 on store"):
         show_status(Cluster(hosts.inventory, hosts), console)
     assert re.search(r"ps-0 +store +failed \(exit-code 78\)", printed(console))
 
 
-def test_status_shows_the_others_when_a_host_is_unreachable(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_shows_the_others_when_a_host_is_unreachable(hosts: FakeHosts, console: Console) -> None:
     hosts.unreachable = {"far": "no answer"}
     with pytest.raises(HostsUnreachable):
         show_status(Cluster(hosts.inventory, hosts), console)
@@ -1190,7 +1174,7 @@ def test_status_shows_the_others_when_a_host_is_unreachable(hosts: FakeHosts, co
     assert re.search(r"ps-0 +store +inactive", printed(console))
 
 
-def test_status_as_json_has_every_task_and_the_run(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_as_json_has_every_task_and_the_run(hosts: FakeHosts, console: Console) -> None:
     hosts.run_status = status("finished", 30)
     console.json_out = console.out
     show_status(Cluster(hosts.inventory, hosts), console)
@@ -1199,7 +1183,7 @@ def test_status_as_json_has_every_task_and_the_run(hosts: FakeHosts, console: ve
     assert shown["run"]["state"] == "finished"
 
 
-def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: FakeHosts, console: Console) -> None:
     show_logs(Cluster(hosts.inventory, hosts), console, None, 5, follow=False)
     assert re.search(r"^ps-0        \| ([\d-]+ )?\d\d:\d\d:\d\d ps-0 says$", printed(console), re.MULTILINE)
     assert len(printed(console).splitlines()) == len(TASKS)
@@ -1210,11 +1194,11 @@ def test_logs_that_nobody_reads_any_more_are_followed_no_longer(hosts: FakeHosts
     with os.fdopen(writer, "w") as stream:
         os.close(reader)
         with pytest.raises(KeyboardInterrupt):
-            show_logs(Cluster(hosts.inventory, hosts), verbs.Console(stream), "worker-1", 5, follow=True)
+            show_logs(Cluster(hosts.inventory, hosts), Console(stream), "worker-1", 5, follow=True)
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_logs_of_one_task_are_its_lines(hosts: FakeHosts, console: verbs.Console, follow: bool) -> None:
+def test_logs_of_one_task_are_its_lines(hosts: FakeHosts, console: Console, follow: bool) -> None:
     show_logs(Cluster(hosts.inventory, hosts), console, "worker-1", 5, follow)
     assert re.fullmatch(r"([\d-]+ )?\d\d:\d\d:\d\d worker-1 says\n", printed(console))
 
@@ -1228,7 +1212,7 @@ def led(hosts: FakeHosts, seconds: int, *asked: Any) -> Iterator[Callable[[], bo
 
 
 def test_tensorboard_is_led_to_through_the_chiefs_host(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts, "tunnel", partial(led, hosts, 3), raising=False)
     with pytest.raises(HostsUnreachable, match="the connection was lost"):
@@ -1237,7 +1221,7 @@ def test_tensorboard_is_led_to_through_the_chiefs_host(
     assert hosts.done == [f"tunnel {(hosts.inventory.chief.host, 7000, 'fd00::7', 6006)}"]
 
 
-def test_no_tensorboard_is_the_operators_mistake(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_no_tensorboard_is_the_operators_mistake(hosts: FakeHosts, console: Console) -> None:
     with pytest.raises(OperatorMistake, match="group tensorboard is empty"):
         open_tensorboard(Cluster(board_at(hosts, None), hosts), console, 6006)
 
@@ -1246,13 +1230,13 @@ def board_at(hosts: FakeHosts, url: str | None) -> Inventory:
     return replace(hosts.inventory, tensorboard_url=url)
 
 
-def test_runs_are_listed(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_runs_are_listed(hosts: FakeHosts, console: Console) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     show_runs(Cluster(hosts.inventory, hosts), console)
     assert "digits" in printed(console)
 
 
-def test_checkpoints_are_listed(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_checkpoints_are_listed(hosts: FakeHosts, console: Console) -> None:
     cluster = Cluster(hosts.inventory, hosts)
     show_checkpoints(cluster, console)
     assert printed(console) == "no checkpoint yet\n"
@@ -1262,22 +1246,20 @@ def test_checkpoints_are_listed(hosts: FakeHosts, console: verbs.Console) -> Non
     assert re.search(r"20 .* 1\.0 +0\.5 +accuracy 0\.75 +best", printed(console))
 
 
-def test_checkpoints_of_a_run_that_is_not_there_are_the_operators_mistake(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_checkpoints_of_a_run_that_is_not_there_are_the_operators_mistake(hosts: FakeHosts, console: Console) -> None:
     hosts.checkpoints = Answer("", "error: there is no run x", code=78)
     with pytest.raises(OperatorMistake, match=r"^there is no run x$"):
         show_checkpoints(Cluster(hosts.inventory, hosts), console, "x")
 
 
-def test_a_run_is_exported_on_the_chiefs_host(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_run_is_exported_on_the_chiefs_host(hosts: FakeHosts, console: Console) -> None:
     hosts.exported = Answer(json.dumps({"run": "old", "step": 30, "export": "/srv/trainer/runs/old/export"}))
     export_run(Cluster(hosts.inventory, hosts), console, "old")
     assert printed(console) == "exported step 30 of old to head:/srv/trainer/runs/old/export\n"
     assert hosts.done == ["trainer export --json --settings /etc/trainer/run.json --run old"]
 
 
-def test_why_a_run_is_not_exported_is_said(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_why_a_run_is_not_exported_is_said(hosts: FakeHosts, console: Console) -> None:
     hosts.exported = Answer("", "error: run old is training", code=78)
     with pytest.raises(OperatorMistake, match=r"^run old is training$"):
         export_run(Cluster(hosts.inventory, hosts), console, "old")
@@ -1374,9 +1356,7 @@ def run_up(hosts: FakeHosts) -> None:
 @pytest.mark.parametrize(
     "error", [OperatorMistake("no such program"), ClusterTrouble("no wheels"), KeyboardInterrupt()]
 )
-def test_what_fails_before_the_switch_changes_nothing(
-    hosts: FakeHosts, console: verbs.Console, error: BaseException
-) -> None:
+def test_what_fails_before_the_switch_changes_nothing(hosts: FakeHosts, console: Console, error: BaseException) -> None:
     run_up(hosts)
     before = (dict(hosts.units), hosts.selection, hosts.release)
     shipped: list[str] = []
@@ -1394,7 +1374,7 @@ def test_what_fails_before_the_switch_changes_nothing(
     assert "nothing was stopped, switched or selected: what ran goes on\n" in printed(console)
 
 
-def test_two_starts_are_not_made_at_once(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_two_starts_are_not_made_at_once(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     hosts.held = Answer("taken by a start of ann@laptop since 10:41:07 UTC")
     with pytest.raises(OperatorMistake, match="this cluster is taken by a start of ann@laptop since 10"):
@@ -1405,16 +1385,12 @@ def test_two_starts_are_not_made_at_once(hosts: FakeHosts, console: verbs.Consol
     assert hosts.holds == ["held"]  # a plan harms nobody
     assert "this cluster is taken by a start of ann@laptop since 10:41:07 UTC. Until that is over" in printed(console)
     hosts.held = Answer("held")
-    calm = verbs.Console(
-        io.StringIO(), console.clock, console.sleep, console.ship, console.check_program, console.build
-    )
+    calm = Console(io.StringIO(), console.clock, console.sleep, console.ship, console.check_program, console.build)
     start_cluster(Cluster(hosts.inventory, hosts), calm, StartRequest("digits-2", plan_only=True))
     assert "this cluster is taken" not in printed(calm)
 
 
-def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     units, selection, shipped = dict(hosts.units), hosts.selection, []
 
@@ -1432,7 +1408,7 @@ def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(
 
 
 def test_a_script_that_writes_and_then_looks_has_time_for_a_path_that_hangs_twice(
-    hosts: FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the host would count as lost, and nobody would learn that the path hangs."""
     given, run = [], hosts.run
@@ -1448,7 +1424,7 @@ def test_a_script_that_writes_and_then_looks_has_time_for_a_path_that_hangs_twic
     assert min(given) > 2 * PATH_SECONDS
 
 
-def test_who_only_looks_on_keeps_no_other_start_away(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_who_only_looks_on_keeps_no_other_start_away(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     seen: list[str] = []
 
@@ -1465,7 +1441,7 @@ def test_who_only_looks_on_keeps_no_other_start_away(hosts: FakeHosts, console: 
 
 
 @pytest.mark.parametrize(("started", "message"), [(False, ""), (True, LEFT)])
-def test_who_leaves_is_told_what_goes_on(hosts: FakeHosts, console: verbs.Console, started: bool, message: str) -> None:
+def test_who_leaves_is_told_what_goes_on(hosts: FakeHosts, console: Console, started: bool, message: str) -> None:
     def leave(_: object) -> None:
         raise KeyboardInterrupt
 
@@ -1486,9 +1462,7 @@ def heeds_ctrl_c() -> Iterator[object]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_does_not_break_off_what_is_put_back(
-    hosts: FakeHosts, console: verbs.Console, heeds_ctrl_c: object
-) -> None:
+def test_ctrl_c_does_not_break_off_what_is_put_back(hosts: FakeHosts, console: Console, heeds_ctrl_c: object) -> None:
     run_up(hosts)
     hosts.tick = lambda _: signal.raise_signal(signal.SIGINT) if "stop" in str(hosts.done) else None
     console.ship = shipping(lambda: (_ for _ in ()).throw(ClusterTrouble("no room on ps-0")))
@@ -1500,7 +1474,7 @@ def test_ctrl_c_does_not_break_off_what_is_put_back(
 
 @pytest.mark.parametrize(("step", "run", "untried"), [(12, None, False), (0, None, True), (12, "digits-2", True)])
 def test_the_model_is_built_where_no_run_has_trained_with_the_choice(
-    hosts: FakeHosts, console: verbs.Console, step: int, run: str | None, untried: bool
+    hosts: FakeHosts, console: Console, step: int, run: str | None, untried: bool
 ) -> None:
     run_up(hosts)
     hosts.run_status = status("training", step, 999.0)
@@ -1517,7 +1491,7 @@ def test_the_model_is_built_where_no_run_has_trained_with_the_choice(
 
 
 @pytest.mark.parametrize("when", ["switch", "interrupt", "first step"])
-def test_what_fails_after_the_switch_is_put_back(hosts: FakeHosts, console: verbs.Console, when: str) -> None:
+def test_what_fails_after_the_switch_is_put_back(hosts: FakeHosts, console: Console, when: str) -> None:
     run_up(hosts)
     console.build = lambda _: "def456"
 
@@ -1544,9 +1518,7 @@ def test_what_fails_after_the_switch_is_put_back(hosts: FakeHosts, console: verb
     assert "put back: run digits, release abc123; started again: chief-0, ps-0" in printed(console)
 
 
-def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     console.build = lambda _: "def456"
 
@@ -1567,7 +1539,7 @@ def test_where_the_chiefs_host_dies_in_the_switch_the_others_are_put_back(
     assert "from the checkout of release abc123, to have what was there before" in output
 
 
-def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = lambda hosts: (
         hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
         if hosts.units["chief-0"].up
@@ -1580,7 +1552,7 @@ def test_a_first_run_that_fails_leaves_the_cluster_as_it_was(hosts: FakeHosts, c
     assert "nothing ran, and nothing was started" in printed(console)
 
 
-def test_a_run_that_is_slow_to_begin_is_not_put_back(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_run_that_is_slow_to_begin_is_not_put_back(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     with pytest.raises(ClusterTrouble, match="no step was trained in 20 s"):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest("digits-2", timeout=20))
@@ -1588,7 +1560,7 @@ def test_a_run_that_is_slow_to_begin_is_not_put_back(hosts: FakeHosts, console: 
     assert json.loads(hosts.selection) == {"run": "digits-2"}
 
 
-def test_a_plan_is_shown_and_nothing_is_done(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_a_plan_is_shown_and_nothing_is_done(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     console.build = lambda _: "def456"
     shipped: list[Shipment] = []
@@ -1727,9 +1699,7 @@ def test_a_deep_look_that_a_host_missed_is_no_all_clear() -> None:
         check_deeply(make_inventory(), [], Shown(), ansible("no play", 1))
 
 
-def test_a_deep_status_says_what_is_wrong_and_on_how_many_hosts_nothing_is(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_a_deep_status_says_what_is_wrong_and_on_how_many_hosts_nothing_is(hosts: FakeHosts, console: Console) -> None:
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.unreachable = {}
@@ -1770,8 +1740,8 @@ def test_what_the_proof_refuses_is_said_alone() -> None:
 
 
 def test_a_shipment_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.release.SILENT_SECONDS", 0.2)
-    monkeypatch.setattr("fleet.release.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("fleet.rollout.release.SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("fleet.rollout.release.LOOK_SECONDS", 0.05)
     processes: list[subprocess.Popen[str]] = []
 
     def popen(_command: list[str], **options: Any) -> subprocess.Popen[str]:
@@ -1861,9 +1831,7 @@ def follow(*records: dict[str, Any], then: Callable[[FakeHosts], None] = lambda 
     return tick
 
 
-def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = follow(
         swept("new", "new"),
         swept("training", "new"),
@@ -1880,9 +1848,7 @@ def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(
     assert output.endswith("s-2 failed: why\n")
 
 
-def test_a_sweep_beside_a_training_restarts_who_saves_and_who_evaluates(
-    hosts: FakeHosts, console: verbs.Console
-) -> None:
+def test_a_sweep_beside_a_training_restarts_who_saves_and_who_evaluates(hosts: FakeHosts, console: Console) -> None:
     """The servers serve its first point as they are."""
     for name in hosts.units:
         hosts.set(name, file_state="enabled", **UP)
@@ -1891,7 +1857,7 @@ def test_a_sweep_beside_a_training_restarts_who_saves_and_who_evaluates(
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "select", "start chief-0", "start evaluator-0"]
 
 
-def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: FakeHosts, console: Console) -> None:
     def stop(hosts: FakeHosts) -> None:
         hosts.set("chief-0", active="inactive", sub="dead")
 
@@ -1901,13 +1867,13 @@ def test_sweep_whose_coordinator_is_down_before_its_end_is_trouble(hosts: FakeHo
     assert json.loads(hosts.selection)["sweep"]["attempt"] == 1
 
 
-def test_sweep_whose_evaluator_is_late_ends_with_saying_so(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_sweep_whose_evaluator_is_late_ends_with_saying_so(hosts: FakeHosts, console: Console) -> None:
     hosts.tick = follow(swept("new", "new"), swept("finished", "finished", over=True, present=None))
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(sweep=SWEEP))
     assert "\nNot every point is evaluated yet; the evaluator goes on. Look: fab sweep --status\n" in printed(console)
 
 
-def test_sweep_whose_coordinator_is_slow_to_start_is_followed(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_sweep_whose_coordinator_is_slow_to_start_is_followed(hosts: FakeHosts, console: Console) -> None:
     looks = [0]
 
     def tick(hosts: FakeHosts) -> None:
@@ -1925,7 +1891,7 @@ def test_sweep_whose_coordinator_is_slow_to_start_is_followed(hosts: FakeHosts, 
 
 @pytest.mark.parametrize("seconds", [60, 600])
 def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
-    hosts: FakeHosts, console: verbs.Console, seconds: float
+    hosts: FakeHosts, console: Console, seconds: float
 ) -> None:
     over = swept("finished", "finished", over=True, evaluated=True, present=None)
     next_answer = follow(swept("new", "new"), swept("training", "new"), over)
@@ -1947,7 +1913,7 @@ def test_chief_that_is_away_for_a_while_does_not_end_the_looking_on(
 
 
 def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
-    hosts: FakeHosts, console: verbs.Console
+    hosts: FakeHosts, console: Console
 ) -> None:
     hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})
     hosts.sweep = swept("finished", "finished", over=True, evaluated=True, present=None)
@@ -1963,7 +1929,7 @@ def test_sweep_that_is_finished_is_shown_and_one_with_a_failure_is_tried_again(
     assert "start chief-0" in hosts.done
 
 
-def test_status_of_a_sweep_is_a_table_or_json(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_of_a_sweep_is_a_table_or_json(hosts: FakeHosts, console: Console) -> None:
     cluster = Cluster(hosts.inventory, hosts)
     with pytest.raises(OperatorMistake, match="there is no sweep yet: fab sweep FILE"):
         show_sweep(cluster, console)
@@ -1975,7 +1941,7 @@ def test_status_of_a_sweep_is_a_table_or_json(hosts: FakeHosts, console: verbs.C
     assert json.loads(printed(console)[printed(console).index("{") :])["sweep"] == hosts.sweep
 
 
-def test_status_says_of_which_sweep_the_run_is_a_point(hosts: FakeHosts, console: verbs.Console) -> None:
+def test_status_says_of_which_sweep_the_run_is_a_point(hosts: FakeHosts, console: Console) -> None:
     show_status(Cluster(hosts.inventory, hosts), console)
     assert "sweep" not in printed(console)
     hosts.selection = json.dumps({"sweep": {**SWEEP["sweep"], "attempt": 1}})

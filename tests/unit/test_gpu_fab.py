@@ -6,13 +6,13 @@ import json
 import pytest
 from test_fab import fab
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.verbs import Console
 from fleet.verbs.gpu_check import check_gpus
 
 RIGHT = {

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from host_look import noted
 
-from fleet import agent
+from fleet.hosts import agent
 from fleet.site.filters import FILTERS
 from tests.unit.test_cluster_note import render
 

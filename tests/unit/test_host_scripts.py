@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cluster import Cluster
-from fleet.host_scripts import DIGEST, RESTORE_STATE, SAVE_STATE
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import DIGEST, RESTORE_STATE, SAVE_STATE
+from fleet.hosts.ssh import Answer
 from fleet.site.topology import Task
-from fleet.ssh import Answer
 
 UNITS = "etc/systemd/system"
 WANTS = f"{UNITS}/multi-user.target.wants"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet import inventory_cache
 from fleet.errors import OperatorMistake
 from fleet.places import CODE as ROOT
+from fleet.site import inventory_cache
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.site.reader import plain_value
 
@@ -158,7 +158,7 @@ def test_a_memory_is_the_users_own_and_few_are_kept(
 def test_a_look_imports_no_ansible(tmp_path: Path) -> None:
     """As `fab status` reads the default inventory, where ansible.cfg says which one that is."""
     shutil.copytree(ROOT / "inventory/three-machines", tmp_path / "site")
-    look = "import sys; from fleet.inventory_cache import recall_inventory; recall_inventory(sys.argv[1])"
+    look = "import sys; from fleet.site.inventory_cache import recall_inventory; recall_inventory(sys.argv[1])"
     look += "; print(any(name.partition('.')[0] == 'ansible' for name in sys.modules))"
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     environment.pop("XDG_CACHE_HOME", None)

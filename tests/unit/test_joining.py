@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fleet.decision import RunChoice
-from fleet.plan import AT_A_SAVE, AT_ONCE, NEVER, Plan, render_plan
+from fleet.planning.decision import RunChoice
+from fleet.planning.plan import AT_A_SAVE, AT_ONCE, NEVER, Plan, render_plan
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task

@@ -18,18 +18,18 @@ import invoke
 import jsonschema
 import pytest
 
-from fleet import verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.drills import runner
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
-from fleet.json_output import VERSION
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
+from fleet.output.json_output import VERSION
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem
 from fleet.site.topology import Task
-from fleet.ssh import Answer
 from fleet.verbs.advise import advise
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
@@ -113,14 +113,14 @@ def hosts() -> fleet.FakeHosts:
 
 
 @pytest.fixture
-def console(hosts: fleet.FakeHosts) -> verbs.Console:
+def console(hosts: fleet.FakeHosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Console(
+    return Console(
         io.StringIO(), clock, clock.sleep, fleet.nothing, lambda _: hosts.release or "", json_out=io.StringIO()
     )
 
 
-def answer_of(console: verbs.Console) -> dict[str, Any]:
+def answer_of(console: Console) -> dict[str, Any]:
     """Return the one answer on standard output, which is as it is documented."""
     assert isinstance(console.json_out, io.StringIO)
     found: dict[str, Any] = json.loads(console.json_out.getvalue())
@@ -149,7 +149,7 @@ def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_start_that_is_followed_to_its_end(hosts: fleet.FakeHosts, console: verbs.Console, restart: bool) -> None:
+def test_a_start_that_is_followed_to_its_end(hosts: fleet.FakeHosts, console: Console, restart: bool) -> None:
     hosts.tick = fleet.train()
     start_cluster(cluster_of(hosts), console, StartRequest(restart=restart))
     found = answer_of(console)
@@ -158,32 +158,32 @@ def test_a_start_that_is_followed_to_its_end(hosts: fleet.FakeHosts, console: ve
     assert "run digits finished" in fleet.printed(console)
 
 
-def test_a_start_that_is_left(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_a_start_that_is_left(hosts: fleet.FakeHosts, console: Console) -> None:
     hosts.tick = fleet.train()
     start_cluster(cluster_of(hosts), console, StartRequest("digits-2", detach=True))
     found = answer_of(console)
     assert (found["outcome"], found["plan"]["select"]) == ("training", {"run": "digits-2"})
 
 
-def test_a_plan(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_a_plan(hosts: fleet.FakeHosts, console: Console) -> None:
     start_cluster(cluster_of(hosts), console, StartRequest(plan_only=True))
     assert answer_of(console)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
 
 
-def test_a_run_that_was_finished_before(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_a_run_that_was_finished_before(hosts: fleet.FakeHosts, console: Console) -> None:
     hosts.run_status = fleet.status("finished", 30, evaluation={"step": 30, "metrics": {}})
     start_cluster(cluster_of(hosts), console, StartRequest())
     assert answer_of(console)["outcome"] == "finished before"
 
 
-def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.FakeHosts, console: Console) -> None:
     with pytest.raises(OperatorMistake):
         start_cluster(cluster_of(hosts), console, StartRequest("a/b"))
     assert isinstance(console.json_out, io.StringIO)
     assert console.json_out.getvalue() == ""
 
 
-def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.FakeHosts, console: Console) -> None:
     start_cluster(cluster_of(hosts), console, StartRequest(detach=True, sweep=fleet.SWEEP))
     found = answer_of(console)
     assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
@@ -193,7 +193,7 @@ def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.FakeHosts, console: verb
     assert answer_of(console)["sweep"]["present"] == "s-2"
 
 
-def test_the_queue_and_its_changes(console: verbs.Console, tmp_path: Path) -> None:
+def test_the_queue_and_its_changes(console: Console, tmp_path: Path) -> None:
     hosts = make_queue(tmp_path)
     console.build, console.prove = (lambda _: "abc123"), (lambda *_: None)
 
@@ -218,7 +218,7 @@ def test_the_queue_and_its_changes(console: verbs.Console, tmp_path: Path) -> No
     ]
 
 
-def test_advice(console: verbs.Console) -> None:
+def test_advice(console: Console) -> None:
     hosts = make_advised()
     clock = fleet.Clock(hosts=hosts)
     advise(Cluster(hosts.inventory, hosts), replace(console, clock=clock, sleep=clock.sleep), 60.0)
@@ -226,7 +226,7 @@ def test_advice(console: verbs.Console) -> None:
     assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
 
-def test_a_stop(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_a_stop(hosts: fleet.FakeHosts, console: Console) -> None:
     hosts.run_status = fleet.status("stopped", 20)
     stop_cluster(cluster_of(hosts), console)
     found = answer_of(console)
@@ -234,7 +234,7 @@ def test_a_stop(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_status(hosts: fleet.FakeHosts, console: verbs.Console, deep: bool) -> None:
+def test_a_status(hosts: fleet.FakeHosts, console: Console, deep: bool) -> None:
     fleet.run_up(hosts)
     hosts.run_status = json.loads(hosts.runs)[0]
     hosts.unreachable["far"] = "no route"
@@ -247,7 +247,7 @@ def test_a_status(hosts: fleet.FakeHosts, console: verbs.Console, deep: bool) ->
     assert found.get("damage") == ({"head": "a file differs"} if deep else None)
 
 
-def test_lists_and_an_export(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_lists_and_an_export(hosts: fleet.FakeHosts, console: Console) -> None:
     for verb, key, show in (
         ("runs", "runs", show_runs),
         ("checkpoints", "checkpoints", show_checkpoints),
@@ -260,7 +260,7 @@ def test_lists_and_an_export(hosts: fleet.FakeHosts, console: verbs.Console) -> 
         assert found[key]
 
 
-def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: verbs.Console, tmp_path: Path) -> None:
+def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: Console, tmp_path: Path) -> None:
     hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
     make_report(cluster_of(hosts), console, [], tmp_path / "page.html")
     found = answer_of(console)
@@ -268,7 +268,7 @@ def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: verbs.Console,
     assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
 
 
-def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: verbs.Console) -> None:
+def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: Console) -> None:
     show_logs(cluster_of(hosts), console, None, None, follow=False)
     assert isinstance(console.json_out, io.StringIO)
     lines = [json.loads(line) for line in console.json_out.getvalue().splitlines()]
@@ -277,9 +277,7 @@ def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: ve
     assert [line["message"] for line in lines if line["task"] == "ps-0"] == ["ps-0 says"]
 
 
-def test_the_address_of_tensorboard(
-    hosts: fleet.FakeHosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_of_tensorboard(hosts: fleet.FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     inventory = fleet.board_at(hosts, "http://10.0.0.9:6006")
     monkeypatch.setattr(hosts, "tunnel", partial(fleet.led, hosts, 0), raising=False)
     with pytest.raises(HostsUnreachable):
@@ -287,7 +285,7 @@ def test_the_address_of_tensorboard(
     assert answer_of(console)["url"] == "http://localhost:7007"
 
 
-def test_an_inventory_that_is_wrong(console: verbs.Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inventory_that_is_wrong(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem("steps: must be at least 1, not 0", hosts=("a",), variable="trainer_run", value="0")
     monkeypatch.setattr("fleet.verbs.validate.read_source", lambda *_: SimpleNamespace(name="inventory/x"))
     monkeypatch.setattr("fleet.verbs.validate.find_problems", lambda _: [problem])
@@ -296,7 +294,7 @@ def test_an_inventory_that_is_wrong(console: verbs.Console, monkeypatch: pytest.
     assert answer_of(console)["problems"][0]["variable"] == "trainer_run"
 
 
-def test_gpus(console: verbs.Console) -> None:
+def test_gpus(console: Console) -> None:
     report = Answer(json.dumps(RIGHT))
     tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
@@ -304,7 +302,7 @@ def test_gpus(console: verbs.Console) -> None:
     assert answer_of(console)["hosts"] == {"a": RIGHT}
 
 
-def test_ways(console: verbs.Console) -> None:
+def test_ways(console: Console) -> None:
     show_ways(Cluster(of_ways(), WaysHosts(WAYS)), console)  # type: ignore[arg-type]
     assert answer_of(console)["ways"]["ps-0"]["worker-0"]["listens"] is False
 
@@ -329,7 +327,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
 @pytest.mark.parametrize("problems", [[], ["nobody noticed"]])
 def test_drills(
-    hosts: fleet.FakeHosts, console: verbs.Console, drilled: Callable[[list[str]], None], problems: list[str]
+    hosts: fleet.FakeHosts, console: Console, drilled: Callable[[list[str]], None], problems: list[str]
 ) -> None:
     drilled(problems)
     try:
@@ -342,7 +340,7 @@ def test_drills(
     assert len(found["drills"]) == len(CATALOGUE) - 1
 
 
-def test_the_list_of_drills(console: verbs.Console) -> None:
+def test_the_list_of_drills(console: Console) -> None:
     runner.list_drills(console)
     assert [each["drill"] for each in answer_of(console)["drills"]] == [each.name for each in CATALOGUE]
 
@@ -353,7 +351,7 @@ def test_who_takes_part() -> None:
 
     def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
         clock = fleet.Clock(hosts=hosts)
-        console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+        console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
         with pytest.raises(OperatorMistake) if words == ("head",) else contextlib.nullcontext():
             verb(cluster, console, *words, **more)
         return answer_of(console)
@@ -374,7 +372,7 @@ def test_an_update_of_hosts(plan: bool, outcome: str) -> None:
     hosts = test_update_hosts.make_hosts()
     hosts.updates = {"w-b": ["openssl"]}
     clock = fleet.Clock(hosts=hosts)
-    console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
     update_hosts(cluster_of(hosts), console, UpdateRequest(["ps-a", "w-b"], "always", plan_only=plan))
     found = answer_of(console)
     assert (found["outcome"], len(found["hosts"])) == (outcome, 2)
@@ -397,7 +395,7 @@ def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     day.keep_releases(hosts, monkeypatch)
     hosts.lines = [day.shipped("old1", day.OLD)]
     clock = fleet.Clock(hosts=hosts)
-    console = verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
     rollback(cluster_of(hosts), console, plan_only=True)
     found = answer_of(console)
     assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")

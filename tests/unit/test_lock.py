@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-import fleet.lock
+import fleet.hosts.lock
 from fleet.errors import OperatorMistake
-from fleet.lock import hold_for, take_lock, who_is_at_work
+from fleet.hosts.lock import hold_for, take_lock, who_is_at_work
+from fleet.hosts.ssh import Answer
 from fleet.places import KIT
 from fleet.site.routes import Host
-from fleet.ssh import Answer
 
 
 class Here:
@@ -75,7 +75,7 @@ class Here:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.lock, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(fleet.hosts.lock, "WAIT_SECONDS", 0)
     monkeypatch.setattr("fleet.site.origin.getuser", lambda: "ann o'neill")
 
 
@@ -103,7 +103,7 @@ def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> N
 
 
 def test_who_has_just_ended_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.lock, "WAIT_SECONDS", 60)
+    monkeypatch.setattr(fleet.hosts.lock, "WAIT_SECONDS", 60)
     first, second = Here(tmp_path), Here(tmp_path)
     take_lock(first, "head", "start")
     threading.Timer(0.5, first.let_go).start()
@@ -141,7 +141,7 @@ def test_why_the_lock_can_t_be_taken_is_told(tmp_path: Path) -> None:
 def test_the_lock_is_held_as_long_as_the_process_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(fleet.lock, "SshHosts", lambda hosts: Here(tmp_path))
+    monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: Here(tmp_path))
     playbook = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     what = (playbook.pid, Host("head", "192.0.2.10"), "run of site.yml")
     holding = threading.Thread(target=hold_for, args=what, daemon=True)
@@ -166,7 +166,7 @@ def test_the_lock_is_held_as_long_as_the_process_is_there(
 
 
 def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.lock, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(fleet.hosts.lock, "AGAIN_SECONDS", 0.05)
     host, began = Here(tmp_path), threading.Semaphore(0)
     hold = host.hold
 
@@ -176,7 +176,7 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
         return answer
 
     monkeypatch.setattr(host, "hold", count)
-    monkeypatch.setattr(fleet.lock, "SshHosts", lambda hosts: host)
+    monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: host)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as playbook:
         holding = threading.Thread(target=hold_for, args=(playbook.pid, Host("head", "192.0.2.10"), "run of site.yml"))
         holding.start()

@@ -21,12 +21,12 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
-from fleet.agent import describe_file as look_at
-from fleet.agent_request import RECEIVE, feed, sources
-from fleet.desired_state import UnknownTask, files_differ
+from fleet.hosts.agent import describe_file as look_at
+from fleet.hosts.agent_request import RECEIVE, feed, sources
 from fleet.places import CODE as ROOT
-from fleet.readers import AHEAD
-from fleet.roles import Ahead
+from fleet.rollout.desired_state import UnknownTask, files_differ
+from fleet.rollout.readers import AHEAD
+from fleet.rollout.roles import Ahead
 
 ME = pwd.getpwuid(os.getuid())
 MINE = grp.getgrgid(ME.pw_gid).gr_name

@@ -232,7 +232,7 @@ def test_a_whole_run_without_a_loss_names_the_next_command(plugin: Any, tmp_path
 
 MARKED = """import os, sys
 with open(os.environ["MARKS"], "a") as file:
-    print(os.getpid(), "fleet.site.filters" in sys.modules, "fleet.roles" in sys.modules, file=file)
+    print(os.getpid(), "fleet.site.filters" in sys.modules, "fleet.rollout.roles" in sys.modules, file=file)
 class FilterModule:
     def filters(self):
         return {"marked": str}

@@ -12,8 +12,8 @@ import pytest
 from test_fleet_verbs import make_inventory
 
 from fleet.places import KIT
-from fleet.release import make_release
-from fleet.roles import Role
+from fleet.rollout.release import make_release
+from fleet.rollout.roles import Role
 from fleet.site.inventory import Inventory
 from fleet.verbs.prune import wheel_sets
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.desired_state import Pass, load
 from fleet.places import CODE as ROOT
-from fleet.roles import Ahead, Role
-from fleet.short_way import ShortWay
+from fleet.rollout.desired_state import Pass, load
+from fleet.rollout.roles import Ahead, Role
+from fleet.rollout.short_way import ShortWay
 from fleet.site.inventory import load_inventory
 from fleet.site.owed_restarts import owed
 from tests.rendered_firewall import FACTS
@@ -50,7 +50,7 @@ def inventory(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _roles_without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """fab asks none of these roles, and reads those of others only where there are any."""
-    monkeypatch.setattr("fleet.roles.load", lambda path: load(path) if path.exists() else {})
+    monkeypatch.setattr("fleet.rollout.roles.load", lambda path: load(path) if path.exists() else {})
 
 
 GPU_TIMER = "/etc/systemd/system/psfleet-gpu-metrics.timer"

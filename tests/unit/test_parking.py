@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.host_scripts import COOL, DIRECTORIES, GO_ON, PARK, WARM, WARM_EARLY
+from fleet.hosts.host_scripts import COOL, DIRECTORIES, GO_ON, PARK, WARM, WARM_EARLY
 
 SYSTEMCTL = """#!/bin/sh
 case $1 in

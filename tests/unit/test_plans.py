@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from invoke import Task
 
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import FleetError, HostsUnreachable
+from fleet.hosts.cluster import Cluster
 from fleet.places import KIT
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Console
 from fleet.verbs.backup import back_up
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.clone_run import clone_run

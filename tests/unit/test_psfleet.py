@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet import program
-from fleet.terminal import printable, typing_psfleet
+from fleet.output.terminal import printable, typing_psfleet
 
 
 def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

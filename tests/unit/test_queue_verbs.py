@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from fleet import verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
-from fleet.release import Display
-from fleet.ssh import Answer
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
+from fleet.rollout.release import Display
 from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
@@ -89,7 +89,7 @@ def proven() -> list[Any]:
 
 
 @pytest.fixture
-def console(hosts: Hosts, proven: list[Any]) -> verbs.Console:
+def console(hosts: Hosts, proven: list[Any]) -> Console:
     clock = fleet.Clock(hosts=hosts)
 
     def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: Display) -> None:
@@ -97,9 +97,7 @@ def console(hosts: Hosts, proven: list[Any]) -> verbs.Console:
             raise OperatorMistake("program p:P: build_model failed")
         proven.append((release, selection))
 
-    console = verbs.Console(
-        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or ""
-    )
+    console = Console(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or "")
     console.prove = prove
     return console
 
@@ -115,7 +113,7 @@ def idle(hosts: Hosts) -> None:
 
 
 def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
-    hosts: Hosts, console: verbs.Console, proven: list[Any]
+    hosts: Hosts, console: Console, proven: list[Any]
 ) -> None:
     asked = QueueRequest("next", "p:Q", {"rate": 0.1}, settings={"steps": 50}, minutes=30, reason="as agreed")
     queue_add(cluster(hosts), console, asked)
@@ -150,7 +148,7 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
     ],
 )
 def test_a_plan_names_the_whole_command(
-    hosts: Hosts, console: verbs.Console, asked: QueueRequest, as_shipped: bool, command: str
+    hosts: Hosts, console: Console, asked: QueueRequest, as_shipped: bool, command: str
 ) -> None:
     queue_add(cluster(hosts), console, asked, True, as_shipped)
     assert fleet.printed(console).endswith(f"nothing was done. Do it: {command}\n")
@@ -158,7 +156,7 @@ def test_a_plan_names_the_whole_command(
     assert parse_assignments(sets) == ({} if asked.sweep_file else asked.program_args)
 
 
-def test_typed_twice_it_is_added_once(hosts: Hosts, console: verbs.Console, proven: list[Any]) -> None:
+def test_typed_twice_it_is_added_once(hosts: Hosts, console: Console, proven: list[Any]) -> None:
     for _ in range(2):
         queue_add(cluster(hosts), console, QueueRequest("next"))
     assert len(proven) == 1
@@ -166,9 +164,7 @@ def test_typed_twice_it_is_added_once(hosts: Hosts, console: verbs.Console, prov
     assert "next waits already after digits\n" in fleet.printed(console)
 
 
-def test_a_plan_says_where_it_would_go_and_adds_nothing(
-    hosts: Hosts, console: verbs.Console, proven: list[Any]
-) -> None:
+def test_a_plan_says_where_it_would_go_and_adds_nothing(hosts: Hosts, console: Console, proven: list[Any]) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     before = (hosts.place / "queue.json").read_text()
     queue_add(cluster(hosts), console, QueueRequest("two", priority=3), plan_only=True)
@@ -179,14 +175,14 @@ def test_a_plan_says_where_it_would_go_and_adds_nothing(
     assert len(proven) == 1
 
 
-def test_what_can_not_be_built_is_refused_and_not_added(hosts: Hosts, console: verbs.Console) -> None:
+def test_what_can_not_be_built_is_refused_and_not_added(hosts: Hosts, console: Console) -> None:
     with pytest.raises(OperatorMistake, match="build_model failed"):
         queue_add(cluster(hosts), console, QueueRequest("broken"))
     assert not (hosts.place / "queue.json").exists()
 
 
 def test_another_checkout_is_refused_beside_a_training_unless_asked_for(
-    hosts: Hosts, console: verbs.Console, proven: list[Any]
+    hosts: Hosts, console: Console, proven: list[Any]
 ) -> None:
     console.build = lambda _: "def456"
     with pytest.raises(OperatorMistake, match="the hosts train with release abc123, and this checkout is def456"):
@@ -195,7 +191,7 @@ def test_another_checkout_is_refused_beside_a_training_unless_asked_for(
     assert proven[0][0] == "abc123"
 
 
-def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: verbs.Console, proven: list[Any]) -> None:
+def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: Console, proven: list[Any]) -> None:
     RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
     idle(hosts)
     queue_add(cluster(hosts), console, QueueRequest("next", reason="as agreed"))
@@ -207,7 +203,7 @@ def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: ver
     assert json.loads(hosts.lines[-1])["reason"] == "as agreed"
 
 
-def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: Console) -> None:
     RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
     idle(hosts)
 
@@ -220,7 +216,7 @@ def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: verbs
     assert "broken is taken back\n" in fleet.printed(console)
 
 
-def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console: Console) -> None:
     stop_cluster(cluster(hosts), console, "maintenance")
     assert json.loads(hosts.lines[-1])["reason"] == "maintenance"
     hosts.done.clear()
@@ -231,9 +227,7 @@ def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console:
     assert "start chief-0" in hosts.done
 
 
-def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(
-    hosts: Hosts, console: verbs.Console
-) -> None:
+def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     for run in ("digits", "one"):
         hosts.finish(run)
@@ -248,7 +242,7 @@ def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(
     assert "start chief-0" in hosts.done
 
 
-def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     hosts.finish("digits")
     hosts.finish("one", RunState.FAILED)
@@ -260,7 +254,7 @@ def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, cons
     assert output.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
 
 
-def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     hosts.tick = fleet.train()
     start_cluster(cluster(hosts), console, StartRequest("mine", detach=True))
@@ -274,25 +268,23 @@ def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Ho
 
 
 @pytest.mark.parametrize("request_", [StartRequest("mine", queue=True), StartRequest(program="p:P", queue=True)])
-def test_the_queue_and_a_run_are_not_asked_for_together(
-    hosts: Hosts, console: verbs.Console, request_: StartRequest
-) -> None:
+def test_the_queue_and_a_run_are_not_asked_for_together(hosts: Hosts, console: Console, request_: StartRequest) -> None:
     with pytest.raises(OperatorMistake, match="--queue goes on with what waits"):
         start_cluster(cluster(hosts), console, request_)
 
 
-def test_a_program_is_not_laid_over_the_queue(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_program_is_not_laid_over_the_queue(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     with pytest.raises(OperatorMistake, match="the queue is selected, and each of its runs has its own program"):
         start_cluster(cluster(hosts), console, StartRequest(program="p:Q"))
 
 
-def test_an_empty_queue_is_not_started(hosts: Hosts, console: verbs.Console) -> None:
+def test_an_empty_queue_is_not_started(hosts: Hosts, console: Console) -> None:
     with pytest.raises(OperatorMistake, match="the queue is empty: add a run with fab queue-add RUN"):
         start_cluster(cluster(hosts), console, StartRequest(queue=True))
 
 
-def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, console: verbs.Console) -> None:
+def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, console: Console) -> None:
     def tick(_: fleet.FakeHosts) -> None:
         begun.setdefault("at", hosts.now)
         seconds = hosts.now - begun["at"]
@@ -307,7 +299,7 @@ def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, con
     )
 
 
-def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, console: verbs.Console) -> None:
+def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, console: Console) -> None:
     for name in ("a", "b"):
         queue_add(cluster(hosts), console, QueueRequest(name))
     queue_move(cluster(hosts), console, "b", "first", plan_only=True)
@@ -337,13 +329,13 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
     ]
 
 
-def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: verbs.Console) -> None:
+def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("next"))
     show_status(cluster(hosts), console)
     assert "\nof the queue: fab queue\n" in fleet.printed(console)
 
 
-def test_hosts_with_an_older_release_are_named(hosts: Hosts, console: verbs.Console) -> None:
+def test_hosts_with_an_older_release_are_named(hosts: Hosts, console: Console) -> None:
     hosts.knows_queues = False
     with pytest.raises(OperatorMistake, match="the release on the hosts knows no queue: ship this one first"):
         show_queue(cluster(hosts), console)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet.quorum import find_shortages, minimum
+from fleet.planning.quorum import find_shortages, minimum
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.schema.definition import definition

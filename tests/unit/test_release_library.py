@@ -18,7 +18,7 @@ import release_archive
 import release_prune
 import wheelhouse
 
-from fleet import agent
+from fleet.hosts import agent
 
 LOCK = """\
 # made by hand

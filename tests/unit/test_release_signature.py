@@ -15,7 +15,7 @@ import release_archive
 import release_signature
 from release_signature import SigningError
 
-from fleet.agent_request import pack
+from fleet.hosts.agent_request import pack
 
 ROOT = Path(__file__).parents[2]
 CHECK = ROOT / "roles/release/files/psfleet-check-release"

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from fleet import verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
-from fleet.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from tests.unit import test_fleet_verbs as fleet
@@ -77,9 +77,9 @@ def hosts(place: Path) -> Hosts:
 
 
 @pytest.fixture
-def console(hosts: Hosts) -> verbs.Console:
+def console(hosts: Hosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep)
+    return Console(io.StringIO(), clock, clock.sleep)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -90,7 +90,7 @@ def tasks(place: Path) -> dict[str, tuple[str, str]]:
     return {task.name: (task.host, task.address) for task in load_inventory(str(place)).tasks}
 
 
-def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts, console: Console) -> None:
     before = tasks(place)
     drain(cluster(hosts), console, "w-a", "sold")
     remove_host(cluster(hosts), console, "w-a", "sold")
@@ -109,7 +109,7 @@ def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts
 
 
 def test_an_inventory_is_never_half_written(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drain(cluster(hosts), console, "w-a", "sold")
     (place / "hosts.yml").chmod(0o640)
@@ -131,7 +131,7 @@ def test_an_inventory_is_never_half_written(
     assert (place / "hosts.yml").stat().st_mode & 0o777 == 0o640
 
 
-def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b")
     remove_host(cluster(hosts), console, "ps-b")
     text = HOSTS.replace("    ps-b:\n      ansible_host: 192.0.2.21\n", "")
@@ -146,7 +146,7 @@ def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: H
     ],
 )
 def test_a_host_that_takes_part_is_not_removed(
-    place: Path, hosts: Hosts, console: verbs.Console, host: str, message: str
+    place: Path, hosts: Hosts, console: Console, host: str, message: str
 ) -> None:
     with pytest.raises(OperatorMistake, match=message):
         remove_host(cluster(hosts), console, host)
@@ -154,14 +154,14 @@ def test_a_host_that_takes_part_is_not_removed(
     assert hosts.lines == []
 
 
-def test_a_dead_host_is_removed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_a_dead_host_is_removed(place: Path, hosts: Hosts, console: Console) -> None:
     hosts.unreachable["w-c"] = "no route"
     remove_host(cluster(hosts), console, "w-c")
     assert "w-c does not answer, and was not cleaned" in fleet.printed(console)
     assert "worker-2" not in tasks(place)
 
 
-def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-a")
     hosts.held = Answer("taken by a site.yml of ann@laptop since 10:41:07 UTC")
     with pytest.raises(OperatorMistake, match=r"this cluster is taken by a site.yml of ann@laptop"):
@@ -172,7 +172,7 @@ def test_a_host_is_not_removed_beside_a_start(place: Path, hosts: Hosts, console
     assert (place / "hosts.yml").read_text() == HOSTS
 
 
-def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: Console) -> None:
     console.json_out = io.StringIO()
     drain(cluster(hosts), console, "w-a")
     remove_host(cluster(hosts), console, "w-a", plan_only=True)
@@ -191,7 +191,7 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: verbs.Consol
 
 
 def test_a_new_host_takes_the_place_and_the_number(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = {}
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
@@ -206,7 +206,7 @@ def test_a_new_host_takes_the_place_and_the_number(
 
 
 def test_with_encryption_the_address_that_counts_is_the_tunnels(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
     hosts.inventory, written = load_inventory(str(place)), {}
@@ -234,7 +234,7 @@ def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_
     assert written == {**known, "worker-0": ["192.0.2.30:2400"]}
 
 
-def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, console: Console) -> None:
     text = HOSTS.replace("    w-a:\n    w-b:\n", "    {w-a: , w-b: }\n").replace("  hosts:\n    {w-a", "  hosts: {w-a")
     (place / "hosts.yml").write_text(text)
     drain(cluster(hosts), console, "w-a")
@@ -246,7 +246,7 @@ def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, co
 
 
 def test_a_host_that_is_replaced_by_hand_stays_out_too(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "more.ini").write_text("[others]\n")
     written = {}
@@ -279,7 +279,7 @@ def problems(place: Path) -> list[str]:
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["w-a.yml", "w-a.json", "w-a/more.yml", "w-a"])
 def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
-    place: Path, hosts: Hosts, console: verbs.Console, name: str
+    place: Path, hosts: Hosts, console: Console, name: str
 ) -> None:
     place = elsewhere(place)
     own = place / "host_vars" / name
@@ -298,7 +298,7 @@ def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
 
 
 @pytest.mark.usefixtures("silent")
-def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, console: Console) -> None:
     place = elsewhere(place)
     (place / "hosts.yml").write_text(HOSTS.replace("    w-a:\n      ansible_host: 192.0.2.30\n", "    w-a:\n"))
     (place / "host_vars").mkdir()
@@ -322,7 +322,7 @@ def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: 
     ],
 )
 def test_a_new_host_that_would_be_wrong_is_refused_before_the_old_one_is_cleaned(
-    place: Path, hosts: Hosts, console: verbs.Console, new: str, address: str, message: str
+    place: Path, hosts: Hosts, console: Console, new: str, address: str, message: str
 ) -> None:
     drain(cluster(hosts), console, "w-a")
     done = list(hosts.done)
@@ -334,14 +334,14 @@ def test_a_new_host_that_would_be_wrong_is_refused_before_the_old_one_is_cleaned
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("new", ["7", "no", "2026-03-02"])
 def test_a_name_that_yaml_takes_for_something_else_is_quoted(
-    place: Path, hosts: Hosts, console: verbs.Console, new: str
+    place: Path, hosts: Hosts, console: Console, new: str
 ) -> None:
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", new, "192.0.2.99")
     assert tasks(place)["worker-0"] == (new, "192.0.2.99")
 
 
-def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, console: Console) -> None:
     (place / "hosts.yml").write_bytes(HOSTS.replace("\n", "\r\n").encode())
     drain(cluster(hosts), console, "ps-b")
     remove_host(cluster(hosts), console, "ps-b")
@@ -357,7 +357,7 @@ def test_the_ends_of_lines_stay(place: Path, hosts: Hosts, console: verbs.Consol
     ],
 )
 def test_what_is_written_for_several_hosts_is_changed_by_hand(
-    place: Path, hosts: Hosts, console: verbs.Console, was: str, now: str, why: str
+    place: Path, hosts: Hosts, console: Console, was: str, now: str, why: str
 ) -> None:
     text = HOSTS.replace(was, now)
     (place / "hosts.yml").write_text(text.replace("192.0.2.31\n", "192.0.2.31\n      worker_port: *port\n")
@@ -370,7 +370,7 @@ def test_what_is_written_for_several_hosts_is_changed_by_hand(
     assert why in fleet.printed(console)
 
 
-def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, console: Console) -> None:
     (place / "more.ini").write_text("[others]\n")
     drain(cluster(hosts), console, "w-a")
     remove_host(cluster(hosts), console, "w-a", plan_only=True)
@@ -378,7 +378,7 @@ def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, co
     assert "with a backup" not in fleet.printed(console)
 
 
-def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, console: verbs.Console) -> None:
+def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, console: Console) -> None:
     (place / "hosts.yml").write_text(f"{HOSTS}nfs_server:\n  hosts:\n    w-b:\n")
     drain(read_again(place, hosts), console, "w-b")
     with pytest.raises(OperatorMistake, match="w-b stays: it serves the shared path, with all runs"):
@@ -388,7 +388,7 @@ def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, c
 
 
 def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
-    place: Path, hosts: Hosts, console: verbs.Console
+    place: Path, hosts: Hosts, console: Console
 ) -> None:
     (place / "group_vars/all.yml").write_text(VARIABLES.replace("/srv/trainer", "''"))
     hosts.unreachable["head"] = "no route"
@@ -399,7 +399,7 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", ["", "recommender"])
 def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
-    place: Path, hosts: Hosts, console: verbs.Console, name: str
+    place: Path, hosts: Hosts, console: Console, name: str
 ) -> None:
     """They have noted the address of the old one, where the inventory has no name for the cluster."""
     (place / "group_vars/all.yml").write_text(VARIABLES + (f"cluster_name: {name}\n" if name else ""))
@@ -417,7 +417,7 @@ def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     [(False, "a checkpoint that is saved first"), (True, "steps since the newest checkpoint are lost")],
 )
 def test_a_plan_promises_no_save_by_a_dead_coordinator(
-    place: Path, hosts: Hosts, console: verbs.Console, is_dead: bool, cost: str
+    place: Path, hosts: Hosts, console: Console, is_dead: bool, cost: str
 ) -> None:
     if is_dead:
         hosts.unreachable["head"] = "no route"
@@ -428,22 +428,22 @@ def test_a_plan_promises_no_save_by_a_dead_coordinator(
 
 @pytest.mark.usefixtures("silent")
 def test_a_vault_whose_password_was_typed_is_read_again(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = elsewhere(place)
     (place / "host_vars").mkdir()
     vault = VaultLib([("default", VaultSecret(b"open"))])
     (place / "host_vars/w-a.yml").write_bytes(vault.encrypt(b"trainer_secrets: {store: abcdef}\n"))
-    monkeypatch.setattr("fleet.vault._ask", lambda: "open")
+    monkeypatch.setattr("fleet.site.vault._ask", lambda: "open")
     hosts.inventory = load_inventory(str(place), ask_vault_pass=True)
-    monkeypatch.setattr("fleet.vault._ask", None)
+    monkeypatch.setattr("fleet.site.vault._ask", None)
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert "w-x:" in (place / "hosts.yml").read_text()
 
 
 def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
-    place: Path, hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: dict[str, Any] = {}
 

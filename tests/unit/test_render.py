@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.render import RenderedCluster, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory, Source, describe
-from fleet.verbs import Console
 from fleet.verbs.render import render
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import STOPPED, TRY_AGAIN

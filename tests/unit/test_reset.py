@@ -17,8 +17,8 @@ import yaml
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
-from fleet.desired_state import UnknownTask, load
-from fleet.roles import Ahead
+from fleet.rollout.desired_state import UnknownTask, load
+from fleet.rollout.roles import Ahead
 
 ROOT = Path(__file__).resolve().parents[2]
 # What roles write and the reset leaves, each with its reason.

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fleet import history, run
-from fleet.cluster import Cluster
-from fleet.decision import RunChoice
+from fleet.actions.console import Console
+from fleet.actions.shipping import select_and_observe
 from fleet.errors import ClusterTrouble
-from fleet.observation import Observation
-from fleet.plan import Plan
-from fleet.ssh import Answer
-from fleet.verbs import Console
-from fleet.verbs.shipping import select_and_observe
+from fleet.hosts import history, run
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.hosts.ssh import Answer
+from fleet.planning.decision import RunChoice
+from fleet.planning.plan import Plan
 from tests.unit.test_fleet_verbs import FakeHosts, make_inventory, status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
@@ -296,7 +296,7 @@ def test_what_is_chosen_is_on_the_shared_path_before_the_hosts_are_looked_at(
         select_and_observe(cluster, console, replace(plan, by_ansible={"far": "it differs"}))
     # Without Ansible the trainer has proven the choice a moment ago.
     assert ["trainer status" in script for script in scripts_of_head] == [False, True]
-    monkeypatch.setattr("fleet.run.PATH_SECONDS", 1)
+    monkeypatch.setattr("fleet.hosts.run.PATH_SECONDS", 1)
     (shared / "selection.json.new").rmdir()
     os.mkfifo(shared / "selection.json.new")  # a pipe that nobody reads stands for the file of a server that is away
     with pytest.raises(ClusterTrouble, match=r"can't be written on head: the shared path .* gives no answer"):

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from invoke import Context
 
-from fleet import upkeep
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.actions.run_work import render_bytes
 from fleet.command_line import VerbCall
+from fleet.command_line import runs as upkeep
 from fleet.errors import HostsUnreachable, OperatorMistake
-from fleet.run_work import render_bytes
-from fleet.ssh import Answer
-from fleet.verbs import Console
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.verbs import prune as prune_module
 from fleet.verbs.backup import back_up
 from fleet.verbs.clone_run import clone_run
@@ -41,7 +41,7 @@ from trainer.run.records import write_record
 
 @dataclass
 class Hosts(fleet.FakeHosts):
-    """Hosts with one shared path, which is a folder here; fleet/agent.py finds releases, environments and wheels."""
+    """Hosts with one shared path, a folder here; fleet/hosts/agent.py finds releases, environments and wheels."""
 
     settings_file: str = ""
     envs: Mapping[str, list[str]] = field(default_factory=dict)
@@ -269,7 +269,7 @@ def test_prune_says_the_whole_command_and_leaves_a_line_for_each_kind(
     config: Config, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[Mapping[str, Any]] = []
-    monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
+    monkeypatch.setattr("fleet.hosts.history.append", lambda cluster, line, settings: lines.append(line))
     hosts.spare = {"head": ["/opt/trainer/releases/old"]}
     console = Console(io.StringIO())
     prune(Cluster(hosts.inventory, hosts), console, 2, ["releases"], plan=True)
@@ -284,7 +284,7 @@ def test_the_reason_of_each_verb_that_keeps_runs_is_in_the_history(
     config: Config, hosts: Hosts, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[Mapping[str, Any]] = []
-    monkeypatch.setattr("fleet.history.append", lambda cluster, line, settings: lines.append(line))
+    monkeypatch.setattr("fleet.hosts.history.append", lambda cluster, line, settings: lines.append(line))
     monkeypatch.setattr(VerbCall, "cluster", lambda self: contextlib.nullcontext(Cluster(hosts.inventory, hosts)))
     monkeypatch.setattr(VerbCall, "console", console)
     make(config, "digits")

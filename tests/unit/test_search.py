@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from fleet import decision
-from fleet.cluster import Cluster as FleetCluster
 from fleet.errors import OperatorMistake
-from fleet.plan import size_of
+from fleet.hosts.cluster import Cluster as FleetCluster
+from fleet.planning import decision
+from fleet.planning.plan import size_of
 from fleet.site.sweep_file import read_sweep_file, read_sweep_to_wait
 from fleet.verbs.sweep import choose_sweep
 from tests.unit import test_second_day as second_day

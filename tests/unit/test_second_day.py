@@ -17,14 +17,16 @@ from typing import Any
 
 import pytest
 
-from fleet import drain_records, drains, history, status_text, verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts import drain_records, drains, history
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.run import Evaluation, Run
+from fleet.hosts.ssh import Answer
 from fleet.places import ROLES
-from fleet.run import Evaluation, Run
+from fleet.planning.cost import Cost, cost_of
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.verbs.cost import Cost, cost_of
+from fleet.status import status_text
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.history import describe, last_switch, show_history
 from fleet.verbs.hosts import show_hosts
@@ -137,9 +139,9 @@ def make_hosts() -> Hosts:
 
 
 @pytest.fixture
-def console(hosts: Hosts) -> verbs.Console:
+def console(hosts: Hosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep, json_out=None)
+    return Console(io.StringIO(), clock, clock.sleep, json_out=None)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -153,7 +155,7 @@ def up(hosts: Hosts) -> set[str]:
 ALL = {task.name for task in TASKS}
 
 
-def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     assert up(hosts) == ALL - {"worker-1"}
     assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
@@ -167,7 +169,7 @@ def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, console
     assert "w-b is back with worker-1" in fleet.printed(console)
 
 
-def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b")
     hosts.set("ps-1", active="inactive", sub="dead")  # as that of a lost process, which nobody took out
     run = cluster(hosts).observe().run
@@ -175,7 +177,7 @@ def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts,
     assert "\n  without ps-1 (away), worker-1 (drained)" in status_text.render_run(run)
 
 
-def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     done, lines = list(hosts.done), list(hosts.lines)
     drain(cluster(hosts), console, "w-b")
@@ -183,7 +185,7 @@ def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, console: verbs.Consol
     assert "a new disk. Bring it back: fab undrain w-b" in fleet.printed(console)
 
 
-def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b")
     assert hosts.done == ["mark ps-b", "stop ps-1"]
     hosts.done.clear()
@@ -193,7 +195,7 @@ def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, consol
     assert hosts.done == ["unmark ps-b", "start ps-1"]
 
 
-def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, console: Console) -> None:
     hosts.heeds = False
     with pytest.raises(ClusterTrouble, match="ps-b stays: the coordinator did not let go of ps-1"):
         drain(cluster(hosts), console, "ps-b")
@@ -202,7 +204,7 @@ def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, console: verbs.Cons
 
 
 def test_of_two_drains_at_once_none_takes_the_last_member(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = drains.record
 
@@ -216,9 +218,7 @@ def test_of_two_drains_at_once_none_takes_the_last_member(
     assert (hosts.recorded.keys(), hosts.done) == ({"ps-a"}, [])
 
 
-def test_a_drain_that_was_broken_off_goes_on(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -249,7 +249,7 @@ def test_a_drain_that_was_broken_off_goes_on(
     ],
 )
 def test_what_the_training_needs_is_not_drained(
-    hosts: Hosts, console: verbs.Console, host: str, before: list[str], message: str
+    hosts: Hosts, console: Console, host: str, before: list[str], message: str
 ) -> None:
     for name in before:
         hosts.set(name, active="inactive", sub="dead")
@@ -259,13 +259,13 @@ def test_what_the_training_needs_is_not_drained(
     assert (up(hosts), hosts.marks, hosts.lines) == (running, {}, [])
 
 
-def test_a_ps_whose_part_finds_no_room_is_not_drained(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_ps_whose_part_finds_no_room_is_not_drained(hosts: Hosts, console: Console) -> None:
     hosts.available = 1000  # KiB, of a model of 1 MiB
     with pytest.raises(OperatorMistake, match=r"ps-a will hold 0\.00 GiB of the model, and has 0\.00 GiB left"):
         drain(cluster(hosts), console, "ps-b")
 
 
-def test_a_plan_does_nothing(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_does_nothing(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b", plan_only=True)
     undrain(cluster(hosts), console, "ps-b", plan_only=True)
     assert (hosts.done, hosts.lines, hosts.recorded) == ([], [], {})
@@ -273,7 +273,7 @@ def test_a_plan_does_nothing(hosts: Hosts, console: verbs.Console) -> None:
     assert "from a checkpoint that is saved first" in fleet.printed(console)
 
 
-def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: Console) -> None:
     paused = [{"time": 1.0, "event": "training", "seconds": seconds} for seconds in (7.6, 4.4)]
     for events, pause in (([], "some seconds"), (paused, "some 8 s, as lately")):
         hosts.run_status = {**(hosts.run_status or {}), "events": events}
@@ -308,19 +308,19 @@ def test_a_plan_says_what_it_costs_that_others_read_for_a_drained_worker(
     assert made.pause == pause
 
 
-def outcomes(console: verbs.Console) -> list[str]:
+def outcomes(console: Console) -> list[str]:
     """The outcomes that `--json` has printed."""
     assert isinstance(console.json_out, io.StringIO)
     return re.findall(r'"outcome": "([^"]+)"', console.json_out.getvalue())
 
 
-def nexts(console: verbs.Console) -> list[str]:
+def nexts(console: Console) -> list[str]:
     """The commands that `--json` has named."""
     assert isinstance(console.json_out, io.StringIO)
     return re.findall(r'"next": "([^"]+)"', console.json_out.getvalue())
 
 
-def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, console: Console) -> None:
     console.json_out = io.StringIO()
     undrain(cluster(hosts), console, "w-b", plan_only=True)
     drain(cluster(hosts), console, "w-b")
@@ -337,7 +337,7 @@ def test_a_plan_says_what_the_verb_would_say(hosts: Hosts, console: verbs.Consol
         drain(cluster(hosts), console, "ps-b", plan_only=True)
 
 
-def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, console: verbs.Console) -> None:
+def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b")
     hosts.unreachable["head"] = "no route"
     with pytest.raises(HostsUnreachable, match=r"head is unreachable: no route\n.*fab undrain w-b when it is back"):
@@ -345,7 +345,7 @@ def test_without_the_coordinators_host_a_host_stays_drained(hosts: Hosts, consol
     assert "w-b" in hosts.marks
 
 
-def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b")
     hosts.tick = lambda _: hosts.set("worker-1", active="failed", sub="failed", result="exit-code", exit_status=78)
     with pytest.raises(ClusterTrouble, match=r"not all of it runs\nworker-1 on w-b: exited with code 78"):
@@ -354,7 +354,7 @@ def test_a_task_that_fails_after_an_undrain_is_no_success(hosts: Hosts, console:
 
 
 def test_a_host_that_missed_a_release_stays_out(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drain(cluster(hosts), console, "w-b")
     look = hosts._look
@@ -371,7 +371,7 @@ def test_a_host_that_missed_a_release_stays_out(
 
 
 def test_a_host_that_missed_other_settings_stays_out(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their order is no difference."""
     drain(cluster(hosts), console, "w-b")
@@ -390,7 +390,7 @@ def test_a_host_that_missed_other_settings_stays_out(
     assert up(hosts) == ALL
 
 
-def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     for name in hosts.units:
         hosts.set(name, active="inactive", sub="dead")
@@ -405,7 +405,7 @@ def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: ve
     assert hosts.leavers == {"worker-1"}
 
 
-def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: verbs.Console) -> None:
+def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     show_status(cluster(hosts), console)
     hosts.unreachable["w-b"] = "no route"
@@ -416,7 +416,7 @@ def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, co
         show_status(cluster(hosts), console)
 
 
-def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b")
     hosts.unreachable["w-b"] = "no route"
     stop_cluster(cluster(hosts), console)
@@ -424,7 +424,7 @@ def test_a_stop_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, co
     assert json.loads(hosts.lines[-1])["outcome"] == "done"
 
 
-def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, console: verbs.Console) -> None:
+def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     hosts.set("ps-1", active="failed")
     hosts.unreachable["w-a"] = "no route"
@@ -450,21 +450,19 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, console: verbs.Cons
         ("w-a,w-b", "0 of 2 worker would be left"),
     ],
 )
-def test_hosts_that_must_not_go_now(hosts: Hosts, console: verbs.Console, host: str, message: str) -> None:
+def test_hosts_that_must_not_go_now(hosts: Hosts, console: Console, host: str, message: str) -> None:
     with pytest.raises(ClusterTrouble, match=message):
         ok_to_stop(cluster(hosts), console, host.split(","))
 
 
-def test_a_pause_that_costs_no_step_is_named(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_that_costs_no_step_is_named(hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     cost = Cost(["ps-b"], ["ps-1"], "35 s", 0, "0 steps")
     monkeypatch.setattr("fleet.verbs.ok_to_stop.observe_with_cost", lambda *_, **__: (None, cost))
     with pytest.raises(ClusterTrouble, match="not now: a pause of 35 s"):
         ok_to_stop(cluster(hosts), console, ["ps-b"])
 
 
-def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts: Hosts, console: Console) -> None:
     hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
     with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
         ok_to_stop(cluster(hosts), console, ["w-b"])
@@ -473,7 +471,7 @@ def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts:
     ok_to_stop(cluster(hosts), console, ["w-b"])
 
 
-def test_hosts_that_may_go_now(hosts: Hosts, console: verbs.Console) -> None:
+def test_hosts_that_may_go_now(hosts: Hosts, console: Console) -> None:
     ok_to_stop(cluster(hosts), console, ["w-a"])
     drain(cluster(hosts), console, "ps-b")
     ok_to_stop(cluster(hosts), console, ["ps-b"])
@@ -483,7 +481,7 @@ def test_hosts_that_may_go_now(hosts: Hosts, console: verbs.Console) -> None:
     assert "away    ps-1: drained" in fleet.printed(console)
 
 
-def test_starts_and_stops_leave_lines(hosts: Hosts, console: verbs.Console) -> None:
+def test_starts_and_stops_leave_lines(hosts: Hosts, console: Console) -> None:
     stop_cluster(cluster(hosts), console, "a new switch")
     hosts.run_status, hosts.heeds = fleet.status("new", None), False
     hosts.tick = fleet.train()
@@ -498,7 +496,7 @@ def test_starts_and_stops_leave_lines(hosts: Hosts, console: verbs.Console) -> N
     assert all(act["who"] and act["from"] and act["inventory"] for act in acts)
 
 
-def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: Console) -> None:
     def fail(*_: Any) -> Mapping[str, Any]:
         raise ClusterTrouble("the switch failed")
 
@@ -509,14 +507,14 @@ def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: verbs.Conso
     assert json.loads(hosts.lines[-1])["message"] == "the switch failed"
 
 
-def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, console: Console) -> None:
     hosts.full = True
     stop_cluster(cluster(hosts), console)
     assert up(hosts) == set()
     assert "this is not in the cluster's history" in fleet.printed(console)
 
 
-def test_a_start_goes_on_without_a_history(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_start_goes_on_without_a_history(hosts: Hosts, console: Console) -> None:
     hosts.full = True
     hosts.tick = fleet.train()
     console.ship, console.build = fleet.nothing, lambda _: "abc123"
@@ -528,7 +526,7 @@ def test_a_start_goes_on_without_a_history(hosts: Hosts, console: verbs.Console)
 
 @pytest.mark.parametrize("full", ["head", "w-b"])
 def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, full: str
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
     """Nothing was switched. Without that line the one of its beginning would look like a start that goes on."""
     answer = hosts._answer
@@ -549,9 +547,7 @@ def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
     assert hosts.done == []
 
 
-def test_a_user_without_a_name_has_a_number(
-    hosts: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_name_has_a_number(hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
@@ -559,7 +555,7 @@ def test_a_user_without_a_name_has_a_number(
     assert json.loads(hosts.lines[-1])["who"] == str(os.getuid())
 
 
-def test_the_history_is_chosen_from(hosts: Hosts, console: verbs.Console) -> None:
+def test_the_history_is_chosen_from(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
     undrain(cluster(hosts), console, "w-b")
     hosts.lines.append('{"time": 1')
@@ -592,7 +588,7 @@ def append(path: Path, number: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", APPEND], env={"HISTORY": str(path), "LINE": line, "PATH": "/usr/bin:/bin"})
 
 
-def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, console: verbs.Console) -> None:
+def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, console: Console) -> None:
     wrong = ["{", "[1]", "7", '{"time": null}', '{"time": 1e300}', '{"time": NaN}', '{"time": -1e20, "id": "a"}']
     hosts.lines = [*wrong, '{"time": "12", "verb": "drain"}']
     show_history(cluster(hosts), console, since="1970-01-01")
@@ -600,7 +596,7 @@ def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, console: verb
     assert f"{len(wrong)} lines of it can't be read" in fleet.printed(console)
 
 
-def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, console: verbs.Console) -> None:
+def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, console: Console) -> None:
     hosts.lines = ['{"time": 12, "verb": "drain", "settings": {"seed": Infinity}}']
     console.json_out = io.StringIO()
     show_history(cluster(hosts), console)
@@ -641,7 +637,7 @@ def back(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
 
 def keep_releases(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    """Have hosts keep three releases, and do what fleet/agent.py is asked."""
+    """Have hosts keep three releases, and do what fleet/hosts/agent.py is asked."""
     answer = hosts._answer
 
     def reply(host: str, script: str) -> Answer:
@@ -667,7 +663,7 @@ def keep_releases(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return hosts
 
 
-def test_a_rollback_brings_back_release_and_settings(back: Hosts, console: verbs.Console) -> None:
+def test_a_rollback_brings_back_release_and_settings(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", OLD), shipped("abc123", NOW), shipped("bad", NOW, outcome="failed")]
     rollback(cluster(back), console, reason="worse")
     assert "head has old1" in back.done
@@ -696,7 +692,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, console: verbs
     ],
 )
 def test_a_rollback_to_what_is_not_there_changes_nothing(
-    back: Hosts, console: verbs.Console, to: str | None, lines: list[str], message: str
+    back: Hosts, console: Console, to: str | None, lines: list[str], message: str
 ) -> None:
     back.lines = list(lines)
     with pytest.raises(OperatorMistake, match=re.escape(message)):
@@ -704,9 +700,7 @@ def test_a_rollback_to_what_is_not_there_changes_nothing(
     assert (back.done, back.lines) == ([], lines)
 
 
-def test_a_rollback_that_fails_is_put_back(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rollback_that_fails_is_put_back(back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ClusterTrouble("a file of it was changed")
 
@@ -721,7 +715,7 @@ def test_a_rollback_that_fails_is_put_back(
 
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_a_rollback_typed_twice_does_not_go_forward_again(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, broken_off: bool
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, broken_off: bool
 ) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -744,7 +738,7 @@ def test_a_rollback_typed_twice_does_not_go_forward_again(
 FEWER = {"head": ["chief-0", "evaluator-0"], "ps-a": ["ps-0"], "ps-b": ["ps-1"], "w-a": ["worker-0"]}
 
 
-def test_a_start_and_a_rollback_note_the_members(back: Hosts, console: verbs.Console) -> None:
+def test_a_start_and_a_rollback_note_the_members(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", OLD)]
     rollback(cluster(back), console)
     assert json.loads(back.lines[-1])["members"] == {**FEWER, "w-b": ["worker-1"]}
@@ -752,7 +746,7 @@ def test_a_start_and_a_rollback_note_the_members(back: Hosts, console: verbs.Con
     assert describe(json.loads(back.lines[-1])) == describe({**json.loads(back.lines[-1]), "members": None})
 
 
-def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, console: verbs.Console) -> None:
+def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
     rollback(cluster(back), console, plan_only=True)
     assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(console)
@@ -775,7 +769,7 @@ def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, console: verbs
 
 
 def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_since(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
     with monkeypatch.context() as patch:
@@ -788,7 +782,7 @@ def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_sin
 
 
 def test_a_new_host_without_the_older_release_holds_up_no_rollback(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It joined with the release that is left, and has no other."""
     monkeypatch.setitem(KEPT, "w-b", "abc123")
@@ -804,7 +798,7 @@ def test_a_new_host_without_the_older_release_holds_up_no_rollback(
 
 
 def test_new_hosts_without_the_older_release_leave_before_the_older_coordinator_starts(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ps or worker of the release that is left may be why no step comes."""
     for host in ("ps-b", "w-b"):
@@ -824,7 +818,7 @@ def test_new_hosts_without_the_older_release_leave_before_the_older_coordinator_
 
 
 def test_a_rollback_that_fails_has_new_hosts_without_the_older_release_train_again(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
 
@@ -842,7 +836,7 @@ def test_a_rollback_that_fails_has_new_hosts_without_the_older_release_train_aga
     assert back.leavers == set()
 
 
-def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, console: verbs.Console) -> None:
+def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, console: Console) -> None:
     console.json_out = io.StringIO()
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
     rollback(cluster(back), console, "abc")
@@ -864,13 +858,13 @@ def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back:
     assert back.done == []
 
 
-def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, console: verbs.Console) -> None:
+def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, console: Console) -> None:
     back.lines = [shipped("abc123", OLD)]
     rollback(cluster(back), console)
     assert fleet.printed(console).startswith("rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0")
 
 
-def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: verbs.Console) -> None:
+def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW, members=FEWER)]
     rollback(cluster(back), console)
     assert (back.release, up(back), back.marks) == ("old1", ALL, {})
@@ -886,7 +880,7 @@ def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: verbs.
     ],
 )
 def test_members_that_cant_be_brought_back_hold_up_no_rollback(
-    back: Hosts, console: verbs.Console, members: dict[str, list[str]], says: str
+    back: Hosts, console: Console, members: dict[str, list[str]], says: str
 ) -> None:
     back.lines = [shipped("old1", OLD, members=members)]
     rollback(cluster(back), console)
@@ -895,7 +889,7 @@ def test_members_that_cant_be_brought_back_hold_up_no_rollback(
     assert (back.release, set(back.marks), up(back)) == ("old1", new, ALL - {"worker-0"} if new else ALL)
 
 
-def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, console: verbs.Console) -> None:
+def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", NOW, members={key: FEWER[key] for key in ("head", "ps-a", "w-a")})]
     back.heeds = False
     rollback(cluster(back), console)
@@ -911,7 +905,7 @@ def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, c
 
 @pytest.mark.parametrize(("to", "release"), [(None, "old1"), ("abc", "abc123")])
 def test_a_rollback_left_in_its_drains_goes_on_with_them(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
 ) -> None:
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -930,9 +924,7 @@ def test_a_rollback_left_in_its_drains_goes_on_with_them(
 
 
 @pytest.mark.parametrize("release", ["abc123", "old1"])
-def test_a_rollback_whose_end_is_missing_goes_no_further_back(
-    back: Hosts, console: verbs.Console, release: str
-) -> None:
+def test_a_rollback_whose_end_is_missing_goes_no_further_back(back: Hosts, console: Console, release: str) -> None:
     back.lines = [shipped(name, NOW) for name in ("old2", "old1", "abc123")]
     act = {"verb": "rollback", "id": "lost", "time": 2.0, "outcome": "begun", "release": "old1"}
     back.lines.append(json.dumps({**act, "target": json.loads(back.lines[1])["id"]}))
@@ -943,7 +935,7 @@ def test_a_rollback_whose_end_is_missing_goes_no_further_back(
 
 
 def test_a_rollback_lost_in_its_switch_goes_on_to_what_site_yml_brought(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: Any) -> None:
         back.release = "old1"
@@ -965,20 +957,20 @@ def test_a_rollback_lost_in_its_switch_goes_on_to_what_site_yml_brought(
 
 
 @pytest.mark.parametrize("members", [None, [], "x", {"w-a": "worker-0"}])
-def test_members_that_nobody_noted_change_nothing(back: Hosts, console: verbs.Console, members: Any) -> None:
+def test_members_that_nobody_noted_change_nothing(back: Hosts, console: Console, members: Any) -> None:
     back.lines = [shipped("old1", OLD, members=members)]
     rollback(cluster(back), console)
     assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
-def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, console: verbs.Console) -> None:
+def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, console: Console) -> None:
     back.unreachable["w-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="or take them out: fab remove-host w-b"):
         rollback(cluster(back), console)
 
 
 def test_a_rollback_that_loses_a_host_starts_the_others_again(
-    back: Hosts, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: Any) -> None:
         back.unreachable["w-b"] = "the connection was lost"
@@ -993,7 +985,7 @@ def test_a_rollback_that_loses_a_host_starts_the_others_again(
     assert "when that is fixed: fab rollback --to abc123" in fleet.printed(console)
 
 
-def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, console: verbs.Console) -> None:
+def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, console: Console) -> None:
     rollback(cluster(back), console, "old2", plan_only=True)
     assert back.done == []
     assert "settings stay" in fleet.printed(console)
@@ -1034,7 +1026,7 @@ def test_marks_of_a_drain_lie_where_no_boot_empties_and_are_on_disk_at_once(
 
 
 @pytest.mark.parametrize("rebooted", [["w-b"], ["head"], ["ps-a", "ps-b"], ["head", "ps-a", "ps-b", "w-a", "w-b"]])
-def test_a_drain_survives_reboots(hosts: Hosts, console: verbs.Console, rebooted: list[str]) -> None:
+def test_a_drain_survives_reboots(hosts: Hosts, console: Console, rebooted: list[str]) -> None:
     """Each host's units start at a boot as they were; status and hosts say before and after it who is drained."""
     drain(cluster(hosts), console, "w-b", "a new disk")
     gone = [task for task in TASKS if task.host in rebooted]
@@ -1065,7 +1057,7 @@ def test_a_drain_survives_reboots(hosts: Hosts, console: verbs.Console, rebooted
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_the_history_compares_a_training_before_and_since_a_switch(
-    restart: bool, hosts: Hosts, console: verbs.Console
+    restart: bool, hosts: Hosts, console: Console
 ) -> None:
     def trains(step: int, updated: float, run: str = "digits", **ledger: float) -> dict[str, Any]:
         return fleet.status("training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger)

@@ -18,11 +18,11 @@ import task_secrets
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
-from fleet.host_scripts import RESTORE_STATE, SAVE_STATE
-from fleet.release import Shipment
+from fleet.hosts.host_scripts import RESTORE_STATE, SAVE_STATE
+from fleet.rollout.release import Shipment
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Console
 from fleet.verbs.validate import validate
 from tests.unit.test_host_scripts import host, run
 from tests.unit.test_vault import HOSTS, PASSWORD, SITE

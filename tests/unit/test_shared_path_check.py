@@ -12,7 +12,7 @@ import jinja2
 import pytest
 import yaml
 
-from fleet.desired_state import load
+from fleet.rollout.desired_state import load
 from tests.unit.test_cluster_note import render
 
 ROOT = Path(__file__).parents[2]

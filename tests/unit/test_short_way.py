@@ -22,18 +22,19 @@ import reserved_ports
 import yaml
 from ansible.template import trust_as_template
 
-from fleet import trial, verbs
-from fleet.cluster import Cluster
-from fleet.desired_state import UnknownTask
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
+from fleet.output.tables import ProgressLine
 from fleet.places import KIT
-from fleet.release import STAGE, Shipment, make_release, sign_release
-from fleet.roles import Role
-from fleet.short_way import ShortWay, prove_beside
+from fleet.rollout import trial
+from fleet.rollout.desired_state import UnknownTask
+from fleet.rollout.release import STAGE, Shipment, make_release, sign_release
+from fleet.rollout.roles import Role
+from fleet.rollout.short_way import ShortWay, prove_beside
+from fleet.rollout.trial import TrialRun
 from fleet.site.inventory import Inventory, load_inventory
-from fleet.ssh import Answer
-from fleet.tables import ProgressLine
-from fleet.trial import TrialRun
 from fleet.verbs.start import StartRequest, start_cluster
 from tests.unit.test_fleet_verbs import UP, Clock, FakeHosts, make_inventory, printed, status, train
 from trainer.run.release import kit_of
@@ -71,7 +72,7 @@ echo "proven: release $(basename "$PWD")"
 
 
 class Rooted(FakeHosts):
-    """Hosts that are directories: fleet/agent.py runs in each."""
+    """Hosts that are directories: fleet/hosts/agent.py runs in each."""
 
     def __init__(self, inventory: Inventory, place: Path) -> None:
         super().__init__(inventory, run_status=status("new", None))
@@ -207,20 +208,20 @@ def program(hosts: Rooted) -> Path:
 
 
 @pytest.fixture
-def console(hosts: Rooted) -> verbs.Console:
+def console(hosts: Rooted) -> Console:
     def refuse(*_: Any) -> Any:
         raise AssertionError("this is Ansible's way")
 
     clock = Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep, ship=refuse, check_program=lambda *_: None)
+    return Console(io.StringIO(), clock, clock.sleep, ship=refuse, check_program=lambda *_: None)
 
 
-def start(hosts: Rooted, console: verbs.Console, **more: Any) -> str:
+def start(hosts: Rooted, console: Console, **more: Any) -> str:
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest("digits-2", detach=True, **more))
     return printed(console)
 
 
-def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, console: verbs.Console, program: Path) -> None:
+def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, console: Console, program: Path) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
     output = start(hosts, console)
@@ -239,7 +240,7 @@ def test_an_edited_program_is_shipped_without_ansible(hosts: Rooted, console: ve
 
 
 def test_idle_tasks_import_while_the_program_is_proven(
-    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     runs("worker-1")
     program.write_text("class Slow:\n    edited = True\n")
@@ -258,7 +259,7 @@ EARLY = "systemctl start --no-block trainer@chief-0.service"
 
 
 def test_the_chief_imports_while_a_start_is_planned_and_ends_where_nothing_is_left_to_do(
-    hosts: Rooted, console: verbs.Console
+    hosts: Rooted, console: Console
 ) -> None:
     hosts.tick = lambda _: None
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
@@ -269,7 +270,7 @@ def test_the_chief_imports_while_a_start_is_planned_and_ends_where_nothing_is_le
 
 
 def test_the_chief_ends_where_a_start_is_refused_or_left(
-    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in (OperatorMistake, KeyboardInterrupt):
 
@@ -284,12 +285,12 @@ def test_the_chief_ends_where_a_start_is_refused_or_left(
 
 
 def test_what_imports_ends_where_a_start_is_left_before_its_first_act(
-    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fleet.history.Trail.begin", leave)
+    monkeypatch.setattr("fleet.hosts.history.Trail.begin", leave)
     with pytest.raises(KeyboardInterrupt):
         start(hosts, console)
     assert hosts.calls("head")[0] == EARLY
@@ -297,7 +298,7 @@ def test_what_imports_ends_where_a_start_is_left_before_its_first_act(
 
 
 def test_the_chief_ends_where_its_answer_is_lost(
-    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
     monkeypatch.setattr(Cluster, "cool", lambda _, tasks, start: ended.extend(task.name for task in tasks))
@@ -308,7 +309,7 @@ def test_the_chief_ends_where_its_answer_is_lost(
 
 
 def test_a_chief_that_runs_is_no_chief_that_begins(
-    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch, runs: Callable[[str], None]
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch, runs: Callable[[str], None]
 ) -> None:
     runs("chief-0")
     monkeypatch.setattr("fleet.verbs.start.make_plan", lambda *_: refuse())
@@ -322,18 +323,18 @@ def refuse() -> Any:
     raise OperatorMistake("for the test")
 
 
-def test_a_plan_alone_begins_nothing(hosts: Rooted, console: verbs.Console) -> None:
+def test_a_plan_alone_begins_nothing(hosts: Rooted, console: Console) -> None:
     start(hosts, console, plan_only=True)
     assert EARLY not in hosts.calls("head")
     assert hosts.cooled == []
 
 
 def test_tasks_of_another_kit_do_not_begin_before_the_switch(
-    hosts: Rooted, console: verbs.Console, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may train at once, and with what was chosen before."""
     monkeypatch.setattr(
-        "fleet.short_way.kit_of", lambda lines: frozenset([*kit_of(lines), "an edited file of the kit"])
+        "fleet.rollout.short_way.kit_of", lambda lines: frozenset([*kit_of(lines), "an edited file of the kit"])
     )
     start(hosts, console)
     assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "--no-block" in call]
@@ -361,7 +362,7 @@ def runs(hosts: Rooted) -> Iterator[Callable[[str], None]]:
 
 
 def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
-    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     running = ("chief-0", "ps-0", "worker-0")
     for name in running:
@@ -380,7 +381,7 @@ def test_tasks_that_run_are_parked_and_go_on_in_the_new_release(
 
 
 def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
-    hosts: Rooted, console: verbs.Console, runs: Callable[[str], None]
+    hosts: Rooted, console: Console, runs: Callable[[str], None]
 ) -> None:
     for name in ("ps-0", "worker-0"):
         runs(name)
@@ -391,7 +392,7 @@ def test_what_a_start_that_died_has_parked_goes_on_with_the_next(
 
 
 def test_tasks_whose_own_files_changed_are_stopped(
-    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None]
+    hosts: Rooted, console: Console, program: Path, runs: Callable[[str], None]
 ) -> None:
     for name in ("ps-0", "worker-0"):
         runs(name)
@@ -403,7 +404,7 @@ def test_tasks_whose_own_files_changed_are_stopped(
     assert not [line for line in hosts.done if line.startswith(("park", "go on"))]
 
 
-def test_a_restart_is_of_new_processes(hosts: Rooted, console: verbs.Console, runs: Callable[[str], None]) -> None:
+def test_a_restart_is_of_new_processes(hosts: Rooted, console: Console, runs: Callable[[str], None]) -> None:
     runs("chief-0")
     start(hosts, console, restart=True)
     assert {"stop chief-0", "start chief-0"} <= set(hosts.done)
@@ -411,7 +412,7 @@ def test_a_restart_is_of_new_processes(hosts: Rooted, console: verbs.Console, ru
 
 
 def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
-    hosts: Rooted, console: verbs.Console, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise ClusterTrouble("no")
@@ -425,7 +426,7 @@ def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
     assert "stop chief-0" in hosts.done
 
 
-def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, console: verbs.Console) -> None:
+def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, console: Console) -> None:
     release = hosts.releases("far")
     for host in hosts.inventory.hosts:
         sums = hosts.place / host / "opt/trainer/current/SHA256SUMS"
@@ -441,13 +442,13 @@ def test_a_kit_that_is_new_is_proven_on_each_host(hosts: Rooted, console: verbs.
     assert "systemctl try-restart tensorboard*.service" in hosts.calls("far")
 
 
-def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, console: verbs.Console) -> None:
+def test_a_start_with_nothing_new_proves_and_switches_nothing(hosts: Rooted, console: Console) -> None:
     start(hosts, console)
     assert not [call for host in hosts.inventory.hosts for call in hosts.calls(host) if "tensorboard" in call]
     assert hosts.proofs() == ["head"]
 
 
-def test_settings_are_written_by_fab_too(hosts: Rooted, console: verbs.Console) -> None:
+def test_settings_are_written_by_fab_too(hosts: Rooted, console: Console) -> None:
     for each in hosts.inventory.variables.values():
         each["trainer_run"]["steps"] = 31  # type: ignore[index]
     start(hosts, console)
@@ -457,7 +458,7 @@ def test_settings_are_written_by_fab_too(hosts: Rooted, console: verbs.Console) 
         assert settings.stat().st_mode & 0o777 == 0o644
 
 
-def test_what_proves_wrong_changes_nothing(hosts: Rooted, console: verbs.Console, program: Path) -> None:
+def test_what_proves_wrong_changes_nothing(hosts: Rooted, console: Console, program: Path) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
     (hosts.place / "head/calls.refuse").write_text("78")
@@ -505,7 +506,7 @@ def test_a_canary_is_staged_on_one_host_and_starts_nothing_there(hosts: Rooted, 
 
 
 def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from_there(
-    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until the switch all hosts run what they ran; what is staged is not staged again."""
     before, cluster, act = hosts.releases("head"), Cluster(hosts.inventory, hosts), Cluster.act
@@ -543,7 +544,7 @@ def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from
 
 
 def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
-    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Mapping[str, Any]] = []
     act = Cluster.act
@@ -563,12 +564,12 @@ def test_a_switch_that_is_left_has_ended_before_anything_is_put_back(
 
 
 def test_a_signature_that_does_not_fit_is_refused_before_the_switch(
-    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
     signed = sign_release(make_release(replace(hosts.inventory))[1], "x", hosts.place / "other", "", [])
-    monkeypatch.setattr("fleet.short_way.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
+    monkeypatch.setattr("fleet.rollout.short_way.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
     with pytest.raises(ClusterTrouble, match="it is signed by none of those in"):
         start(hosts, console)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
@@ -605,7 +606,7 @@ def shut(path: str) -> Any:
     ],
 )
 def test_whatever_else_differs_on_a_host_is_ansibles(
-    change: Any, why: str, hosts: Rooted, console: verbs.Console, program: Path
+    change: Any, why: str, hosts: Rooted, console: Console, program: Path
 ) -> None:
     change(hosts.place / "store")
     program.write_text("class Slow:\n    edited = True\n")
@@ -617,7 +618,7 @@ def test_whatever_else_differs_on_a_host_is_ansibles(
 
 
 def test_an_environment_that_is_damaged_or_of_another_lock_is_ansibles(
-    hosts: Rooted, console: verbs.Console, tmp_path: Path
+    hosts: Rooted, console: Console, tmp_path: Path
 ) -> None:
     (record,) = (hosts.place / "far/opt/trainer/envs").glob("*/lib/*/*/a-1.dist-info/RECORD")
     record.unlink()
@@ -631,7 +632,7 @@ def test_an_environment_that_is_damaged_or_of_another_lock_is_ansibles(
     assert "by Ansible: head: its environment is cpu-" in printed(console)
 
 
-def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, console: verbs.Console, program: Path) -> None:
+def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, console: Console, program: Path) -> None:
     program.write_text("class Slow:\n    edited = True\n")
     for each in hosts.inventory.variables.values():
         each["trainer_run"]["steps"] = 31  # type: ignore[index]
@@ -642,7 +643,7 @@ def test_the_plan_says_which_way_it_goes_and_what_changes(hosts: Rooted, console
 
 
 def test_a_start_after_an_edit_takes_few_scripts_a_host(
-    hosts: Rooted, console: verbs.Console, program: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Rooted, console: Console, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop that is typed most: no ansible-playbook (the console refuses it), one connection and this many
     scripts.

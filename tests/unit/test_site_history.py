@@ -14,8 +14,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 
-from fleet import history
-from fleet.desired_state import expression, load
+from fleet.hosts import history
+from fleet.rollout.desired_state import expression, load
 from fleet.verbs.history import describe
 from fleet.verbs.rollback import SHIPPING
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from fleet.run import Run, parse_run
-from fleet.status_text import render_progress
-from fleet.tables import ProgressLine, put, render_duration, render_table
+from fleet.hosts.run import Run, parse_run
+from fleet.output.tables import ProgressLine, put, render_duration, render_table
+from fleet.status.status_text import render_progress
 from trainer.telemetry.status import describe_runs, render_metrics, render_number
 from trainer.telemetry.sweep import describe_sweep
 

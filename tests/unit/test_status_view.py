@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from fleet import verbs
-from fleet.cluster import Cluster
-from fleet.observation import Observation
-from fleet.run import parse_run
+from fleet.actions.console import Console
+from fleet.actions.watch_status import watch_status
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.hosts.run import parse_run
+from fleet.hosts.ssh import Answer
+from fleet.output.terminal import is_read, is_terminal
 from fleet.site.topology import Task
-from fleet.ssh import Answer
-from fleet.status_text import render_account
-from fleet.status_view import draw, screen_of
-from fleet.terminal import is_read, is_terminal
+from fleet.status.status_text import render_account
+from fleet.status.status_view import draw, screen_of
 from fleet.verbs.status import show_status
-from fleet.verbs.watch_status import watch_status
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit.test_status_text import Terminal
 
@@ -121,11 +121,11 @@ def test_colours_are_left_out_where_the_operator_wants_none(
 
 def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fleet.FakeHosts) -> None:
     out = io.StringIO()
-    show_status(Cluster(hosts.inventory, hosts), verbs.Console(out))
+    show_status(Cluster(hosts.inventory, hosts), Console(out))
     assert "\x1b" not in out.getvalue()
     assert "\nsteps/s: worker-0 300.5, worker-1 49.5\n" in out.getvalue()
     terminal = Terminal()
-    show_status(Cluster(hosts.inventory, hosts), verbs.Console(terminal))
+    show_status(Cluster(hosts.inventory, hosts), Console(terminal))
     assert "━" in terminal.getvalue()
 
 
@@ -179,7 +179,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
         ("UNITS_SECONDS", 0.02),
         ("LOOKS_PER_SECOND", 1000),
     ):
-        monkeypatch.setattr(f"fleet.verbs.watch_status.{name}", value)
+        monkeypatch.setattr(f"fleet.actions.watch_status.{name}", value)
     hosts: Hanging = up(Hanging(fleet.make_inventory()))
     hosts.released = threading.Event()
     return hosts
@@ -205,7 +205,7 @@ def test_a_host_that_vanishes_is_named_and_the_others_are_looked_at(hanging: Han
             hanging.hung, hanging.run_status = "far", {**RUN, "step": 1500}
         return gone()
 
-    watch_status(Cluster(hanging.inventory, hanging), verbs.Console(out), until=looked)
+    watch_status(Cluster(hanging.inventory, hanging), Console(out), until=looked)
     hanging.released.set()
     last = plain(out.getvalue()).rpartition("TASK")[2]
     assert "step 1500/3000" in plain(out.getvalue())
@@ -216,7 +216,7 @@ def test_a_host_that_vanishes_is_named_and_the_others_are_looked_at(hanging: Han
 def test_a_host_is_not_asked_twice_at_a_time_and_others_go_on(hanging: Hanging) -> None:
     hanging.hung = "far"
     out = io.StringIO()
-    console = verbs.Console(out, json_out=out)
+    console = Console(out, json_out=out)
     watch_status(Cluster(hanging.inventory, hanging), console, until=until(out, '"far": "no answer for'))
     hanging.released.set()
     looks = [json.loads(line) for line in out.getvalue().splitlines()]
@@ -228,7 +228,7 @@ def test_a_host_is_not_asked_twice_at_a_time_and_others_go_on(hanging: Hanging) 
 def test_elsewhere_it_is_a_line_where_it_changes(hanging: Hanging) -> None:
     hanging.set("worker-1", active="failed", sub="failed", result="signal", exit_status=9)
     out = io.StringIO()
-    watch_status(Cluster(hanging.inventory, hanging), verbs.Console(out), until=until(out, "\n"))
+    watch_status(Cluster(hanging.inventory, hanging), Console(out), until=until(out, "\n"))
     assert out.getvalue().startswith("run digits: training, step 1200/3000  350.2 steps/s  loss 0.12")
     assert out.getvalue().rstrip().endswith("worker-1 failed (signal 9)")
     assert "\x1b" not in out.getvalue()
@@ -240,4 +240,4 @@ def test_it_ends_when_nobody_reads_any_more(hanging: Hanging) -> None:
         assert is_read(stream)
         os.close(reader)
         assert not is_read(stream)
-        watch_status(Cluster(hanging.inventory, hanging), verbs.Console(stream))
+        watch_status(Cluster(hanging.inventory, hanging), Console(stream))

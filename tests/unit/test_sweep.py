@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from fleet import decision
 from fleet.errors import OperatorMistake
-from fleet.run import Run
+from fleet.hosts.run import Run
+from fleet.planning import decision
 from fleet.site.sweep_file import read_sweep_file
 from tests.unit.test_evaluator import write_checkpoint
 from trainer.cluster.spec import ClusterConfig

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet import status_text, verbs
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, Trouble
-from fleet.run import parse_run
-from fleet.ssh import Answer
-from fleet.tables import ProgressLine, put, render_table
-from fleet.terminal import printable
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.run import parse_run
+from fleet.hosts.ssh import Answer
+from fleet.output.tables import ProgressLine, put, render_table
+from fleet.output.terminal import printable
+from fleet.status import status_text
 from fleet.verbs.export import export_run
 from fleet.verbs.logs import show_logs
 from fleet.verbs.runs import show_checkpoints, show_runs
@@ -128,9 +129,9 @@ class Hostile(FakeHosts):
 
 
 @pytest.fixture
-def console() -> verbs.Console:
+def console() -> Console:
     clock = Clock()
-    return verbs.Console(io.StringIO(), clock, clock.sleep, nothing)
+    return Console(io.StringIO(), clock, clock.sleep, nothing)
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def hostile() -> Hostile:
     return hostile
 
 
-def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, console: verbs.Console) -> None:
+def test_status_shows_no_escape_and_no_line_of_the_runs_own(hostile: Hostile, console: Console) -> None:
     show_status(Cluster(hostile.inventory, hostile), console)
     reject_forgeries(printed(console))
 
@@ -161,7 +162,7 @@ def test_a_status_forges_no_part_of_its_hosts_answer(hostile: Hostile) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("verb", [show_runs, show_checkpoints, show_sweep, export_run])
-def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, console: verbs.Console) -> None:
+def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, console: Console) -> None:
     console.json_out = console.out if as_json else None
     verb(Cluster(hostile.inventory, hostile), console)
     reject_forgeries(printed(console))
@@ -169,7 +170,7 @@ def test_lists_show_no_escape(verb: Any, as_json: bool, hostile: Hostile, consol
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, console: verbs.Console) -> None:
+def test_logs_show_no_escape_and_lose_no_line(follow: bool, hostile: Hostile, console: Console) -> None:
     hostile.follow = lambda scripts, line: _stream(hostile, scripts, line)  # type: ignore[method-assign]
     show_logs(Cluster(hostile.inventory, hostile), console, "worker-1", 5, follow)
     reject_forgeries(printed(console))
@@ -230,4 +231,4 @@ def test_a_question_that_ends_with_ctrl_d_is_a_no(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("builtins.input", end)
     for stream in (sys.stdin, sys.stdout):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    assert verbs.Console().ask("Remove it? ") is False
+    assert Console().ask("Remove it? ") is False

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fleet import verbs
+from fleet.actions.console import Console
+from fleet.command_line.hosts import names_follow
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.second_day import names_follow
-from fleet.ssh import Answer
+from fleet.hosts.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
@@ -77,18 +77,18 @@ def make_hosts() -> Hosts:
 
 
 @pytest.fixture
-def console(hosts: Hosts) -> verbs.Console:
+def console(hosts: Hosts) -> Console:
     clock = fleet.Clock(hosts=hosts)
-    return verbs.Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    return Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
 
 
-def answer(console: verbs.Console) -> dict[str, Any]:
+def answer(console: Console) -> dict[str, Any]:
     assert isinstance(console.json_out, io.StringIO)
     return json.loads(console.json_out.getvalue())  # type: ignore[no-any-return]
 
 
 def test_hosts_are_updated_one_after_the_other_and_only_where_there_is_something(
-    hosts: Hosts, console: verbs.Console
+    hosts: Hosts, console: Console
 ) -> None:
     hosts.updates = {"ps-a": ["openssl", "libssl3"], "w-b": ["openssl"]}
     hosts.reboots = {"ps-a": "a new kernel"}
@@ -106,13 +106,13 @@ def test_hosts_are_updated_one_after_the_other_and_only_where_there_is_something
     assert {json.loads(line)["reason"] for line in hosts.lines} == {"monthly"}
 
 
-def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, console: verbs.Console) -> None:
+def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, console: Console) -> None:
     update_hosts(cluster(hosts), console, UpdateRequest())
     assert (answer(console)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
 
 
 def test_the_coordinators_host_is_left_while_it_trains_and_updated_once_it_is_stopped(
-    hosts: Hosts, console: verbs.Console
+    hosts: Hosts, console: Console
 ) -> None:
     hosts.updates = {"head": ["openssl"], "w-a": ["openssl"]}
     stop = (
@@ -128,7 +128,7 @@ def test_the_coordinators_host_is_left_while_it_trains_and_updated_once_it_is_st
     assert hosts.marks == {}
 
 
-def test_too_few_members_are_never_left(hosts: Hosts, console: verbs.Console) -> None:
+def test_too_few_members_are_never_left(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"ps-a": ["openssl"], "w-a": ["openssl"]}
     drain(cluster(hosts), replace(console, json_out=None), "ps-b")
     with pytest.raises(ClusterTrouble, match="ps-a was left: 0 of 2 ps would be left"):
@@ -136,7 +136,7 @@ def test_too_few_members_are_never_left(hosts: Hosts, console: verbs.Console) ->
     assert hosts.work == ["update w-a of ps-1,worker-0"]
 
 
-def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"w-b": ["openssl"]}
     drain(cluster(hosts), replace(console, json_out=None), "w-b", "a new disk")
     update_hosts(cluster(hosts), console, UpdateRequest())
@@ -144,7 +144,7 @@ def test_a_host_that_an_operator_has_drained_is_updated_and_stays_drained(hosts:
     assert json.loads(hosts.marks["w-b"])["reason"] == "a new disk"
 
 
-def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.dies = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b"}
     hosts.reboots = {"ps-b": "a new kernel"}
     with pytest.raises(HostsUnreachable, match=r"ps-b is unreachable: no route\n.*When it is back: fab update-hosts"):
@@ -160,7 +160,7 @@ def test_a_host_that_does_not_come_back_stays_drained_and_ends_it(hosts: Hosts, 
     assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
 
 
-def test_the_command_that_goes_on_has_what_was_asked_for(hosts: Hosts, console: verbs.Console) -> None:
+def test_the_command_that_goes_on_has_what_was_asked_for(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.broken = {"w-a": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
     asked = UpdateRequest(["w-a"], reboot="always", timeout=1800, reason="it's patch day")
     again = "fab update-hosts w-a --reboot always --timeout 1800 --reason 'it'\"'\"'s patch day'"
@@ -168,7 +168,7 @@ def test_the_command_that_goes_on_has_what_was_asked_for(hosts: Hosts, console: 
         update_hosts(cluster(hosts), console, asked)
 
 
-def test_updates_that_fail_leave_the_host_out(hosts: Hosts, console: verbs.Console) -> None:
+def test_updates_that_fail_leave_the_host_out(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.broken = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-a": "E: Sub-process dpkg failed"}
     with pytest.raises(ClusterTrouble, match=r"w-a: E: Sub-process dpkg failed\. Fix it there, then fab update-hosts"):
         update_hosts(cluster(hosts), console, UpdateRequest())
@@ -178,7 +178,7 @@ def test_updates_that_fail_leave_the_host_out(hosts: Hosts, console: verbs.Conso
     assert (up(hosts), hosts.marks) == (ALL, {})
 
 
-def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, console: verbs.Console) -> None:
+def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, console: Console) -> None:
     asked = UpdateRequest(["ps-a", "ps-b", "w-a"], reboot="always")
     leave, begun = console.sleep, list[str]()
 
@@ -202,7 +202,7 @@ def test_reboots_of_all_go_on_behind_those_that_are_done(hosts: Hosts, console: 
     assert len(hosts.work) == 7
 
 
-def test_a_reboot_may_be_forbidden(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_reboot_may_be_forbidden(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.reboots = {"w-a": ["linux-image-amd64"]}, {"w-a": "a new kernel", "w-b": "a new kernel"}
     update_hosts(cluster(hosts), console, UpdateRequest(reboot="never"))
     assert hosts.work == ["update w-a of worker-0"]
@@ -210,7 +210,7 @@ def test_a_reboot_may_be_forbidden(hosts: Hosts, console: verbs.Console) -> None
         update_hosts(cluster(hosts), console, UpdateRequest(reboot="often"))
 
 
-def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.reboots = {"ps-a": ["openssl", "libssl3"]}, {"w-b": "a new kernel"}
     update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
     assert (hosts.work, hosts.done, hosts.lines) == ([], [], [])
@@ -221,7 +221,7 @@ def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console
     assert [row["rebooted"] for row in answer(console)["hosts"]] == [False, True]
 
 
-def test_a_host_that_is_away_is_named_at_the_end(hosts: Hosts, console: verbs.Console) -> None:
+def test_a_host_that_is_away_is_named_at_the_end(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"w-a": ["openssl"]}
     hosts.unreachable["ps-b"] = "no route"
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route\nWhen they are back: fab update-hosts"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.preflight import preflight_problems
@@ -19,7 +20,6 @@ from fleet.site.reader import read_source
 from fleet.site.schema.inventory_files import beside_problems, file_problems, range_problems
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.schema.yaml_text import text_problems, unread_problems
-from fleet.verbs import Console
 from fleet.verbs.validate import validate
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,9 +14,9 @@ import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.errors import OperatorMistake
-from fleet.release import Shipment, ship
+from fleet.output.tables import ProgressLine
+from fleet.rollout.release import Shipment, ship
 from fleet.site.inventory import load_inventory
-from fleet.tables import ProgressLine
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "correct horse"

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from fleet import history
-from fleet.cluster import Cluster
+from fleet.actions.console import Console
+from fleet.hosts import history
+from fleet.hosts.cluster import Cluster
 from fleet.site.inventory import load_inventory
-from fleet.verbs import Console
 from fleet.verbs.backup import back_up
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.clone_run import clone_run

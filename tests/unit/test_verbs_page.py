@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fleet.verbs.page import PAGE, page
+from fleet.command_line.page import PAGE, page
 
 
 def test_page_is_made_from_the_verbs() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m fleet.verbs.page"
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it again: python -m fleet.command_line.page"

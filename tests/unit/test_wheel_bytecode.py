@@ -21,7 +21,7 @@ import python_environment
 import wheel_bytecode
 import wheelhouse
 
-from fleet import agent
+from fleet.hosts import agent
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
 MODULES = {

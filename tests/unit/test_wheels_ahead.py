@@ -18,7 +18,7 @@ import wheel_bytecode
 import wheelhouse
 import yaml
 
-from fleet import agent
+from fleet.hosts import agent
 
 ROOT = Path(__file__).parents[2]
 MINOR = ".".join(map(str, sys.version_info[:2]))

@@ -1,0 +1,1 @@
+"""What is asked of hosts and done to them, over SSH."""

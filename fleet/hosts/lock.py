@@ -1,0 +1,111 @@
+"""One start, drill or run of `site.yml` at a time: a lock on the chief's host, which ends with the connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from fleet.errors import OperatorMistake
+from fleet.hosts.ssh import Hosts, SshHosts
+from fleet.site.origin import origin
+from fleet.site.routes import Host
+
+START_LOCK = "/run/psfleet-start"
+# A start that has just ended may still be hanging up.
+WAIT_SECONDS = 3
+LOOK_SECONDS = 0.2
+AGAIN_SECONDS = 3
+# A line every few seconds finds out that the other side is gone.
+_HOLD = f"""echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
+echo held
+while sleep 5 && echo; do :; done"""
+
+
+def take_lock(hosts: Hosts, chief: str, what: str) -> str | None:
+    """Keep others away until `hosts` lets go, or until this process or its connection ends.
+
+    Raises OperatorMistake where another is at work. Returns why nobody is kept away, where the host doesn't answer.
+    """
+    who = shlex.quote(f"a {what} of {origin()}")
+    lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {shlex.quote(_HOLD)} sh"
+    # The first line is the answer. What sudo says beside it, as of a host name that it can't resolve, comes later.
+    answer = hosts.hold(
+        chief,
+        f"""exec 3>&1
+why=$({{ {lock} {who} >&3; }} 2>&1)
+case $? in
+75)
+  who=$(root cat {START_LOCK} 2>/dev/null)
+  if [ -z "$who" ]; then  # taken this moment
+    sleep 1
+    who=$(root cat {START_LOCK} 2>/dev/null)
+  fi
+  echo "taken by $who"
+  ;;
+*) echo "$why" | tail -n 1 ;;
+esac""",
+    )
+    if answer.stdout.startswith("taken by "):
+        raise OperatorMistake(
+            f"this cluster is {answer.stdout}. Begin when that is over; a start is, once it has trained a step. "
+            "Or end it there with Ctrl-C"
+        )
+    return answer.unreachable or (None if answer.stdout == "held" else answer.stdout or "it said nothing")
+
+
+def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
+    """Say who has the lock now, without waiting for it; None for nobody, and where the host can't be asked."""
+    look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
+    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
+    lines = hosts.run({chief: script})[chief].stdout.splitlines()
+    return lines[-1] if lines else None
+
+
+def hold_for(process: int, chief: Host, what: str) -> None:
+    """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
+
+    It is taken once more when the connection was lost: `site.yml` may reboot the host.
+    """
+    hosts = SshHosts({chief.name: chief})
+    try:
+        why = take_lock(hosts, chief.name, what)
+        answer = {"warning": why} if why else {}
+    except OperatorMistake as mistake:
+        answer = {"refused": str(mistake)}
+    print(json.dumps(answer), flush=True)
+    while not answer and _is_there(process):
+        if not hosts.is_holding():
+            hosts.let_go()
+            with contextlib.suppress(OperatorMistake):
+                take_lock(hosts, chief.name, what)
+        time.sleep(LOOK_SECONDS if hosts.is_holding() else AGAIN_SECONDS)
+    hosts.let_go()
+    hosts.close()
+
+
+def _is_there(process: int) -> bool:
+    """Whether a process has not ended yet, also where nobody has asked for its exit code."""
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except ProcessLookupError:
+        return False
+    except FileNotFoundError:  # not Linux
+        return True
+
+
+def main() -> None:
+    """Read from stdin for which process, where and what for: ansible/action_plugins/acquire_start_lock.py."""
+    asked = json.load(sys.stdin)
+    host = asked["chief"]
+    key = host.pop("key_file")
+    hold_for(asked["process"], Host(**host, key_file=Path(key) if key else None), asked["what"])
+
+
+if __name__ == "__main__":
+    main()

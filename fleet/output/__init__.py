@@ -1,0 +1,1 @@
+"""How text is printed: tables, the terminal, `--json`."""
