@@ -1,1 +1,1 @@
-"""What the operator's verbs in `fabfile.py` share: the inventory, SSH to its hosts, the cluster's state, tables."""
+"""The control machine: the verbs, and what they are made of, from site to command line. docs/design.md has the tree."""

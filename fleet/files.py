@@ -1,4 +1,4 @@
-"""Files of the control machine that are written whole or not at all."""
+"""Files of the control machine: where a path leads, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
         partial.chmod(mode)  # whatever the umask is
     partial.write_bytes(data)
     partial.replace(path)
+
+
+def control_file(root: Path, text: str) -> Path:
+    """Return where a path of the inventory leads; `~name` of a user that this machine lacks is a plain name."""
+    try:
+        return root / Path(text).expanduser()
+    except RuntimeError:
+        return root / text

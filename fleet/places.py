@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import OperatorMistake
-from fleet.site.schema.formats import control_file
+from fleet.files import control_file
 
 CODE = Path(__file__).resolve().parents[1]  # has the packages `fleet` and `trainer`
 # A checkout has everything in one folder. An installed package keeps what is no Python package in one of its own.

@@ -1,4 +1,4 @@
-"""The operator's verbs, from question to exit, a file each; `fabfile.py` gives them their command line."""
+"""What a verb has of its operator: where it writes, how it tells time, how it asks."""
 
 from __future__ import annotations
 

@@ -4,17 +4,15 @@ says where the tasks are, only the inventory does. So hosts that came since are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.actions.console import Console
-from fleet.errors import FleetError, first_line
+from fleet.actions.look_around import look_around
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.drains import is_drained
 from fleet.hosts.history import members_of
 from fleet.hosts.observation import Observation
 from fleet.planning.cost import cost_of
-from fleet.verbs.drain import drain, is_drained
-from fleet.verbs.ok_to_stop import look_around
 
 Members = Mapping[str, Sequence[str]]
 """The names of the tasks by host, as fleet/hosts/history.py notes them."""
@@ -74,26 +72,14 @@ def _judge(cluster: Cluster, new: Members) -> tuple[dict[str, Sequence[str]], li
     for host, names in new.items():
         refusals = cost_of(cluster.inventory, seen, [*drained, host], checkpoints).refusals
         if refusals:
-            stays.append(_keep(host, "; ".join(refusals)))
+            stays.append(describe_stay(host, "; ".join(refusals)))
         else:
             drained[host] = names
     return drained, stays
 
 
-def drain_new(cluster: Cluster, console: Console, plan: Return, reason: str | None) -> Return:
-    """Drain the hosts that came since, one after the other; one that can't be is said, and holds up nothing."""
-    drained, stays = {}, list(plan.stays)
-    for host, names in plan.drained.items():
-        try:
-            drain(cluster, replace(console, json_out=None), host, reason, verb="rollback")
-            drained[host] = names
-        except FleetError as error:
-            stays.append(_keep(host, first_line(error).removeprefix(f"{host} stays: ")))
-            console.print(f"  stays    {stays[-1]}")
-    return Return(drained, stays, plan.gone)
-
-
-def _keep(host: str, why: str) -> str:
+def describe_stay(host: str, why: str) -> str:
+    """Say why a host that came since stays, and how to drain it later."""
     return f"{host}: {why}. When that is fixed: fab drain {host}"
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from types import TracebackType
 
 from fleet.actions.console import Console
+from fleet.actions.stopping import stop_tasks
 from fleet.errors import FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
 from fleet.planning.plan import Plan
 from fleet.signals import undisturbed
-from fleet.verbs.stop import stop_tasks
 
 
 class StartRollback:

@@ -15,8 +15,8 @@ from fleet.output.tables import ProgressLine
 from fleet.output.terminal import is_read, is_terminal
 from fleet.site.inventory import Inventory
 from fleet.status import status_text
+from fleet.status.status_text import status_record
 from fleet.status.status_view import draw, screen_of
-from fleet.verbs.status import status_record
 
 # Each host is asked by itself, and all of them no more often together than this.
 LOOKS_PER_SECOND = 10.0

@@ -17,6 +17,7 @@ from typing import Any
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drain_records import LEAVERS, MARK
+from fleet.hosts.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 
@@ -63,6 +64,13 @@ def forget(cluster: Cluster, host: str) -> None:
 def tasks_of(inventory: Inventory, hosts: Sequence[str]) -> list[Task]:
     """Return the tasks on these hosts."""
     return [task for task in inventory.tasks if task.host in hosts]
+
+
+def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
+    """Whether a host knows that it is drained, and runs nothing."""
+    units = [seen.units[task.name] for task in cluster.inventory.tasks_on(host) if task.name in seen.units]
+    known = host in seen.marked or (host in seen.drains and host in seen.unreachable)
+    return known and not any(unit.up for unit in units)
 
 
 def _as_root(cluster: Cluster, host: str, script: str, trouble: str) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
+from fleet.files import control_file
 from fleet.places import KIT, site
 from fleet.site.routes import Defaults
-from fleet.site.schema.formats import control_file, control_path
+from fleet.site.schema.formats import control_path
 from fleet.site.schema.inventory_files import (
     beside_problems,
     directories,

@@ -243,3 +243,17 @@ def render_summary(
     rows.append(["logs", f"fab logs --task {inventory.chief.name}"])
     width = max(len(name) for name, _ in rows)
     return "\n".join([f"run {run.run} finished", *(f"  {name.ljust(width)}  {text}" for name, text in rows)])
+
+
+def status_record(
+    inventory: Inventory, observation: Observation, quiet: Mapping[str, float] | None = None
+) -> dict[str, Any]:
+    """Return what `--json` says of the cluster."""
+    return {
+        "inventory": inventory.source,
+        "releases": observation.releases,
+        "tasks": task_rows(inventory, observation, quiet),
+        "run": observation.run.as_json() if observation.run else None,
+        "unreachable": dict(observation.unreachable)
+        | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
+    }

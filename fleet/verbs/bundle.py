@@ -18,8 +18,8 @@ from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
 from fleet.site.schema.problems import show
+from fleet.status.status_text import status_record
 from fleet.verbs.doctor import diagnose
-from fleet.verbs.status import status_record
 
 README = """This is what `fab bundle` of psfleet gathered for a bug report.
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.look_around import observe_with_cost
 from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts import drains, history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drain_records import describe
-from fleet.hosts.drains import tasks_of
+from fleet.hosts.drains import is_drained, tasks_of
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation
@@ -22,7 +23,6 @@ from fleet.hosts.units import Health
 from fleet.planning.cost import Cost, absentees, find_shortages
 from fleet.site.host_names import find_host
 from fleet.site.topology import Task
-from fleet.verbs.ok_to_stop import observe_with_cost
 
 # A save of a large model, and a model that is laid out again.
 LET_GO_SECONDS = 900.0
@@ -176,13 +176,6 @@ def _describe_return(host: str, tasks: Sequence[Task], joined: bool) -> str:
     if joined:
         return f"{host} is back with {_names(tasks)}. Look: fab hosts"
     return f"{_names(tasks)} run, and join at the next checkpoint. Look: fab status"
-
-
-def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
-    """Whether a host knows that it is drained, and runs nothing."""
-    units = [seen.units[task.name] for task in cluster.inventory.tasks_on(host) if task.name in seen.units]
-    known = host in seen.marked or (host in seen.drains and host in seen.unreachable)
-    return known and not any(unit.up for unit in units)
 
 
 def _wait_until_let_go(cluster: Cluster, console: Console, seen: Observation, tasks: Sequence[Task]) -> None:

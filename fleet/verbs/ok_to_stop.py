@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fleet.actions.console import Console
-from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
+from fleet.actions.look_around import observe_with_cost
+from fleet.errors import ClusterTrouble
 from fleet.hosts.cluster import Cluster
-from fleet.hosts.observation import Observation
-from fleet.planning.cost import Cost, cost_of
+from fleet.planning.cost import Cost
 from fleet.site.host_names import find_hosts
 
 
@@ -43,23 +42,3 @@ def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:
         reason = f"a pause of {cost.pause}" if cost.steps_lost == 0 else cost.lost
         return [f"{reason}. Nothing is lost after: {', then '.join(f'fab drain {host}' for host in hosts)}"]
     return []
-
-
-def observe_with_cost(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
-    """Ask the hosts, and work out what it costs to take some of them away."""
-    seen, checkpoints = look_around(cluster)
-    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
-
-
-def look_around(cluster: Cluster) -> tuple[Observation, list[dict[str, Any]]]:
-    """Ask the hosts, and the coordinator's for the checkpoints of what trains; raises HostsUnreachable without it."""
-    seen = cluster.observe(with_facts=True)
-    chief = cluster.inventory.chief.host
-    if chief in seen.unreachable:
-        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
-    if seen.run and seen.run.state in ("training", "waiting"):
-        try:
-            return seen, cluster.list_checkpoints()
-        except FleetError:
-            return seen, []  # the run has not saved yet, or its host does not answer: the cost says so
-    return seen, []

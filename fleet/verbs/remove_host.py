@@ -15,6 +15,7 @@ from fleet.actions.exclusive import begin_exclusively
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
 from fleet.hosts import drains
 from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
+from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.units import Health
@@ -28,7 +29,6 @@ from fleet.site.members import address_of
 from fleet.site.preflight import inventory_problems
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
-from fleet.verbs.drain import is_drained
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")

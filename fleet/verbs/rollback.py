@@ -10,10 +10,10 @@ from typing import Any
 
 from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
-from fleet.actions.noted_members import Members, Return, drain_new, members_back
+from fleet.actions.noted_members import Members, Return, describe_stay, members_back
 from fleet.actions.noted_members import read as read_members
 from fleet.actions.waiting import wait
-from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, first_line
 from fleet.hosts import history
 from fleet.hosts.agent_request import sources
 from fleet.hosts.cluster import Cluster
@@ -26,6 +26,7 @@ from fleet.rollout.short_way import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
+from fleet.verbs.drain import drain
 from fleet.verbs.history import SWITCHES
 
 RELEASES = "/opt/trainer/releases"
@@ -119,10 +120,23 @@ def rollback(
         states = {"release": work.target.release, "before": work.present.release, "target": work.target.act}
         trail.begin(partial(cluster.save_state, work.hosts) if work.files else None, **states, **about)
         trained = work.files and _switch_and_wait(cluster, console, seen, work, trail)
-        work = replace(work, back=drain_new(cluster, console, work.back, reason))
+        work = replace(work, back=_drain_new(cluster, console, work.back, reason))
         trail.end()
     console.print(work.describe_end(trained))
     _answer(console, "done", work)
+
+
+def _drain_new(cluster: Cluster, console: Console, plan: Return, reason: str | None) -> Return:
+    """Drain the hosts that came since, one after the other; one that can't be is said, and holds up nothing."""
+    drained, stays = {}, list(plan.stays)
+    for host, names in plan.drained.items():
+        try:
+            drain(cluster, replace(console, json_out=None), host, reason, verb="rollback")
+            drained[host] = names
+        except FleetError as error:
+            stays.append(describe_stay(host, first_line(error).removeprefix(f"{host} stays: ")))
+            console.print(f"  stays    {stays[-1]}")
+    return Return(drained, stays, plan.gone)
 
 
 def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:

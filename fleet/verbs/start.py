@@ -20,6 +20,7 @@ from fleet.actions.shipping import (
     show_changes,
 )
 from fleet.actions.start_rollback import StartRollback
+from fleet.actions.stopping import stop_tasks
 from fleet.actions.warm import cool, cooled
 from fleet.actions.watch import EVALUATION_SECONDS, StartWatch
 from fleet.errors import ClusterTrouble, OperatorMistake
@@ -37,7 +38,6 @@ from fleet.rollout.short_way import ShortWay
 from fleet.site.inventory import Inventory, list_notes
 from fleet.site.topology import Task
 from fleet.status import status_text
-from fleet.verbs.stop import stop_tasks
 from fleet.verbs.sweep import choose_sweep, follow_sweep
 from trainer.telemetry.queue import describe_queue
 from trainer.telemetry.sweep import describe_sweep

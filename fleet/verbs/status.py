@@ -10,10 +10,11 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
-from fleet.output.tables import ProgressLine, render_duration
+from fleet.output.tables import ProgressLine
 from fleet.output.terminal import is_terminal
 from fleet.site.inventory import Inventory
 from fleet.status import status_text
+from fleet.status.status_text import status_record
 
 
 def show_status(cluster: Cluster, console: Console, deep: bool = False) -> None:
@@ -70,20 +71,6 @@ def _reject_trouble(
         damaged.insert(0, f"not as they should be: {named} (look: fab logs --task {first})")
     if damaged:
         raise ClusterTrouble("\n".join(damaged))
-
-
-def status_record(
-    inventory: Inventory, observation: Observation, quiet: Mapping[str, float] | None = None
-) -> dict[str, Any]:
-    """Return what `--json` says of the cluster."""
-    return {
-        "inventory": inventory.source,
-        "releases": observation.releases,
-        "tasks": status_text.task_rows(inventory, observation, quiet),
-        "run": observation.run.as_json() if observation.run else None,
-        "unreachable": dict(observation.unreachable)
-        | {host: f"no answer for {render_duration(seconds)}" for host, seconds in (quiet or {}).items()},
-    }
 
 
 def _look_deeply(inventory: Inventory, console: Console, observation: Observation) -> Mapping[str, str]:

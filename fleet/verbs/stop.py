@@ -1,10 +1,11 @@
-"""`fab stop-cluster`, and how a start stops tasks."""
+"""`fab stop-cluster`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fleet.actions.console import Console
+from fleet.actions.stopping import DOWN, stop_tasks
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
@@ -13,9 +14,7 @@ from fleet.hosts.observation import Observation
 from fleet.hosts.units import Health
 from fleet.site.topology import Task
 from fleet.status import status_text
-from fleet.verbs.status import status_record
-
-DOWN = (Health.STOPPED, Health.FAILED, Health.ABSENT)
+from fleet.status.status_text import status_record
 
 
 def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, plan_only: bool = False) -> None:
@@ -72,40 +71,6 @@ def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed:
 def _reject_away(seen: Observation) -> None:
     if away := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
         raise HostsUnreachable(away, "What runs there goes on until `fab stop-cluster` reaches it")
-
-
-def stop_tasks(
-    cluster: Cluster,
-    console: Console,
-    seen: Observation,
-    tasks: Sequence[Task] | None = None,
-    stop: Callable[[Sequence[Task]], None] | None = None,
-) -> None:
-    """Stop tasks (every one that isn't down when none are given): those that train, the evaluator, then the servers.
-
-    `stop` is how: the cluster's own `stop`, or `park`.
-
-    What trains stops at once: each of several members that train in step saves and stops when one of them is asked to,
-    and systemd starts again those that it wasn't told to stop.
-    """
-    candidates = [
-        task
-        for task in (cluster.inventory.tasks if tasks is None else tasks)
-        if task.name in seen.units and seen.units[task.name].health not in DOWN
-    ]
-    errors: list[FleetError] = []
-    training = [task for task in candidates if task.trains]
-    evaluating = [task for task in candidates if task.job == "evaluator"]
-    serving = [task for task in candidates if task.server]
-    for stopping in filter(None, (training, evaluating, serving)):
-        saving = " (a checkpoint is saved first)" if stopping is training else ""
-        console.print(f"stopping {', '.join(task.name for task in stopping)}{saving}")
-        try:
-            (stop or cluster.stop)(stopping)
-        except FleetError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def _own_tasks(cluster: Cluster, console: Console, before: Observation) -> list[Task]:

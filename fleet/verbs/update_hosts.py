@@ -10,9 +10,11 @@ from typing import Any
 
 from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.look_around import look_around
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation, last_line
@@ -20,8 +22,7 @@ from fleet.output.tables import render_duration
 from fleet.planning.cost import Cost, cost_of
 from fleet.site.host_names import find_hosts
 from fleet.site.schema.problems import show
-from fleet.verbs.drain import drain, is_drained, undrain
-from fleet.verbs.ok_to_stop import look_around
+from fleet.verbs.drain import drain, undrain
 
 VERB = "update-hosts"
 REBOOTS = ("when-needed", "always", "never")

@@ -1,4 +1,4 @@
-"""Dependencies between modules point one way, and never in a circle: the trainer's, and those of the whole repository.
+"""Dependencies between modules point one way, and never in a circle: in the trainer, in fleet, and in the repository.
 
 Each `import` of the sources counts, wherever it stands: in a function, or for the types alone.
 """
@@ -14,7 +14,7 @@ import pytest
 
 from bench.imports import FOLDERS, ROOT, cycles, imports, whole
 
-# From the bottom up: the folders of `trainer`, and at the top what users start and name. Then the same within folders.
+# From the bottom up: a package's folders, and at the top what users start and name. Then the same within folders.
 # On the level of OTHERS is what no level names.
 OTHERS = "*"
 LEVELS = {
@@ -54,6 +54,20 @@ LEVELS = {
         ("initial_weights",),
         ("loop", "evaluation"),
     ),
+    "fleet": (
+        ("output", "signals", "files"),
+        ("errors",),
+        ("places",),
+        ("site",),
+        ("hosts",),
+        ("rollout", "planning", "render"),
+        ("status", "bundle"),
+        ("doctor",),
+        ("actions",),
+        ("verbs", "drills"),
+        ("command_line",),
+        ("program", "init", "host_locks", "new_site"),
+    ),
 }
 HEAVY = ("tensorflow", "keras", "tf_keras", "numpy")
 
@@ -72,13 +86,20 @@ def arrows_up(graph: Mapping[str, set[str]], folder: str = "trainer") -> list[st
     return [f"{a} imports {b}, which stands above it" for a, b in sorted(arrows) if level(a, folder) < level(b, folder)]
 
 
-GRAPH = imports(ROOT / "trainer")
+GRAPH = imports(ROOT / "trainer") | imports(ROOT / "fleet")
 WHOLE = whole()
+COMMANDS = [module for module in WHOLE if module.startswith(("fabfile", "fleet.command_line"))]
 
 
 @pytest.mark.parametrize("folder", LEVELS)
 def test_no_import_points_up(folder: str) -> None:
     assert arrows_up(GRAPH, folder) == []
+
+
+def test_each_module_of_the_verbs_is_a_verb() -> None:
+    """Its flags stand in fleet/command_line. What several verbs need is in fleet/actions, or below it."""
+    verbs = {module for module in WHOLE if module.startswith("fleet.verbs.")}
+    assert verbs == {name for module in COMMANDS for name in WHOLE[module] if name.startswith("fleet.verbs.")}
 
 
 def test_core_imports_no_tensorflow() -> None:
@@ -131,7 +152,7 @@ def text_of(module: str) -> str:
 @pytest.mark.parametrize("folder", LEVELS)
 def test_each_level_is_of_something_that_exists(folder: str) -> None:
     names = {f"{folder}.{name}" for names in LEVELS[folder] for name in names if name != OTHERS}
-    assert names <= set(GRAPH)
+    assert names <= {".".join(module.split(".")[: folder.count(".") + 2]) for module in GRAPH}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +184,15 @@ def test_what_points_up_within_a_folder_is_found(tmp_path: Path) -> None:
     assert arrows_up(imports(tmp_path / "trainer"), "trainer.training") == [
         "trainer.training.data.input imports trainer.training.steps.runner, which stands above it"
     ]
+
+
+def test_an_arrow_up_in_fleet_is_found() -> None:
+    graph: dict[str, set[str]] = {
+        "fleet.hosts.run": {"fleet.verbs.stop", "fleet.errors"},
+        "fleet.verbs.stop": {"fleet.hosts.run"},
+        "fleet.errors": set(),
+    }
+    assert arrows_up(graph, "fleet") == ["fleet.hosts.run imports fleet.verbs.stop, which stands above it"]
 
 
 def test_a_circle_is_found() -> None:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fleet.files import control_file
 from fleet.places import CODE, gpu_lock, lock_file, role_module
-from fleet.site.schema import formats
 from fleet.site.schema.checks import our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.inventory_reading import InventoryReading
@@ -64,7 +64,7 @@ def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Pro
         if key := values.get("ansible_ssh_private_key_file") or values.get("ansible_private_key_file"):
             keys.setdefault(key, []).append(host)
     for key, hosts in keys.items():
-        if (problem := key_problem(formats.control_file(root, key))) is not None:
+        if (problem := key_problem(control_file(root, key))) is not None:
             variable = "ansible_ssh_private_key_file"
             message = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
             yield Problem(message, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
@@ -188,7 +188,7 @@ def _program_problems(
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with the program and where it comes from: (variable, text)."""
     try:
-        sources = _sources(formats.control_file(root, given)) if given else {}
+        sources = _sources(control_file(root, given)) if given else {}
     except OSError as error:
         yield "release_program", f"release_program is {show(given)}, and {error}; expected files that you may read"
         return
@@ -240,7 +240,7 @@ def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: 
     if not named and not signers:
         return  # the control machine's own key, which site.yml gives to the hosts
     release_signature = role_module("release", "release_signature")
-    key = formats.control_file(root, named) if named else _cache_of(site, root) / "release-key"
+    key = control_file(root, named) if named else _cache_of(site, root) / "release-key"
     variable = "release_key" if named else "release_signers"
     try:
         if named or key.exists():
@@ -256,7 +256,7 @@ def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: 
 
 
 def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
-    return formats.control_file(root, str(site.get("release_cache", ".cache")))
+    return control_file(root, str(site.get("release_cache", ".cache")))
 
 
 def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: InventoryReading) -> Iterator[Problem]:

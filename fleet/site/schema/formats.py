@@ -8,7 +8,7 @@ import ipaddress
 import re
 import shlex
 import string
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
 from trainer.core.settings.formats import NO_URL, URL
@@ -222,14 +222,6 @@ def control_path(text: str) -> str:
     if any(len(part.encode()) > 255 for part in text.split("/")):
         raise ValueError("a part of it is longer than 255 bytes, and no file has such a name")
     return text
-
-
-def control_file(root: Path, text: str) -> Path:
-    """Return where such a path leads; `~name` of a user that this machine has not is a name like any other."""
-    try:
-        return root / Path(text).expanduser()
-    except RuntimeError:
-        return root / text
 
 
 def network(text: str) -> str:

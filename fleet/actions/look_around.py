@@ -1,0 +1,31 @@
+"""What the hosts say before some of them are taken away, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleet.errors import FleetError, HostsUnreachable
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.observation import Observation
+from fleet.planning.cost import Cost, cost_of
+
+
+def observe_with_cost(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
+    """Ask the hosts, and work out what it costs to take some of them away."""
+    seen, checkpoints = look_around(cluster)
+    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
+
+
+def look_around(cluster: Cluster) -> tuple[Observation, list[dict[str, Any]]]:
+    """Ask the hosts, and the coordinator's for the checkpoints of what trains; raises HostsUnreachable without it."""
+    seen = cluster.observe(with_facts=True)
+    chief = cluster.inventory.chief.host
+    if chief in seen.unreachable:
+        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
+    if seen.run and seen.run.state in ("training", "waiting"):
+        try:
+            return seen, cluster.list_checkpoints()
+        except FleetError:
+            return seen, []  # the run has not saved yet, or its host does not answer: the cost says so
+    return seen, []
