@@ -25,7 +25,7 @@ from fleet.host_locks import write_locks
 from fleet.init import make_site
 from fleet.output.terminal import printable, typing_psfleet
 from fleet.places import KIT, site
-from fleet.rollout.release import find_ansible
+from fleet.rollout.release import find_ansible, utf8_locale
 from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
@@ -129,6 +129,7 @@ def run_playbook(arguments: Sequence[str]) -> None:
     """Become ansible-playbook, whose flags Invoke doesn't know; raises FleetError outside of a site's folder."""
     command = find_ansible()
     os.chdir(site())
+    os.environ.update(utf8_locale())
     os.execv(command, [command, *arguments])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import locale
 import os
 import queue
 import re
@@ -37,6 +38,15 @@ LOOK_SECONDS = 1.0
 # Bits of ansible-playbook's exit code.
 _HOSTS_FAILED = 2
 _HOSTS_UNREACHABLE = 4
+# What Ansible prints is read here, however the operator's own environment wants it.
+_PLAIN_OUTPUT = {
+    "ANSIBLE_NOCOLOR": "1",
+    "ANSIBLE_FORCE_COLOR": "0",
+    "ANSIBLE_VERBOSITY": "0",
+    "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default",
+    "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+    "ANSIBLE_CALLBACK_FORMAT_PRETTY": "0",
+}
 # Tasks of roles/release: what goes on without a proof, and what the operator alone can fix.
 _UNPROVEN = "Say what is not proven"
 _OPERATORS = {"Refuse a program, a run or settings that are wrong", "Sign the release on the control machine"}
@@ -221,7 +231,8 @@ def _play(
             raise OperatorMistake(f"{playbook} is missing: psfleet is incomplete here. Install it again")
     environment = {
         **os.environ,
-        "ANSIBLE_NOCOLOR": "1",
+        **utf8_locale(),
+        **_PLAIN_OUTPUT,
         "ANSIBLE_CONFIG": str(site() / "ansible.cfg"),
         "PYTHONUNBUFFERED": "1",
         "ANSIBLE_ASK_VAULT_PASS": "0",  # fab has asked
@@ -354,3 +365,16 @@ def find_ansible() -> str:
             "install . or uv pip install --require-hashes -r locks/control.txt"
         )
     return found
+
+
+def utf8_locale() -> dict[str, str]:
+    """Return what Ansible's environment needs: without a locale that exists, and is UTF-8, it does not begin."""
+    before = locale.setlocale(locale.LC_ALL)
+    try:
+        locale.setlocale(locale.LC_ALL, "")
+        encoding = locale.getlocale()[1] or ""
+    except (locale.Error, ValueError):
+        encoding = ""
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+    return {} if encoding.lower() in ("utf-8", "utf8") else {"LC_ALL": "C.UTF-8"}

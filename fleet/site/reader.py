@@ -32,6 +32,7 @@ from fleet.site.vault import open_vaults
 _YAML = (".yml", ".yaml", ".json")
 # What Ansible says of a file before its name.
 _UNPARSED = "Completely failed to parse inventory source "
+_QUOTED = re.compile(r"^[^']*'([^']*)'.*", re.DOTALL)
 _FOR_A_PLUGIN = "Plugin configuration YAML file"
 # What the clouds' plugins say without their libraries, each in its own words.
 _NO_LIBRARY = re.compile(r"Python library \(?(\w[\w-]*(?: and \w[\w-]*)*)")
@@ -123,9 +124,7 @@ def read_source(
     Raises OperatorMistake when the path is missing, and without `lenient` for a file that can't be read.
     """
     os.environ.setdefault("ANSIBLE_CONFIG", str(site() / "ansible.cfg"))
-    # Ansible reads its settings when it is imported, and half a second is too much for `fab --list`.
-    import ansible.constants as settings
-
+    settings = _ansible_settings()
     # A source that Ansible can't parse is an error here, not a warning followed by an empty inventory.
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     source = find_source(given, environment, settings.DEFAULT_HOST_LIST)
@@ -146,6 +145,19 @@ def read_source(
     if lenient and not variables:
         variables = _variables_of_files(source, loader)
     return Source(source, groups, variables, broken, password)
+
+
+def _ansible_settings() -> Any:
+    """Return Ansible's settings; raises OperatorMistake where a variable of the environment has a wrong one."""
+    # Ansible reads them when it is imported, and half a second is too much for `fab --list`.
+    try:
+        import ansible.constants as settings
+    except Exception as error:  # Ansible's own class can't be had without its settings
+        raise OperatorMistake(
+            f"Ansible's settings can't be read: {first_line(error).rstrip('.:')}. Fix or unset the variable that sets "
+            "it: env | grep ^ANSIBLE_"
+        ) from error
+    return settings
 
 
 def _make_loader(broken: list[Problem] | None) -> Any:
@@ -179,7 +191,7 @@ def _read_hosts(
     # Why it can't parse a file, Ansible tells in its warnings alone, at length and once for each plugin that tried.
     reasons: dict[str, str] = {}
     display.error_as_warning = lambda msg, exception, **more: reasons.update(
-        {str(msg).split("'")[1]: first_line(exception).rstrip(".")}
+        {_QUOTED.sub(r"\1", str(msg)): first_line(exception).rstrip(".")}
     )
     try:
         manager, unparsed = _make_manager(source, loader, broken, lenient, reasons)

@@ -1733,6 +1733,27 @@ def test_a_key_that_may_not_sign_is_the_operators_mistake() -> None:
         )
 
 
+def test_what_is_shipped_is_read_whatever_the_operator_has_ansible_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real ansible-playbook, in an environment that many have for their own playbooks."""
+    monkeypatch.setenv("ANSIBLE_STDOUT_CALLBACK", "minimal")
+    monkeypatch.setenv("ANSIBLE_CALLBACK_RESULT_FORMAT", "yaml")
+    monkeypatch.setenv("ANSIBLE_FORCE_COLOR", "1")
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "2")
+    monkeypatch.setenv("LC_ALL", "C")
+    task = {"name": "Refuse a program, a run or settings that are wrong", "ansible.builtin.fail": {"msg": "no such"}}
+    play = [{"hosts": "localhost", "gather_facts": False, "tasks": [task]}]
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen([command[0], "/dev/stdin"], **options | {"stdin": subprocess.PIPE})
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(play))
+        process.stdin.close()
+        return process
+
+    with pytest.raises(OperatorMistake, match=r"^no such$"):
+        ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), popen)
+
+
 def test_what_the_proof_refuses_is_said_alone() -> None:
     with pytest.raises(OperatorMistake) as caught:
         ship(Shipment(make_inventory(), STAGE, "abc123", {}), Shown(), ansible(OUTPUT, 2))

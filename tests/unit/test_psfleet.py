@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import locale
 from pathlib import Path
 
 import pytest
 
 from fleet import program
 from fleet.output.terminal import printable, typing_psfleet
+from fleet.rollout.release import utf8_locale
 
 
 def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -108,3 +110,16 @@ def test_a_refusal_names_psfleet(
     assert psfleet(monkeypatch, "sweep", "") == 2
     assert "as in psfleet sweep" in (shown := capsys.readouterr().err)
     assert "fab " not in shown
+
+
+@pytest.mark.parametrize(
+    ("value", "added"),
+    [("C.UTF-8", {}), ("C", {"LC_ALL": "C.UTF-8"}), ("xx_YY.UTF-8", {"LC_ALL": "C.UTF-8"})],
+)
+def test_ansible_gets_a_locale_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch, value: str, added: dict[str, str]
+) -> None:
+    monkeypatch.setenv("LC_ALL", value)
+    before = locale.setlocale(locale.LC_ALL)
+    assert utf8_locale() == added
+    assert locale.setlocale(locale.LC_ALL) == before

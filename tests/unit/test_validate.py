@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ansible.constants as settings
 import pytest
 
 from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
+from fleet.places import KIT
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.preflight import preflight_problems
 from fleet.site.reader import read_source
-from fleet.site.schema.inventory_files import beside_problems, file_problems, range_problems
+from fleet.site.schema.inventory_files import _PASSED_OVER, beside_problems, file_problems, range_problems
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.schema.yaml_text import text_problems, unread_problems
 from fleet.verbs.validate import validate
@@ -206,6 +208,26 @@ def test_a_directory_without_hosts_says_what_it_lacks(site: Path) -> None:
     (site / "hosts.yml").unlink()
     (problem,) = problems(site)
     assert problem.startswith(f"{site}: this directory has no file of hosts; expected one, such as hosts.yml. Write it")
+    (site / "hosts.txt").write_text(HOSTS)
+    (problem,) = problems(site)
+    assert "such as hosts.yml. Ansible passes over hosts.txt for the name's end. Write it" in problem
+    assert tuple(settings.INVENTORY_IGNORE_EXTS) == _PASSED_OVER
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ANSIBLE_FORKS", "lots", "Ansible's settings can't be read: Config 'DEFAULT_FORKS' from 'env: ANSIBLE_FORKS'"),
+        ("ANSIBLE_CONFIG", "/dev/null", "Ansible's settings can't be read: Unsupported configuration file"),
+        ("ANSIBLE_STRATEGY", "free", "Ansible's strategy is 'free' here; expected linear"),
+        ("ANSIBLE_CACHE_PLUGIN", "jsonfile", ""),  # Ansible warns that it has no place for it, and goes on
+    ],
+)
+def test_settings_of_the_operators_own_ansible_are_named(site: Path, name: str, value: str, words: str) -> None:
+    command = [sys.executable, "-m", "fabric", "validate", "--inventory", str(site)]
+    done = subprocess.run(command, cwd=KIT, env=os.environ | {name: value}, capture_output=True, text=True)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert (done.returncode, words in done.stdout + done.stderr) == (2 if words else 0, True)
 
 
 def test_a_script_that_fails_is_no_broken_ini_file(site: Path) -> None:

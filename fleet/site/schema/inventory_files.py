@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.site.schema.checks import ANSIBLES_GROUPS, MAX_HOSTS
 from fleet.site.schema.definition import definition, meant_group
-from fleet.site.schema.problems import Problem, show
+from fleet.site.schema.problems import Problem, name_some, show
 
 # As Ansible's own plugin for these directories: what ends otherwise is never read.
 VARIABLE_SUFFIXES = ("", ".yml", ".yaml", ".json")
@@ -18,6 +18,8 @@ ASIDE_SUFFIXES = (
     *(".bak", ".backup", ".dist", ".disabled", ".example", ".md", ".off", ".old", ".orig", ".rej", ".retry", ".rst"),
     *(".sample", ".save", ".swp"),
 )
+# As Ansible's setting inventory_ignore_extensions has them by itself.
+_PASSED_OVER = (".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst", ".orig", ".cfg", ".retry")
 _RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::(-?[0-9]{1,40}))?\]")
 _MAX_BYTES = 5_000_000
 
@@ -137,9 +139,12 @@ def beside_problems(sources: Sequence[str], root: Path) -> Iterator[Problem]:
 def empty_problems(source: str) -> Iterator[Problem]:
     """Refuse a directory in which Ansible looks for hosts and finds no file."""
     path = Path(source)
-    if path.is_dir() and not any(is_for_hosts(each) for each in list_directory(path)):
+    found = [each for each in list_directory(path) if is_for_hosts(each)] if path.is_dir() else []
+    passed_over = [each.name for each in found if each.name.endswith(_PASSED_OVER)]
+    if path.is_dir() and len(found) == len(passed_over):
         text = "this directory has no file of hosts; expected one, such as hosts.yml"
-        yield Problem(f"{text}. Write it, or name another directory", file=source)
+        seen = f". Ansible passes over {name_some(passed_over)} for the name's end" if passed_over else ""
+        yield Problem(f"{text}{seen}. Write it, or name another directory", file=source)
 
 
 def is_for_hosts(path: Path) -> bool:
