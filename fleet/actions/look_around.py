@@ -23,9 +23,14 @@ def look_around(cluster: Cluster) -> tuple[Observation, list[dict[str, Any]]]:
     chief = cluster.inventory.chief.host
     if chief in seen.unreachable:
         raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
+    return seen, checkpoints_of(cluster, seen)
+
+
+def checkpoints_of(cluster: Cluster, seen: Observation) -> list[dict[str, Any]]:
+    """Ask the coordinator's host for the checkpoints of what trains."""
     if seen.run and seen.run.state in ("training", "waiting"):
         try:
-            return seen, cluster.list_checkpoints()
+            return cluster.list_checkpoints()
         except FleetError:
-            return seen, []  # the run has not saved yet, or its host does not answer: the cost says so
-    return seen, []
+            return []  # the run has not saved yet, or its host does not answer: the cost says so
+    return []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.look_around import checkpoints_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import RELEASE, SELECTION, Cluster
 from fleet.hosts.history import Trail
@@ -14,9 +16,10 @@ from fleet.hosts.host_scripts import REMOUNT
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import PATH_SECONDS
 from fleet.hosts.ssh import ANSWER_SECONDS
-from fleet.planning.plan import Plan
+from fleet.planning.cost import Cost, cost_of_restart, training
+from fleet.planning.plan import AT_A_SAVE, Plan
 from fleet.planning.quorum import chosen_minimum, find_shortages
-from fleet.rollout.release import SWITCH, Shipment, ShipmentResult
+from fleet.rollout.release import CHANGES, SWITCH, Shipment, ShipmentResult
 from fleet.site.inventory import Inventory
 from fleet.status import status_text
 
@@ -144,16 +147,39 @@ def ship_to_present(
             console.print(f"going on without {', '.join(lost)}")
 
 
-def show_changes(console: Console, plan: Plan) -> Mapping[str, Sequence[str]]:
-    """Say what the switch would change on the hosts, and return it.
+def show_plan(cluster: Cluster, console: Console, before: Observation, plan: Plan) -> dict[str, Any]:
+    """Say what the switch would change on the hosts, and what that costs; return both for `--json`, with the plan.
 
     Nothing is done, and nothing is shipped that could be proven.
     """
     changes = _ship(console, plan, SWITCH, check=True).changes
     for task, hosts in changes.items():
         console.print(f"  change  {task}: {', '.join(hosts)}")
+    cost = _cost_of_start(cluster, before, plan, changes)
+    if training(plan.inventory, before):
+        console.print(cost.render_loss())
     console.print("nothing was done, and nothing is proven yet: that needs the release on the hosts")
-    return changes
+    return {"plan": plan.as_json(), "changes": changes, "cost": cost.as_json()}
+
+
+def _cost_of_start(cluster: Cluster, before: Observation, plan: Plan, changes: Mapping[str, Sequence[str]]) -> Cost:
+    """Work out what a start costs what trains now: a task restarts where its release or its settings change."""
+    settings = changes.get(CHANGES[-1], ())
+    ending = [
+        task
+        for task in plan.inventory.tasks
+        if task in plan.stop or task.host in plan.behind or (task.host in settings and not task.server)
+    ]
+    cost = cost_of_restart(plan.inventory, before, ending, checkpoints_of(cluster, before))
+    run = training(plan.inventory, before)
+    if run is None:
+        return cost
+    if plan.choice.new:
+        return replace(cost, pause=f"run {run.run} ends; to go on with it: fab start-cluster --run {run.run}")
+    if cost.steps_lost == 0 and any(when.startswith(AT_A_SAVE) for when in plan.joining.values()):
+        cost = replace(cost, pause=f"{run.pause}, at the next save")
+    more = "; a task restarts too where its other files change" if changes.keys() - {*CHANGES} else ""
+    return replace(cost, pause=cost.pause + more)
 
 
 def compare(

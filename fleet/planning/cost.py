@@ -1,4 +1,4 @@
-"""What it costs to take hosts out of a training, worked out from what the cluster says just now."""
+"""What a verb costs a training, worked out from what the cluster says just now."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from trainer.core.settings.strategies import STRATEGIES
 GIB = 2**30
 # Of what a host has left, so much is not the model's to take.
 MARGIN = 0.9
+NOTHING_TRAINS: tuple[str, int | None, str] = ("none: nothing of it trains", 0, "no step")
+RESTART = "until TensorFlow is up again, or some seconds where the kit is the same"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Cost:
 
     hosts: Sequence[str]
     stops: Sequence[str]
-    """Tasks that run now and will not."""
+    """Tasks that run now and will not, or start again."""
     pause: str
     """How long the training stands still, in words."""
     steps_lost: int | None
@@ -51,13 +53,22 @@ class Cost:
         """Return a line for each thing that is to know."""
         lines = [
             f"  stops   {', '.join(self.stops) or 'nothing'}",
-            f"  pause   {self.pause}",
-            f"  lost    {self.lost}",
+            self.render_loss(),
             *(f"  room    {line}" for line in self.room),
             *(f"  away    {line}" for line in self.away),
             *(f"  refused {line}" for line in self.refusals),
         ]
         return "\n".join(lines)
+
+    def render_loss(self) -> str:
+        """Return what the training loses, a line each."""
+        return f"  pause   {self.pause}\n  lost    {self.lost}"
+
+
+def training(inventory: Inventory, seen: Observation) -> Run | None:
+    """Return the run that a coordinator trains just now, or waits to; None where none does."""
+    run, chief = seen.run, seen.units.get(inventory.chief.name)
+    return run if run and run.state in ("training", "waiting") and chief and chief.up else None
 
 
 def cost_of(
@@ -68,20 +79,41 @@ def cost_of(
     in_order: bool = True,
 ) -> Cost:
     """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now."""
-    run = seen.run
+    run = training(inventory, seen)
     tasks = tasks_of(inventory, hosts)
     stops = [task.name for task in tasks if task.name in seen.units and seen.units[task.name].up]
     gone = absentees(inventory, seen)
     away = [f"{task}: {why}" for task, why in gone.items() if inventory.task(task).host not in hosts]
     stopping = [task for task in tasks if task.name in stops]
-    trains = run is not None and run.state in ("training", "waiting") and seen.units[inventory.chief.name].up
-    refusals = [*find_chief(inventory, hosts, trains), *find_shortages(inventory, hosts, gone)]
+    refusals = [*find_chief(inventory, hosts, run is not None), *find_shortages(inventory, hosts, gone)]
     room: list[str] = []
-    if trains and any(task.job == "ps" for task in stopping):
+    if run and any(task.job == "ps" for task in stopping):
         room, full = find_room(inventory, seen, hosts, gone, checkpoints)
         refusals += full
-    pause, steps, lost = _loss(run if trains else None, stopping, checkpoints, in_order, inventory, seen)
+    pause, steps, lost = _loss(run, stopping, checkpoints, in_order, inventory, seen)
     return Cost(hosts, stops, pause, steps, lost, room, away, refusals)
+
+
+def cost_of_restart(
+    inventory: Inventory,
+    seen: Observation,
+    tasks: Sequence[Task],
+    checkpoints: Sequence[Mapping[str, Any]],
+) -> Cost:
+    """Work out what it costs that tasks end in order, and start again."""
+    stopping = [task for task in tasks if task.name in seen.units and seen.units[task.name].up]
+    run = training(inventory, seen)
+    pause, steps, lost = NOTHING_TRAINS
+    if run and any(task.trains for task in stopping):
+        pause, steps, lost = RESTART, 0, "no step: it saves before it stops"
+    elif run and any(task.job == "ps" for task in stopping):
+        pause = f"{run.pause}: the model is laid out again from the newest checkpoint"
+        steps, lost = _since_checkpoint(run, checkpoints, seen, inventory)
+    elif run:
+        pause = "none: what trains goes on"
+    away = [f"{task}: {why}" for task, why in absentees(inventory, seen).items()]
+    hosts = list(dict.fromkeys(task.host for task in stopping))
+    return Cost(hosts, [task.name for task in stopping], pause, steps, lost, away=away)
 
 
 def absentees(inventory: Inventory, seen: Observation) -> dict[str, str]:
@@ -173,7 +205,7 @@ def _loss(
 ) -> tuple[str, int | None, str]:
     """Return the pause and the steps lost, each in words, and the steps as a number."""
     if run is None or not stopping:
-        return "none: nothing of it trains", 0, "no step"
+        return NOTHING_TRAINS
     if any(task.job == "chief" for task in stopping):
         wait = "until the coordinator is back"
         return (

@@ -30,6 +30,8 @@ from fleet.site.vault import lend
 STAGE = ("preflight.yml", "release.yml")  # beside what runs
 SWITCH = ("preflight.yml", "training.yml")  # what runs is touched
 DEEP = ("deep_check.yml",)
+# What a start changes on a host that is as it should be otherwise, by the names of Ansible's tasks.
+CHANGES = ("Switch to the release", "Write the run settings")
 
 # Fetching the wheels of a new lock is one task, and the longest; what is silent for longer hangs.
 SILENT_SECONDS = 3600.0

@@ -22,7 +22,7 @@ from fleet.hosts.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.hosts.run import SETTINGS
 from fleet.places import ROLES, site_file
 from fleet.rollout.desired_state import DesiredState, FileState, UnknownTask, files_differ
-from fleet.rollout.release import STAGE, Display, Recap, Shipment, ShipmentResult, make_release, sign_release
+from fleet.rollout.release import CHANGES, STAGE, Display, Recap, Shipment, ShipmentResult, make_release, sign_release
 from fleet.rollout.roles import Role
 from fleet.signals import undisturbed
 from fleet.site.topology import Task
@@ -105,7 +105,7 @@ class ShortWay:
         hosts = [host for host in self._inventory.hosts if host not in shipment.without]
         moved = [host for host in hosts if self._current(host) != shipment.release]
         written = [host for host in hosts if not self._has_settings(host)]
-        named = {"Switch to the release": moved, "Write the run settings": written}
+        named = dict(zip(CHANGES, (moved, written), strict=True))
         return {name: hosts for name, hosts in named.items() if hosts}
 
     def ship(self, shipment: Shipment, display: Display) -> ShipmentResult:

@@ -17,7 +17,7 @@ from fleet.actions.shipping import (
     save_state,
     select_and_observe,
     ship_to_present,
-    show_changes,
+    show_plan,
 )
 from fleet.actions.start_rollback import StartRollback
 from fleet.actions.stopping import stop_tasks
@@ -154,8 +154,7 @@ def _plan_and_prove(
         console.print(note)
     console.print(render_plan(plan))
     if request.plan_only:
-        changes = show_changes(console, plan)
-        _answer(console, request, "planned", plan=plan.as_json(), changes=changes)
+        _answer(console, request, "planned", **show_plan(cluster, console, before, plan))
         return None
     # What Ansible starts is new, and what is left out stays down.
     cool(cluster, [task for task in warm if plan.by_ansible or task not in plan.tasks], short.start)
@@ -388,7 +387,7 @@ def _raise_not_evaluated(cluster: Cluster) -> None:
 
 
 def _answer(console: Console, request: StartRequest, outcome: str, **known: Any) -> None:
-    nothing = dict.fromkeys(("plan", "changes", "run", "sweep", "seconds", "evaluated"))
+    nothing = dict.fromkeys(("plan", "changes", "cost", "run", "sweep", "seconds", "evaluated"))
     console.print_json(request.verb, {"outcome": outcome, **nothing, **known})
 
 

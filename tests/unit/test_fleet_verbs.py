@@ -1584,6 +1584,8 @@ def test_a_plan_is_shown_and_nothing_is_done(hosts: FakeHosts, console: Console)
         "  restart ps-0, worker-0, worker-1 (on the new release)",
         "  start   chief-0, evaluator-0",
         "  change  Write the run settings: head, far",
+        "  pause   run digits ends; to go on with it: fab start-cluster --run digits",
+        "  lost    no step: it saves before it stops",
         "nothing was done, and nothing is proven yet: that needs the release on the hosts",
     ]
 

@@ -1,0 +1,114 @@
+"""What `--plan` says that a verb costs the training that goes on, in text and with `--json`."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from fleet.actions.console import Console
+from fleet.rollout.release import CHANGES, ShipmentResult
+from fleet.verbs.start import StartRequest, start_cluster
+from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_second_day as day
+from tests.unit.test_json_output import answer_of
+
+SAVED = "no step: it saves before it stops"
+
+
+@pytest.fixture
+def hosts() -> day.Hosts:
+    """Hosts on which a run trains at step 20, saved at 15."""
+    return day.make_hosts()
+
+
+@pytest.fixture
+def console(hosts: day.Hosts) -> Console:
+    clock = fleet.Clock(hosts=hosts)
+    build = lambda _: "abc123"  # noqa: E731
+    return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, build=build, json_out=io.StringIO())
+
+
+def with_release(hosts: day.Hosts, monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
+    """Have one host be on an older release."""
+    look = hosts._observe
+
+    def observe(host: str, directories: bool, settings: bool) -> str:
+        return look(host, directories, settings).replace("abc123", "older" if host == behind else "abc123")
+
+    monkeypatch.setattr(hosts, "_observe", observe)
+
+
+def start(hosts: day.Hosts, console: Console, **asked: Any) -> dict[str, Any]:
+    start_cluster(day.cluster(hosts), console, StartRequest(plan_only=True, **asked))
+    found: dict[str, Any] = answer_of(console)["cost"]
+    return found
+
+
+def test_a_start_that_changes_nothing_costs_nothing(hosts: day.Hosts, console: Console) -> None:
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], "none: what trains goes on", 0)
+    assert "  pause   none: what trains goes on\n  lost    no step\nnothing was done" in fleet.printed(console)
+
+
+def test_another_release_costs_a_restart_of_tensorflow(hosts: day.Hosts, console: Console) -> None:
+    console.build = lambda _: "newer"
+    cost = start(hosts, console)
+    assert cost["stops"] == [task.name for task in hosts.inventory.tasks]
+    assert (cost["pause"][:27], cost["lost"]) == ("until TensorFlow is up agai", SAVED)
+
+
+def test_other_settings_cost_the_restart_of_those_that_read_them(hosts: day.Hosts, console: Console) -> None:
+    console.ship = lambda *_: ShipmentResult({}, {CHANGES[-1]: [*hosts.inventory.hosts]})
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["lost"]) == (["chief-0", "evaluator-0"], SAVED)
+
+
+def test_what_ansible_changes_besides_is_not_left_out(hosts: day.Hosts, console: Console) -> None:
+    console.ship = lambda *_: ShipmentResult({}, {"Install the unit": ["w-a"]})
+    assert start(hosts, console)["pause"].endswith("; a task restarts too where its other files change")
+
+
+def test_a_ps_that_restarts_alone_costs_the_steps_since_the_checkpoint(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_release(hosts, monkeypatch, "ps-b")
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["steps_lost"]) == (["ps-1"], 5)
+    assert "  lost    5 steps: the newest checkpoint has step 15, saved" in fleet.printed(console)
+
+
+def test_a_worker_that_restarts_alone_costs_nothing(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_release(hosts, monkeypatch, "w-b")
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["pause"], cost["steps_lost"]) == (["worker-1"], "none: what trains goes on", 0)
+
+
+def test_a_ps_that_joins_costs_a_pause_at_the_next_save(hosts: day.Hosts, console: Console) -> None:
+    hosts.set("ps-1", active="inactive", sub="dead")
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], "some seconds, at the next save", 0)
+
+
+def test_another_run_ends_the_one_that_trains(hosts: day.Hosts, console: Console) -> None:
+    cost = start(hosts, console, run_name="digits-2")
+    assert cost["stops"] == ["chief-0", "evaluator-0"]
+    assert (cost["pause"], cost["lost"]) == ("run digits ends; to go on with it: fab start-cluster --run digits", SAVED)
+
+
+def test_a_restart_costs_all_tasks_and_no_step(hosts: day.Hosts, console: Console) -> None:
+    cost = start(hosts, console, restart=True)
+    assert cost["stops"] == [task.name for task in hosts.inventory.tasks]
+    assert (cost["steps_lost"], cost["lost"]) == (0, SAVED)
+
+
+def test_where_nothing_trains_a_plan_names_no_pause(hosts: day.Hosts, console: Console) -> None:
+    hosts.run_status = fleet.status("stopped", 20)
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    cost = start(hosts, console)
+    assert (cost["stops"], cost["pause"], cost["lost"]) == ([], "none: nothing of it trains", "no step")
+    assert "  pause  " not in fleet.printed(console)
