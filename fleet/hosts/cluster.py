@@ -9,22 +9,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, Trouble
-from fleet.hosts import facts, journal
+from fleet.hosts import facts, host_scripts, journal
 from fleet.hosts.agent_request import RECEIVE, feed
-from fleet.hosts.host_scripts import (
-    BEFORE,
-    COOL,
-    CURRENT,
-    DISABLE,
-    FORGET_DRAINED,
-    GO_ON,
-    PARK,
-    REMOUNT,
-    RESTORE_STATE,
-    SAVE_STATE,
-    STATUS,
-    TRAINER,
-)
 from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery
 from fleet.hosts.lock import take_lock
 from fleet.hosts.observation import (
@@ -122,7 +108,7 @@ class Cluster:
         """Ask the trainer of the run, where its files don't say all of it."""
         chief = self.inventory.chief.host
         if observation.releases.get(chief) and observation.run is None and observation.run_error is None:
-            answer = self.hosts.run({chief: STATUS})[chief]
+            answer = self.hosts.run({chief: host_scripts.STATUS})[chief]
             if answer.unreachable:
                 observation.unreachable[chief] = answer.unreachable
             else:
@@ -168,21 +154,21 @@ class Cluster:
         """
         self._systemctl(
             tasks,
-            f"root {FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
+            f"root {host_scripts.FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
-            f"root sh -c {_quoted(GO_ON)} sh {{units}}",
+            f"root sh -c {_quoted(host_scripts.GO_ON)} sh {{units}}",
         )
 
     def cool(self, tasks: Sequence[Task], start: str) -> None:
         """Stop what a start has had import TensorFlow and wait, and has not had go on, nor lets begin any more."""
-        self._systemctl(tasks, f"root sh -c {_quoted(COOL)} sh {start} {{units}}")
+        self._systemctl(tasks, f"root sh -c {_quoted(host_scripts.COOL)} sh {start} {{units}}")
 
     def park(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down; supervisors that can stay up, with no child.
 
         A supervisor goes on with `start`, in the release that is current then. By itself it does so after 15 minutes.
         """
-        self._systemctl(tasks, f"root sh -c {_quoted(PARK)} sh {{units}}", STOP_SECONDS)
+        self._systemctl(tasks, f"root sh -c {_quoted(host_scripts.PARK)} sh {{units}}", STOP_SECONDS)
 
     def stop(self, tasks: Sequence[Task]) -> None:
         """Stop units on all hosts at once and wait until they are down."""
@@ -190,7 +176,7 @@ class Cluster:
 
     def disable(self, tasks: Sequence[Task]) -> None:
         """Keep units down at the host's next boot, and forget why they failed."""
-        self._systemctl(tasks, f"root sh -c {_quoted(DISABLE)} sh {{units}}")
+        self._systemctl(tasks, f"root sh -c {_quoted(host_scripts.DISABLE)} sh {{units}}")
 
     def take_down(self, tasks: Sequence[Task], all_of_them: Sequence[Task]) -> Observation:
         """Stop units and keep `all_of_them` down at the next boot, on all hosts at once; returns what is seen then."""
@@ -199,7 +185,7 @@ class Cluster:
         for host in self.inventory.hosts:
             stop, off = (" ".join(task.unit for task in some.get(host, ())) for some in (stopping, disabling))
             script = f"systemctl stop {stop}; stopped=$?; " if stop else "stopped=0; "
-            script += f"{DISABLE} && exit $stopped" if off else "exit $stopped"
+            script += f"{host_scripts.DISABLE} && exit $stopped" if off else "exit $stopped"
             first[host] = f"root sh -c {shlex.quote(script)} sh {off}"
         return self.observe(first=first)
 
@@ -208,23 +194,25 @@ class Cluster:
 
         Then the chief's host runs a script `beside`; returns whether that was done.
         """
-        scripts = dict.fromkeys(hosts, f"root sh -c {shlex.quote(SAVE_STATE)}")
+        scripts = dict.fromkeys(hosts, f"root sh -c {shlex.quote(host_scripts.SAVE_STATE)}")
         chief = self.inventory.chief.host
         if chief in scripts:
             scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
         answers = self.hosts.run(scripts)
-        _reject_bad_answers(answers, f"{BEFORE} can't be written")
+        _reject_bad_answers(answers, f"{host_scripts.BEFORE} can't be written")
         return chief in answers and answers[chief].stdout.split()[-1:] != ["undone"]
 
     def restore_state(self, hosts: Iterable[str]) -> None:
         """End what runs on hosts, and bring back the release, files and units that they remember."""
-        answers = self.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(RESTORE_STATE)}"), STOP_SECONDS)
-        _reject_bad_answers(answers, f"what {BEFORE} holds can't be put back")
+        answers = self.hosts.run(
+            dict.fromkeys(hosts, f"root sh -c {shlex.quote(host_scripts.RESTORE_STATE)}"), STOP_SECONDS
+        )
+        _reject_bad_answers(answers, f"what {host_scripts.BEFORE} holds can't be put back")
 
     def restart_previous(self, hosts: Iterable[str]) -> None:
         """Start what hosts remember as running, whether the inventory knows it still or not."""
-        script = f"root systemctl start --no-block $(cat {BEFORE}/running) 2>&1"
-        answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {BEFORE}/running ]; then {script}; fi"))
+        script = f"root systemctl start --no-block $(cat {host_scripts.BEFORE}/running) 2>&1"
+        answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {host_scripts.BEFORE}/running ]; then {script}; fi"))
         _reject_bad_answers(answers, "what ran before can't be started")
 
     def publish_release(self, release: str) -> None:
@@ -270,7 +258,7 @@ class Cluster:
         others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
         for host in (chief, *others):  # any host that answers can write where they share the path
-            answer = self.hosts.run({host: f"{REMOUNT}; {script}"})[host]
+            answer = self.hosts.run({host: f"{host_scripts.REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
             elif answer.code:
@@ -297,7 +285,7 @@ class Cluster:
         """Have the trainer make a new run of a checkpoint, RUN@STEP; whether its directory was made for it."""
         words = ["--run", run, "--from", source, *(["--program", program] if program else [])]
         words += [word for name, value in program_args.items() for word in ("--set", f"{name}={json.dumps(value)}")]
-        return bool(self._ask_trainer("begin", words, dict, f"{REMOUNT}; ").get("made"))
+        return bool(self._ask_trainer("begin", words, dict, f"{host_scripts.REMOUNT}; ").get("made"))
 
     def forget(self, run: str) -> None:
         """Remove a run that `begin` has made and no task has seen."""
@@ -307,7 +295,9 @@ class Cluster:
     def export_run(self, run: str | None, changes: bool) -> dict[str, Any]:
         """Have the trainer export a run's newest checkpoint, or what has changed in it; returns step and place."""
         words = [*(["--run", run] if run else []), *(["--changes"] if changes else [])]
-        return cast(dict[str, Any], self._ask_trainer("export", words, dict, f"{REMOUNT}; ", EXPORT_SECONDS))
+        return cast(
+            dict[str, Any], self._ask_trainer("export", words, dict, f"{host_scripts.REMOUNT}; ", EXPORT_SECONDS)
+        )
 
     def upkeep(self, verb: str, words: Sequence[str], hear: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
         """Have a host that shares the runs' path work on whole runs; returns the answer of `python -m trainer VERB`.
@@ -332,7 +322,7 @@ class Cluster:
                 else:
                     records.append(record)
 
-            script = f"{REMOUNT}; {TRAINER.format(verb=verb)} {shlex.join(words)}"
+            script = f"{host_scripts.REMOUNT}; {host_scripts.TRAINER.format(verb=verb)} {shlex.join(words)}"
             answer = self.hosts.follow({host: script}, read)[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
@@ -351,7 +341,7 @@ class Cluster:
     ) -> Any:
         """Run one of the trainer's commands on the chief's host; what it calls an error is the operator's."""
         host = self.inventory.chief.host
-        answer = self._ask(host, f"{first}{TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
+        answer = self._ask(host, f"{first}{host_scripts.TRAINER.format(verb=verb)} {shlex.join(words)}", seconds)
         parsed = load_json(answer.stdout)
         if answer.code == 0 and isinstance(parsed, kind):
             return parsed
@@ -371,7 +361,7 @@ class Cluster:
     def _read(self, verb: str, kind: type, deed: str, none: Sequence[str] = ()) -> Any:
         """Run one of the trainer's commands that only reads; None where it says one of `none`."""
         host = self.inventory.chief.host
-        answer = self._ask(host, TRAINER.format(verb=verb))
+        answer = self._ask(host, host_scripts.TRAINER.format(verb=verb))
         if any(words in answer.stderr for words in none):
             return None
         parsed = load_json(answer.stdout)
@@ -383,7 +373,7 @@ class Cluster:
     def ask_queue(self, action: str, words: Sequence[str]) -> dict[str, Any]:
         """Have the trainer list or change the queue: `list`, `add`, `move` or `remove`; returns what it says."""
         try:
-            return cast(dict[str, Any], self._ask_trainer(f"queue {action}", words, dict, f"{REMOUNT}; "))
+            return cast(dict[str, Any], self._ask_trainer(f"queue {action}", words, dict, f"{host_scripts.REMOUNT}; "))
         except ClusterTrouble as error:
             if "invalid choice: 'queue'" not in str(error):
                 raise
@@ -442,7 +432,7 @@ class Cluster:
         without = [host for host, release in observation.releases.items() if release is None]
         if without:
             raise OperatorMistake(
-                f"nothing is installed on {', '.join(without)}: there is no {CURRENT}. "
+                f"nothing is installed on {', '.join(without)}: there is no {host_scripts.CURRENT}. "
                 "Run `ansible-playbook site.yml` first"
             )
         for task in self.inventory.tasks:
