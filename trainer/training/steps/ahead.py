@@ -22,7 +22,7 @@ from trainer.training.measures.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
 from trainer.training.tables.table_lookups import GIVING, lookups_of
 from trainer.training.tf_internals.graphs import APART, is_stateful, nodes_of
-from trainer.training.updates.atomic_updates import MUTEX_OPERATIONS, WRITING, in_turn, sources
+from trainer.training.updates.atomic_updates import MUTEX_OPERATIONS, WRITING, sources
 from trainer.training.updates.transfers import handles_of
 
 READS = ("ReadVariableOp", "ResourceGather")
@@ -85,26 +85,23 @@ class CopyAhead(StepCopy):
         names, inputs = self._first_counting if weight else self._first, self._inputs(arguments)
         chosen = sorted(names)
         part = part_of(self._source(weight), names | self._given)
-        made = tf.graph_util.import_graph_def(part, inputs, chosen, name="ahead")
-        graph = tf.compat.v1.get_default_graph()
-        self._last[graph] = in_turn(made, self._last.get(graph, {}))
+        made, _ = self._copy(part, inputs, chosen, "ahead")
+        self._take_turns(made)
         return Begun(inputs, dict(zip(chosen, made, strict=True)), weight)
 
     def _finish(self, begun: Begun, reads: Sequence[Operation]) -> list[tf.Tensor]:
         """Copy the rest of a step; `reads` are those of the next one."""
-        graph, source = tf.compat.v1.get_default_graph(), self._source(begun.weight)
+        source = self._source(begun.weight)
         rest = part_of(source, {node.name for node in source.node} - begun.made.keys())
         for node in rest.node:
             if node.op == "Const" and SCOPE in node.name and node.name.endswith(WEIGHT):
                 node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(begun.weight, tf.int64))
         wait_for_none(rest, {f"^{name}" for name, one in begun.made.items() if not one.outputs})
         wanted = [one.name for one in self._step.outputs if one.op.name not in begun.made]
-        before = len(graph.get_operations())
-        given = {**begun.inputs, **given_by(begun.made, rest)}
-        found = dict(zip(wanted, tf.graph_util.import_graph_def(rest, given, wanted, name="step"), strict=True))
-        made = graph.get_operations()[before:]
+        returned, made = self._copy(rest, {**begun.inputs, **given_by(begun.made, rest)}, wanted)
+        found = dict(zip(wanted, returned, strict=True))
         update_after(made, reads)
-        self._last[graph] = in_turn(made, self._last.get(graph, {}))
+        self._take_turns(made)
         for one in self._step.outputs:
             if one.name not in found:
                 found[one.name] = begun.made[one.op.name].outputs[one.value_index]

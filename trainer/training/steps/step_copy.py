@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Graph, Traced
+from trainer.core.contracts import Graph, Operation, Tensor, Traced
 from trainer.training.measures.staleness import SCOPE
 from trainer.training.tables.table_lookups import GIVING
+from trainer.training.tf_internals.graphs import place
 from trainer.training.updates.atomic_updates import in_turn
 
 COPIED_BYTES = 1 << 24
@@ -42,9 +44,11 @@ class StepCopy:
 
         What gives keys rows is one, which uses nothing of the step but these.
         """
+        self._devices = {node.name: node.device for node in graph.node if node.device}
         for node in itertools.chain(graph.node, self._without_counts.node):
             if node.device:
                 node.attr.pop("_class", None)  # it names what stands for a variable, and would take the device of that
+                node.device = ""  # TensorFlow's import would take long to set those of the copies
 
     def make(self, arguments: object, *, counts: bool = True) -> list[tf.Tensor]:
         """Copy it into the function that is being traced; returns what it gives, flat.
@@ -53,13 +57,26 @@ class StepCopy:
         the program has seeded them.
         """
         self._draw_others()
-        graph, given = tf.compat.v1.get_default_graph(), self._inputs(arguments)
         outputs = [output.name for output in self._step.outputs]
-        before = len(graph.get_operations())
-        step = self._graph if counts else self._without_counts
-        returned = list(tf.graph_util.import_graph_def(step, given, outputs, name="step"))
-        self._last[graph] = in_turn(graph.get_operations()[before:], self._last.get(graph, {}))
+        returned, made = self._copy(self._graph if counts else self._without_counts, self._inputs(arguments), outputs)
+        self._take_turns(made)
         return self._shaped(returned)
+
+    def _copy(
+        self, part: Any, given: Mapping[str, Tensor], wanted: Sequence[str], name: str = "step"
+    ) -> tuple[list[Any], list[Operation]]:
+        """Copy operations into the function that is being traced; returns what is wanted of them, and all of them."""
+        graph = tf.compat.v1.get_default_graph()
+        before, scope = len(graph.get_operations()), graph.unique_name(name, mark_as_used=False)
+        returned = list(tf.graph_util.import_graph_def(part, given, wanted, name=name))
+        made = graph.get_operations()[before:]
+        place({one: self._devices.get(one.name.removeprefix(f"{scope}/")) for one in made})
+        return returned, made
+
+    def _take_turns(self, made: Sequence[Operation]) -> None:
+        """Have a copy's operations take their mutexes after those of the copy before in the same graph."""
+        graph = tf.compat.v1.get_default_graph()
+        self._last[graph] = in_turn(made, self._last.get(graph, {}))
 
     def _draw_others(self) -> None:
         for node in self._seeded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -105,6 +105,16 @@ def is_stateful(operation: Operation) -> bool:
 def set_input(operation: Any, number: int, tensor: Any) -> None:
     """Have an operation of a graph that is being traced take another tensor for one of its inputs."""
     operation._update_input(number, tensor)
+
+
+def place(devices: Mapping[Any, str | None]) -> None:
+    """Have operations of a graph that is being traced run on these devices, within those that they have by now."""
+    for operation, device in devices.items():
+        if device and operation.device:
+            outer = tf.DeviceSpec.from_string(operation.device)
+            device = outer.make_merged_spec(tf.DeviceSpec.from_string(device)).to_string()
+        if device:
+            operation._set_device_from_string(device)
 
 
 def operation_like(operation: Any, inputs: Sequence[Tensor]) -> Any:
