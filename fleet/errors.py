@@ -1,4 +1,4 @@
-"""Why a verb stops. Each carries data; `fabfile.py` alone turns them into a message and an exit code."""
+"""Why a verb stops. Each carries data; fleet/command_line alone turns them into a message and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs of `fabfile.py` have in common: their flags, their cluster, how they end."""
+"""What the command lines of all verbs have in common: their flags, their cluster, how they end."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _name(named: Argument | Task[Any]) -> str:
 def _row(flag: Argument) -> str:
     """Write a flag's line; raises TypeError where it has no help text."""
     if not flag.help:
-        raise TypeError(f"--{_name(flag)} has no help text: give it one in fabfile.py")
+        raise TypeError(f"--{_name(flag)} has no help text: give it one in fleet/command_line")
     name = f"--{_name(flag)}"
     text = flag.help.removesuffix(f"; `{name}` before it is optional")
     name = name if text == flag.help else f"[{name}]"

@@ -148,7 +148,7 @@ def test_the_time_is_told_by_the_kinds_that_there_are() -> None:
 
 def test_the_texts_name_settings_and_verbs_that_there_are() -> None:
     known = {field.name for field in dataclasses.fields(Config)} | set(yaml.safe_load(SCHEMA.read_text())["variables"])
-    texts = (ROOT / name for name in ("fabfile.py", "fleet/command_line/runs.py", "fleet/command_line/hosts.py"))
+    texts = (ROOT / "fleet" / "command_line").glob("*.py")
     verbs = {verb for each in texts for verb in re.findall(r"^def (\w+)\(", each.read_text(), re.MULTILINE)}
     for text in [OBSERVING.read_text(), *(str(rule["annotations"]) for rule in alerts().values())]:
         assert {verb.replace("-", "_") for verb in re.findall(r"`fab ([a-z-]+)", text)} <= verbs

@@ -22,6 +22,8 @@ VERBS += ["history"]
 
 
 def fab(*words: str) -> int:
+    for name in [name for name in sys.modules if name.startswith("fleet.command_line.")]:
+        del sys.modules[name]  # some verbs look at sys.argv as they are defined
     with pytest.raises(SystemExit) as ended:
         make_program().run(["fab", "--search-root", str(ROOT), *words])
     code = ended.value.code
@@ -197,7 +199,7 @@ def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
     words: str, silent_inventory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flag, value = words.split()[-2:]
-    monkeypatch.setattr("sys.argv", ["fab", *words.split()])  # where the fabfile looks for --random
+    monkeypatch.setattr("sys.argv", ["fab", *words.split()])  # where the verb looks for --random
     assert fab(*words.split(), "--inventory", str(silent_inventory)) == 2
     errors = capsys.readouterr().err
     assert errors.startswith(f"{flag} is {value!r}: expected a ")

@@ -36,7 +36,7 @@ def test_line_is_the_users_and_not_the_librarys(tmp_path: Path) -> None:
 
 def test_trainers_own_line_is_not_shown_as_the_users() -> None:
     with pytest.raises(ValueError, match="steps") as caught:
-        __import__("trainer.core.settings.config").core.config.Config(program="a:b", steps=0)
+        __import__("trainer.core.settings.config").core.settings.config.Config(program="a:b", steps=0)
     assert "config.py" not in explain(caught.value)
 
 
