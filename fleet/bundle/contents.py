@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.hosts.cluster import CURRENT, Cluster
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import CURRENT
 from fleet.hosts.observation import last_line
 from fleet.site.inventory import Inventory
 
