@@ -28,6 +28,7 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.controller import Controller
 from trainer.training.loop.custom_loop import train_with_loop
+from trainer.training.run_context import RunContext
 from trainer.training.steps.runner import Call
 
 SETTINGS = {"program": "a:B", "steps": 100, "epoch_steps": 20}
@@ -111,17 +112,9 @@ class Run:
 
         self.progress = progress = Progress(self.config, self.directory, Notifier())
         self.phases = Phases(phases or {}, progress.phase)
-        controller = Controller(
-            self.config,
-            runner,
-            self.directory,
-            progress,
-            lambda: stop_at is not None and bool(runner.step.numpy() >= stop_at),
-            evaluate if self.evaluates else None,
-            self.phases,
-            members=members,
-            for_callbacks=for_callbacks,
-        )
+        stopping: Any = lambda: stop_at is not None and bool(runner.step.numpy() >= stop_at)  # noqa: E731
+        context = RunContext(self.config, None, self.directory, progress, self.phases, members, None, stopping)
+        controller = Controller(context, runner, evaluate if self.evaluates else None, for_callbacks=for_callbacks)
         controller.restore()
         if for_callbacks:
             train_in_told_epochs(controller, progress)

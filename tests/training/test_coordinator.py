@@ -42,12 +42,12 @@ from trainer.tasks import coordinator
 from trainer.tasks import training as training_module
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.generation import Generation, finish_run
-from trainer.tasks.run_context import RunContext
 from trainer.tasks.training import Training
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.telemetry.status import read_status
 from trainer.training import release_resources as freeing
+from trainer.training.run_context import RunContext
 
 pytestmark = pytest.mark.timeout(120)
 MEMBERS = {"worker-0": "w0", "ps-0": "p0"}

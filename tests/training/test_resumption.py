@@ -32,10 +32,13 @@ class Going:
             lacking={1}, take_over=lambda *_: True, position=None, offer=lambda *_: self.done.append("offer")
         )
         catalogue = SimpleNamespace(newest=lambda: 60, prefix=str)
-        self.parts: list[Any] = [
-            Config(program="a:B", steps=100), runner, SimpleNamespace(catalogue=catalogue), progress, checkpoints,
-            handover, None, SimpleNamespace(servers=["ps-1", "ps-2"]),
-        ]  # fmt: skip
+        context = SimpleNamespace(
+            config=Config(program="a:B", steps=100),
+            directory=SimpleNamespace(catalogue=catalogue),
+            progress=progress,
+            membership=SimpleNamespace(servers=["ps-1", "ps-2"]),
+        )
+        self.parts: list[Any] = [context, runner, checkpoints, handover, None]
 
     def restore(self) -> int:
         return Resumption(*cast(Any, self.parts)).restore()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,8 +35,8 @@ def recorder() -> Told:
 
 @pytest.fixture
 def account(recorder: Told, tmp_path: Path) -> Account:
-    heard: Any = recorder
-    return Account(heard, heard, RunDirectory(tmp_path, "mine"), ProgressMeter(10.0, ["worker-0"]), 0.0)
+    context: Any = SimpleNamespace(progress=recorder, phases=recorder, directory=RunDirectory(tmp_path, "mine"))
+    return Account(context, ProgressMeter(10.0, ["worker-0"]), 0.0)
 
 
 def test_the_first_step_is_told_once(account: Account, recorder: Told) -> None:

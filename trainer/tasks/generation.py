@@ -22,7 +22,6 @@ from trainer.core.states import Phase, RunState
 from trainer.core.variables import bytes_of, flatten
 from trainer.run.callback_store import CallbackStore
 from trainer.run.lease import check_lease
-from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import WAIT_POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import render_metrics
 from trainer.training.data.data_service import DataService
@@ -39,6 +38,7 @@ from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
 from trainer.training.loop.epochs import EndWithTheData, Epochs
 from trainer.training.loop.fit import train_with_fit
 from trainer.training.placement import report_placement
+from trainer.training.run_context import RunContext
 from trainer.training.steps.local import LocalStepRunner
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.steps.runner import StepRunner
@@ -213,17 +213,11 @@ def build_generation(
     reject_best_metric(config, evaluate, runner.model, runner.output_names)
     read_weights = partial(read_initial_weights, config, program, runner)
     controller = Controller(
-        config,
+        context,
         runner,
-        context.directory,
-        progress,
-        context.stopping,
         evaluate,
-        context.phases,
         workers=cluster.workers,
-        members=context.membership,
         began=began,
-        lease=context.lease,
         handover=handover,
         read_initial_weights=read_weights if config.initial_weights else None,
         for_callbacks=config.api == "fit" or bool(callbacks),

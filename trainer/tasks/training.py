@@ -31,9 +31,9 @@ from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
-from trainer.tasks.run_context import RunContext
 from trainer.tasks.waits import wait_for_members, wait_for_the_end
 from trainer.telemetry.progress import Progress
+from trainer.training.run_context import RunContext
 
 log = logging.getLogger(__name__)
 SETTLE_SECONDS = 10.0

@@ -5,23 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from trainer.cluster.deadlines import Phases
 from trainer.core.states import Phase, RunState
-from trainer.run.directory import RunDirectory
-from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter
+from trainer.training.run_context import RunContext
 
 
 class Account:
     """Keeps the step, and tells of it, of the first one that is made, and of checkpoints and numbers."""
 
-    def __init__(
-        self, progress: Progress, phases: Phases, directory: RunDirectory, meter: ProgressMeter, began: float
-    ) -> None:
+    def __init__(self, context: RunContext, meter: ProgressMeter, began: float) -> None:
         """`began` (of time.monotonic) is when the time without training began that ends with the first step."""
-        self._progress = progress
-        self._phases = phases
-        self._directory = directory
+        self._progress, self._phases, self._directory = context.progress, context.phases, context.directory
         self._meter = meter
         self._began: float | None = began
         self.step = 0

@@ -13,16 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from trainer.cluster.deadlines import Phases
 from trainer.cluster.members.formation import MembershipChanged
 from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Structure
 from trainer.core.failures import Infrastructure, StalePath, Stopped
 from trainer.core.settings.config import Config
-from trainer.run.directory import RunDirectory
-from trainer.run.lease import Lease
 from trainer.run.saves.checkpoints import SLOW_SECONDS
-from trainer.telemetry.progress import Progress
 from trainer.training.handover import Handover
 from trainer.training.loop.account import Account
 from trainer.training.loop.calls import Calls
@@ -35,6 +31,7 @@ from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.resumption import Resumption
 from trainer.training.loop.saves import Saves
 from trainer.training.loop.scheduler import make_schedule
+from trainer.training.run_context import RunContext
 from trainer.training.steps.runner import Call, StepRunner
 
 log = logging.getLogger(__name__)
@@ -56,45 +53,36 @@ class Controller:
 
     def __init__(
         self,
-        config: Config,
+        context: RunContext,
         runner: StepRunner,
-        directory: RunDirectory,
-        progress: Progress,
-        stopping: Callable[[], bool],
         evaluate: Callable[[], dict[str, float]] | None,
-        phases: Phases,
         *,
         workers: int = 1,
-        members: Membership | None = None,
         began: float = 0.0,
-        lease: Lease | None = None,
         handover: Handover | None = None,
         read_initial_weights: Callable[[], str] | None = None,
         for_callbacks: bool = False,
     ) -> None:
-        """Take what trains, where it is recorded, and who is asked what is due.
+        """Take the process's part of the run, and what trains.
 
-        `members` knows of members that are gone or back. `began` (of time.monotonic) is when the time without training
-        began that ends with the first call. `handover` has what an earlier coordinator left on the ps.
-        `read_initial_weights` gives a new run the weights that it begins with, and tells which. `for_callbacks` says
-        that a callback hears of each epoch's end, and calls `end_epoch` then.
+        `began` (of time.monotonic) is when the time without training began that ends with the first call. `handover`
+        has what an earlier coordinator left on the ps. `read_initial_weights` gives a new run the weights that it
+        begins with, and tells which. `for_callbacks` says that a callback hears of each epoch's end, and calls
+        `end_epoch` then.
         """
+        config, members = context.config, context.membership
         tasks = workers_of(config, members, workers)
         schedule = make_schedule(config, workers)
         meter = ProgressMeter(config.log_seconds, tasks)
         self._runner = runner
-        self._account = Account(progress, phases, directory, meter, began)
-        self._calls = calls = Calls(runner, schedule, progress, meter, tasks, workers)
+        self._account = Account(context, meter, began)
+        self._calls = calls = Calls(runner, schedule, context.progress, meter, tasks, workers)
         self._ends = EpochEnds.from_config(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
-        self._evaluations = Evaluations(config, evaluate, directory, progress, phases)
-        self._saves = Saves(
-            config, runner, directory, progress, phases, stopping, lease, numbers=calls.last, written=self._written
-        )
+        self._evaluations = Evaluations(context, evaluate)
+        self._saves = Saves(context, runner, numbers=calls.last, written=self._written)
         checkpoints = self._saves.checkpoints
-        self._resumption = Resumption(
-            config, runner, directory, progress, checkpoints, handover, read_initial_weights, members
-        )
-        self._members = MemberWatch(config, members, schedule, progress, phases, meter, stopping, self.save)
+        self._resumption = Resumption(context, runner, checkpoints, handover, read_initial_weights)
+        self._members = MemberWatch(context, schedule, meter, self.save)
         self._changes = MemberChanges(members, checkpoints, Joining(members, runner, calls), elastic=config.elastic)
 
     @property

@@ -6,37 +6,25 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from trainer.cluster.deadlines import Phases
-from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
-from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
-from trainer.telemetry.progress import Progress
 from trainer.training.evaluation import Results
 from trainer.training.loop.evaluation_log import EvaluationLog
+from trainer.training.run_context import RunContext
 
 
 class Evaluations:
     """Evaluates, publishes the metrics, and keeps them beside the checkpoints where the best are kept."""
 
-    def __init__(
-        self,
-        config: Config,
-        evaluate: Callable[[], dict[str, float]] | None,
-        directory: RunDirectory,
-        progress: Progress,
-        phases: Phases,
-    ) -> None:
+    def __init__(self, context: RunContext, evaluate: Callable[[], dict[str, float]] | None) -> None:
         """`evaluate` returns the metrics of the model as it is; None where the settings leave that to others."""
         self._evaluate = evaluate
-        self._directory = directory
-        self._progress = progress
-        self._phases = phases
-        self._best_metric = config.best_metric
+        self._progress, self._phases, self._directory = context.progress, context.phases, context.directory
+        self._best_metric = context.config.best_metric
         self._results: Results | None = None
-        self.are_kept = bool(config.checkpoints_kept_best)
+        self.are_kept = bool(context.config.checkpoints_kept_best)
         """Whether metrics belong beside their checkpoints, by which these are kept."""
-        self.log = EvaluationLog(int((read_record(directory.evaluation) or {}).get("step", -1)))
+        self.log = EvaluationLog(int((read_record(self._directory.evaluation) or {}).get("step", -1)))
 
     @property
     def are_made_here(self) -> bool:

@@ -6,17 +6,14 @@ import logging
 import time
 from collections.abc import Callable
 
-from trainer.cluster.deadlines import Phases
 from trainer.cluster.members.formation import MembershipChanged
-from trainer.cluster.members.membership import Membership
 from trainer.core.failures import Stopped, UserError
-from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
-from trainer.telemetry.progress import Progress
 from trainer.training.loop.progress_meter import ProgressMeter
 from trainer.training.loop.scheduler import Schedule
 from trainer.training.loop.stop_patience import StopPatience
 from trainer.training.loop.worker_absence import WorkerAbsence
+from trainer.training.run_context import RunContext
 from trainer.training.steps.runner import CALL_POLL_SECONDS
 
 log = logging.getLogger(__name__)
@@ -25,27 +22,15 @@ log = logging.getLogger(__name__)
 class MemberWatch:
     """Knows whether a worker is present, and for how long a request to stop has waited for calls."""
 
-    def __init__(
-        self,
-        config: Config,
-        members: Membership | None,
-        schedule: Schedule,
-        progress: Progress,
-        phases: Phases,
-        meter: ProgressMeter,
-        stopping: Callable[[], bool],
-        save: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: RunContext, schedule: Schedule, meter: ProgressMeter, save: Callable[[], None]) -> None:
         """`save` saves before this process leaves."""
-        self._members = members
+        self._members, self._stopping = context.membership, context.stopping
+        self._progress, self._phases = context.progress, context.phases
         self._schedule = schedule
-        self._progress = progress
-        self._phases = phases
         self._meter = meter
-        self._stopping = stopping
         self._save = save
         self._patience = StopPatience()
-        self._absence = WorkerAbsence(config.member_wait_timeout_seconds)
+        self._absence = WorkerAbsence(context.config.member_wait_timeout_seconds)
 
     @property
     def is_asked_to_stop(self) -> bool:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from trainer.cluster.deadlines import Phases
 from trainer.core.failures import Infrastructure, StalePath, UserError
-from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
-from trainer.run.directory import RunDirectory
-from trainer.run.lease import Lease
 from trainer.run.saves.checkpoints import SLOW_SECONDS, Checkpoints
-from trainer.telemetry.progress import Progress
 from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
+from trainer.training.run_context import RunContext
 from trainer.training.steps.runner import StepRunner
 from trainer.training.tables.row_restores import reading
 from trainer.training.tables.row_saves import snapshots_of
@@ -24,37 +20,28 @@ class Saves:
 
     def __init__(
         self,
-        config: Config,
+        context: RunContext,
         runner: StepRunner,
-        directory: RunDirectory,
-        progress: Progress,
-        phases: Phases,
-        stopping: Callable[[], bool],
-        lease: Lease | None,
         *,
         numbers: Callable[[], Mapping[str, float]],
         written: Callable[[int], None],
     ) -> None:
-        """`stopping` tells whether this process is asked to stop: the end is then no longer tried again.
+        """`numbers` returns the numbers that the training last showed, by name.
 
-        `numbers` returns the numbers that the training last showed, by name. `written` hears of each step whose
-        checkpoint is on disk, from the thread that wrote it.
+        `written` hears of each step whose checkpoint is on disk, from the thread that wrote it.
         """
-        self._config = config
+        config, progress = context.config, context.progress
+        self._context = context
         self._runner = runner
-        self._directory = directory
-        self._progress = progress
-        self._phases = phases
-        self._stopping = stopping
         self._written = written
         self.schedule = SaveSchedule(config.checkpoint_steps, config.checkpoint_seconds)
         self.checkpoints = Checkpoints(
-            directory,
+            context.directory,
             runner.trained,
             runner.step,
             config,
             leads=progress.leads,
-            lease=lease,
+            lease=context.lease,
             saved=self._saved,
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
             numbers=numbers,
@@ -67,12 +54,13 @@ class Saves:
 
     def _saved(self, step: int, seconds: float, error: str | None) -> None:
         """Report how a save has ended; called by the thread that made it."""
+        progress = self._context.progress
         if error:
-            self._progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
+            progress.events.write("save-failed", seconds=seconds, message=f"step {step}: {error}")
             return
-        size = self._directory.catalogue.size(step)
-        self._progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}", size=size)
-        self._progress.saved(step, seconds)
+        size = self._context.directory.catalogue.size(step)
+        progress.events.write("checkpoint-saved", seconds=seconds, message=f"step {step}", size=size)
+        progress.saved(step, seconds)
         self._written(step)
 
     @property
@@ -90,11 +78,11 @@ class Saves:
         as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first
         (None: as long as Checkpoints has it).
         """
-        with self._phases.during(Phase.SAVING):
+        with self._context.phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)
             # A member that is asked to save must save, even when the coordinator's files exist already.
-            (there,) = self._runner.agree([int(self._progress.leads and self.checkpoints.has_all(step))])
+            (there,) = self._runner.agree([int(self._context.progress.leads and self.checkpoints.has_all(step))])
             if again or not there:
                 if wait and not last:
                     self.checkpoints.save_and_wait(again=again)
@@ -115,20 +103,21 @@ class Saves:
                 return save()
             except Infrastructure as error:
                 # Members in step save together, and so begin together again.
-                in_step = self._config.strategy == "multi_worker_mirrored"
-                if self._stopping() or in_step or isinstance(error, StalePath):
+                in_step = self._context.config.traits.in_step
+                if self._context.stopping() or in_step or isinstance(error, StalePath):
                     raise
-                self._progress.enter(RunState.TRAINING, str(error))
+                self._context.progress.enter(RunState.TRAINING, str(error))
                 time.sleep(PATIENCE_SECONDS)
 
     def _settle(self, *, last: bool) -> None:
         """Wait for the save in flight; for the last one no longer than the user gives a path that may hang."""
-        began, limit = time.monotonic(), max(SLOW_SECONDS, self._config.storage_timeout_seconds)
+        config, directory = self._context.config, self._context.directory
+        began, limit = time.monotonic(), max(SLOW_SECONDS, config.storage_timeout_seconds)
         while not self.checkpoints.settle(PATIENCE_SECONDS if last else None):
             seconds = time.monotonic() - began
             if seconds > limit:
                 raise UserError(
-                    f"the last checkpoint is not written to {self._directory.checkpoints} after {seconds:.0f} s; "
-                    f"that is longer than storage_timeout_seconds, {self._config.storage_timeout_seconds:g}"
+                    f"the last checkpoint is not written to {directory.checkpoints} after {seconds:.0f} s; "
+                    f"that is longer than storage_timeout_seconds, {config.storage_timeout_seconds:g}"
                 )
-            self._phases.progressed()
+            self._context.phases.progressed()
