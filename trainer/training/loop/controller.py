@@ -214,18 +214,33 @@ class Controller:
             changes.look_for_returned(self._runner.is_recovering)
         if due.stop or changes.lost or changes.are_wanted:
             self._calls.schedule.close()
-        ends = is_quiet and (due.stop or self.done)
-        must_change = is_quiet and not ends and changes.are_wanted
-        if ends and not due.stop:
+        if is_quiet and (due.stop or self.done):
+            self._end(due)
+        elif is_quiet and changes.are_wanted:
+            self._change_members(due)
+        else:
+            if due.save and not changes.returned:
+                self._try_to_save(wait=False)
+            if due.show:
+                self._show()
+
+    def _end(self, due: Due) -> None:
+        """Save and show what the training has come to; raises Stopped where that is before its last step."""
+        if due.stop:
+            self.save()
+        else:
             self.save_the_end()
-        elif ends or must_change or (due.save and not changes.returned):
-            must_change &= self._save_now(ends, must_change)
-        if due.show or ends:
-            self._show()
-        if due.stop and is_quiet and not self.done:
+        self._show()
+        if due.stop and not self.done:
             raise Stopped
-        if must_change:
-            raise MembershipChanged(changes.message)
+
+    def _change_members(self, due: Due) -> None:
+        """Save, and raise MembershipChanged; returns where the save failed."""
+        is_saved = self._try_to_save(wait=True)
+        if due.show:
+            self._show()
+        if is_saved:
+            raise MembershipChanged(self._changes.message)
 
     def _read_step(self, is_quiet: bool) -> int:
         """Note how far the training is; returns the step that was read before."""
@@ -254,13 +269,13 @@ class Controller:
         if due.show:
             self._show()
 
-    def _save_now(self, ends: bool, must_change: bool) -> bool:
+    def _try_to_save(self, *, wait: bool) -> bool:
         """Save; returns False where that failed and the training goes on with the members that it has."""
         try:
-            self.save(wait=ends or must_change)
+            self.save(wait=wait)
+        except StalePath:
+            raise
         except Infrastructure as error:
-            if ends or isinstance(error, StalePath):
-                raise
             log.warning("%s: training goes on with the members that it has", error)
             self._changes.put_off()
             return False
