@@ -102,7 +102,7 @@ class Cluster:
 
     def _services(self, receiver: int) -> list[list[str]]:
         """Write what the roles write; returns the commands."""
-        texts = self.directory / "told"
+        texts = self.directory / "texts"
         texts.mkdir()
         (texts / "systemd.prom").write_text(UNIT)
         (self.directory / "alerts.yml").write_text(rendered("prometheus", "alerts.yml.j2", THRESHOLDS))

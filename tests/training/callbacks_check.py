@@ -161,7 +161,7 @@ def all_that_work(api, server):
         rows = list(csv.DictReader(file))
     return {
         "step": result.step,
-        "told": made["script"].epochs,
+        "epochs": made["script"].epochs,
         "rate": float(program.model.optimizer.learning_rate.numpy()),
         "best": SEEN[api][1],
         "exported": next(one.numpy().tolist() for one in exported.variables if one.shape == [2, 1]),

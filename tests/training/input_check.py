@@ -276,14 +276,14 @@ def assigned_by_train_step(strategy: Any) -> dict[str, str]:
     class SetsPart(Sets):
         part = True
 
-    def told(program: Any) -> str:
+    def error_of(program: Any) -> str:
         try:
             RemoteStepRunner(Config(program="a:B"), program, strategy, 2)
         except Exception as error:
             return str(error) if isinstance(error, UserError) else explain(error)
         return ""
 
-    return {"rate": told(Sets()), "part": told(SetsPart())}
+    return {"rate": error_of(Sets()), "part": error_of(SetsPart())}
 
 
 class Latest(tf.keras.metrics.Mean):
@@ -296,7 +296,7 @@ class Latest(tf.keras.metrics.Mean):
 def metrics(strategy: Any) -> dict[str, Any]:
     """What the metrics say when they are reset again and again with calls in flight: 60 calls of 10 steps, 8 a step."""
 
-    class Told(Line):
+    class Measured(Line):
         def __init__(self) -> None:
             super().__init__()
             self.seen = tf.keras.metrics.Sum("seen")
@@ -314,7 +314,7 @@ def metrics(strategy: Any) -> dict[str, Any]:
 
     class Tells(Program):
         def build_model(self) -> Any:
-            model = Told()
+            model = Measured()
             model.compile(tf.keras.optimizers.SGD(0.0))
             return model
 

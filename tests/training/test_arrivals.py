@@ -63,7 +63,7 @@ def test_the_end_does_not_come_while_a_folder_can_not_be_read(
         (tmp_path / name).mkdir()
     write(tmp_path / "one" / "_END")
     write(tmp_path / "two" / "part-1", age=60)
-    list_folder, tried, told = os.scandir, threading.Event(), threading.Event()
+    list_folder, tried, followed = os.scandir, threading.Event(), threading.Event()
 
     def fail(path: str) -> Any:
         if path == str(tmp_path / "two") and not tried.is_set():
@@ -79,9 +79,9 @@ def test_the_end_does_not_come_while_a_folder_can_not_be_read(
     monkeypatch.setattr(os, "scandir", fail)
     monkeypatch.setattr(tf.io.gfile, "glob", glob)
     arrivals = Arrivals([f"{tmp_path}/one/part-*", f"{tmp_path}/two/part-*"], 0.05)
-    arrivals.follow(tuple, lambda names, is_end: (ends.append((names, is_end)), told.set()))  # type: ignore[func-returns-value]
+    arrivals.follow(tuple, lambda names, is_end: (ends.append((names, is_end)), followed.set()))  # type: ignore[func-returns-value]
     try:
-        assert told.wait(10)
+        assert followed.wait(10)
     finally:
         arrivals.close()
     assert ends[0] == ([f"{tmp_path}/two/part-1"], True)

@@ -159,7 +159,7 @@ def test_two_may_not_set_the_learning_rate(kind: Callable[[], Any], optimizer: A
 def test_what_callbacks_remember_outlives_a_fault(found: dict[str, Any], api: str) -> None:
     """The third epoch's end was the last before the fault: patience, best and rate go on as if there had been none."""
     got = found[api]
-    assert got["told"] == [0, 1, 2, 3, 4], "an attribute of the program's own callback, over both processes"
+    assert got["epochs"] == [0, 1, 2, 3, 4], "an attribute of the program's own callback, over both processes"
     assert got["step"] == 100  # three epochs without a better score than the second's
     assert got["exported"] == got["best"]
     assert got["rate"] == pytest.approx(0.005)  # ReduceLROnPlateau, once, after two of them

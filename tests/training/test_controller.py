@@ -117,14 +117,14 @@ class Run:
         controller = Controller(context, runner, evaluate if self.evaluates else None, for_callbacks=for_callbacks)
         controller.restore()
         if for_callbacks:
-            train_in_told_epochs(controller, progress)
+            train_in_heard_epochs(controller, progress)
         else:
             runner.model.optimizer = None
             train_with_loop(runner.model, controller)
         progress.close()
 
 
-def train_in_told_epochs(controller: Controller, progress: Progress) -> None:
+def train_in_heard_epochs(controller: Controller, progress: Progress) -> None:
     """Train as where callbacks hear of each epoch's end, between its evaluation and its save."""
     controller.begin()
     while not controller.done:

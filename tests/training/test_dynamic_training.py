@@ -284,9 +284,9 @@ def test_tasks_that_die_lose_no_key_and_give_none_two_rows(runs: Runs) -> None:
 @pytest.mark.parametrize("incremental_saves", [0, 3])
 def test_workers_that_die_in_their_acts_leave_no_half_of_one_and_no_lock(runs: Runs, incremental_saves: int) -> None:
     """Each row has to the bit what as many steps give as it counts, and no step that was counted is missing."""
-    run, deaths, steps_a_call = f"told-{incremental_saves}", 8, 10
+    run, deaths, steps_a_call = f"counted-{incremental_saves}", 8, 10
     tables = {"items": {"capacity": 5_000_000, "incremental_saves": incremental_saves}}
-    process = runs.local("keys:Told", run, 1_000_000, "--dynamic-tables", json.dumps(tables), *OPTIONS[2:])
+    process = runs.local("keys:CountedSteps", run, 1_000_000, "--dynamic-tables", json.dumps(tables), *OPTIONS[2:])
     process.search(r"saved \S+/ckpt-\d+ in")
 
     def reached() -> int:

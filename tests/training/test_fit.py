@@ -26,7 +26,7 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
     """
     options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-execution", "5"]
     options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99"]
-    path = tmp_path_factory.mktemp("epochs") / "told"
+    path = tmp_path_factory.mktemp("epochs") / "ends"
     first = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
     until(lambda: runs.checkpoints("epochs")[-1:] > [650], "step 650", say=lambda: first.output)
     first.send(signal.SIGTERM)

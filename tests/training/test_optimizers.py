@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(500)
 CHECK = "matrix_check.py"
 PAGE = ROOT / "docs" / "training.md"
 ROW = re.compile(
-    r"^\| (?P<names>`(?:legacy\.)?[A-Z][^|]*`) \| (?P<told>[^|]*) \| (?P<outcome>equal|refused)[^|]* \|$", re.M
+    r"^\| (?P<names>`(?:legacy\.)?[A-Z][^|]*`) \| (?P<options>[^|]*) \| (?P<outcome>equal|refused)[^|]* \|$", re.M
 )
 SHARDS = {"2 ps": 2, "1 ps": 1, "3 ps": 3, "none": 1}
 # With the layout that tells most of each.
@@ -29,7 +29,7 @@ def outcomes(page: Path) -> dict[str, str]:
     found = {}
     for row in ROW.finditer(page.read_text(encoding="utf-8")):
         for name in re.findall("`([^`]+)`", row["names"]):
-            cases = [name, *(f"{name}, {case}" for case in row["told"].split("; ") if case.strip("- "))]
+            cases = [name, *(f"{name}, {case}" for case in row["options"].split("; ") if case.strip("- "))]
             found.update(dict.fromkeys(cases, row["outcome"]))
     return found
 

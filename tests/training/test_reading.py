@@ -83,7 +83,7 @@ def test_an_exact_position_leaves_nothing_out_with_calls_in_flight(visits: Any) 
 
 def test_a_position_of_other_data_begins_its_pass_again(visits: Any) -> None:
     found = visits["of another run"]
-    assert found["told"] == "program_args is {'batch': 4} and was {}, seed is 5 and was 3"
+    assert found["problem"] == "program_args is {'batch': 4} and was {}, seed is 5 and was 3"
     assert found["position"] == {
         "seed": 5,
         "parts": [[1, 0], [1, 0]],

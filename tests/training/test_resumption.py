@@ -16,7 +16,7 @@ class Going:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         step = tf.Variable(90, dtype=tf.int64)
         runner = SimpleNamespace(
             step=step, trained=None, tables=None, position=None, copy=None, agree=lambda numbers: numbers
@@ -24,7 +24,7 @@ class Going:
         progress = SimpleNamespace(
             leads=True,
             ledger=SimpleNamespace(restored=lambda step: 0),
-            events=SimpleNamespace(write=lambda name, message, **_: self.told.append(f"{name}: {message}")),
+            events=SimpleNamespace(write=lambda name, message, **_: self.reported.append(f"{name}: {message}")),
             checkpointed=lambda *_: None,
         )
         checkpoints = SimpleNamespace(restore=lambda: 60, prepare=lambda: self.done.append("prepare"))
@@ -47,7 +47,7 @@ class Going:
 def test_a_lost_ps_is_named_as_elsewhere_where_another_is_left_out() -> None:
     going = Going()
     assert going.restore() == 90
-    assert going.told == ["attached: step 90; ps-2 of step 60"]
+    assert going.reported == ["attached: step 90; ps-2 of step 60"]
 
 
 def test_what_was_set_aside_counts_until_the_next_generation_can_train() -> None:

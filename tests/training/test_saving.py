@@ -69,7 +69,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
 
 class Saves(Checkpoints):
-    """Remembers what it told, and writes when the test lets it."""
+    """Remembers what it reported, and writes when the test lets it."""
 
     def __init__(self, directory: RunDirectory, trained: Trained, lease: Lease | None = None, **settings: Any) -> None:
         self.results: list[tuple[int, str | None]] = []

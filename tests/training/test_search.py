@@ -182,9 +182,9 @@ def test_a_search_trains_to_its_end_past_a_coordinator_that_dies_and_finds_a_bet
     for process in servers:
         assert process.wait(MINUTE) == 0, process.output
 
-    told = Process(["-m", "trainer", "sweep", "--json", "--settings", str(settings)])
-    assert told.wait() == 0, told.output
-    answer = last_json(told.output)
+    sweep = Process(["-m", "trainer", "sweep", "--json", "--settings", str(settings)])
+    assert sweep.wait() == 0, sweep.output
+    answer = last_json(sweep.output)
     assert (answer["over"], answer["evaluated"], answer["size"]) == (True, True, 4)
     points = {point["run"]: point for point in answer["points"]}
     assert {run: point["state"] for run, point in points.items()} == {

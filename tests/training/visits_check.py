@@ -245,7 +245,7 @@ def of_another_run() -> dict[str, Any]:
     runner = RemoteStepRunner(config, Files(), make_strategy(config, start_cluster("parameter_server", 2, 1)), 2)
     problem = runner.go_on_from(Position(3, ((2, 8), (1, 24)), {"program": "a:B", "program_args": {}}))
     assert runner.position
-    return {"told": problem, "position": runner.position.as_record()}
+    return {"problem": problem, "position": runner.position.as_record()}
 
 
 def refused(program: Any) -> str:

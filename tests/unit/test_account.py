@@ -13,7 +13,7 @@ from trainer.training.loop.account import Account
 from trainer.training.loop.progress_meter import ProgressMeter
 
 
-class Told:
+class Recorder:
     """Stands for all that hears of a training, and notes in which order."""
 
     def __init__(self) -> None:
@@ -29,17 +29,17 @@ class Told:
 
 
 @pytest.fixture
-def recorder() -> Told:
-    return Told()
+def recorder() -> Recorder:
+    return Recorder()
 
 
 @pytest.fixture
-def account(recorder: Told, tmp_path: Path) -> Account:
+def account(recorder: Recorder, tmp_path: Path) -> Account:
     context: Any = SimpleNamespace(progress=recorder, phases=recorder, directory=RunDirectory(tmp_path, "mine"))
     return Account(context, ProgressMeter(10.0, ["worker-0"]), 0.0)
 
 
-def test_the_first_step_is_told_once(account: Account, recorder: Told) -> None:
+def test_the_first_step_is_told_once(account: Account, recorder: Recorder) -> None:
     assert account.reach(0) == 0
     assert "advanced" not in recorder.names()
     assert account.reach(8) == 0
@@ -48,7 +48,9 @@ def test_the_first_step_is_told_once(account: Account, recorder: Told) -> None:
     assert ("advanced", 8) in recorder.calls
 
 
-def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(account: Account, recorder: Told) -> None:
+def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(
+    account: Account, recorder: Recorder
+) -> None:
     reads: list[int] = []
 
     def read() -> dict[str, float]:
@@ -65,7 +67,7 @@ def test_numbers_are_shown_where_a_step_has_ended_since_and_read_then_alone(acco
     assert recorder.names().count("trained") == 2  # the ledger's, of each step, is one of them
 
 
-def test_a_checkpoint_behind_the_training_does_not_take_the_step_back(account: Account, recorder: Told) -> None:
+def test_a_checkpoint_behind_the_training_does_not_take_the_step_back(account: Account, recorder: Recorder) -> None:
     account.reach(20)
     account.checkpointed(16)
     account.checkpointed(24)

@@ -148,7 +148,7 @@ class Short:
         return ShipmentResult({}, {})
 
 
-def told(losses: Sequence[float], code: int = 0, **status: Any) -> Answer:
+def tried(losses: Sequence[float], code: int = 0, **status: Any) -> Answer:
     unit = (
         f"@unit\nActiveState={'failed' if code else 'active'}\nSubState=exited\nResult=success\nExecMainStatus={code}"
     )
@@ -168,7 +168,7 @@ def make_hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     """Hosts on which a run trains at step 20, saved at 15, and a canary passes."""
     made = day.make_hosts()
     found = Hosts(made.inventory, units=made.units, run_status=made.run_status, checkpoints=made.checkpoints)
-    found.trial = [Answer("@unit\nActiveState=active\nSubState=running"), told([0.5, 0.4])]
+    found.trial = [Answer("@unit\nActiveState=active\nSubState=running"), tried([0.5, 0.4])]
 
     def act(self: Cluster, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         found.done += [f"{step['name']} on {host}" for host, each in asked.items() for step in each["steps"]]
@@ -205,7 +205,7 @@ def test_a_canary_that_passes_touches_one_host_and_no_task(hosts: Hosts) -> None
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
-    [(told([3.0]), "its loss is 3"), (told([], 78, state="failed", message="no such column"), "no such column")],
+    [(tried([3.0]), "its loss is 3"), (tried([], 78, state="failed", message="no such column"), "no such column")],
 )
 def test_a_canary_that_fails_leaves_all_as_it_was(hosts: Hosts, answer: Answer, problem: str) -> None:
     hosts.trial = [answer]
@@ -216,7 +216,7 @@ def test_a_canary_that_fails_leaves_all_as_it_was(hosts: Hosts, answer: Answer, 
 
 
 def test_a_release_that_was_there_stays_where_its_canary_fails(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts.trial = [told([3.0])]
+    hosts.trial = [tried([3.0])]
     monkeypatch.setattr(subject, "_list_releases", lambda *_: ["old", "new"])
     with pytest.raises(ClusterTrouble):
         canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))

@@ -157,7 +157,7 @@ def test_it_ends_with_a_run_that_it_reads_for(config: Config) -> None:
 SERVED = ClusterConfig({"chief": ["h:1"]}, "chief", 0, {"dispatcher": ["h:2"], "data": ["a:3", "b:3"]})
 
 
-class Told:
+class Recorder:
     def __init__(self) -> None:
         self.messages: list[str] = []
 
@@ -173,7 +173,7 @@ def test_a_coordinator_waits_for_the_dispatcher_and_one_data_worker(
     config: Config, monkeypatch: pytest.MonkeyPatch, coming: list[str], missing: str
 ) -> None:
     there: set[str] = set()
-    log = Told()
+    log = Recorder()
 
     def answers(address: str, *, method: str) -> bool:
         assert method == SERVICE_METHODS["dispatcher" if address == "h:2" else "data"]
@@ -198,4 +198,4 @@ def test_a_user_may_limit_the_wait_for_the_data_service(config: Config, monkeypa
     limited = config.replace(member_wait_timeout_seconds=0.01, ps_grace_seconds=0)
     expected = r"\(member_wait_timeout_seconds\) for the data service, and no answer from data-0 \(a:3\), data-1"
     with pytest.raises(UserError, match=expected):
-        waits.wait_for_data_service(limited, SERVED, StopRequest(), Told())  # type: ignore[arg-type]
+        waits.wait_for_data_service(limited, SERVED, StopRequest(), Recorder())  # type: ignore[arg-type]

@@ -181,8 +181,8 @@ def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
     assert re.search("chief-0 at 198.51.100.10:2222.*nreachable", broken.what), broken.what
     ways = status_of(read_ways(Answer(parted[1])))
     run = Run("digits", "p:P", state="training", step=5, ways=ways)
-    (told,) = judge_look(INVENTORY, Examination(Observation(run=run)), None)
-    assert (told.level, told.where, told.fix) == ("error", "run digits", "fab ways")
+    (found,) = judge_look(INVENTORY, Examination(Observation(run=run)), None)
+    assert (found.level, found.where, found.fix) == ("error", "run digits", "fab ways")
 
 
 class Machine(fleet.FakeHosts):
@@ -312,8 +312,8 @@ hosts = test_run_look.hosts
 )
 def test_a_run_is_judged_by_its_files(hosts: test_run_look.Shell, state: str, ago: int, what: str) -> None:
     directory = RunDirectory(hosts.place / "srv", "digits")
-    told = Status("digits", str(directory.path), "p:P", state=state, step=12, message="no column price")  # type: ignore[arg-type]
-    told.write(directory)
+    status = Status("digits", str(directory.path), "p:P", state=state, step=12, message="no column price")  # type: ignore[arg-type]
+    status.write(directory)
     hosts.now = time.time() + ago
     seen = Cluster(hosts.inventory, hosts).observe(["head"])  # type: ignore[arg-type]
     found = [each for each in judge_look(hosts.inventory, Examination(seen), "abc123") if each.where == "run digits"]

@@ -57,8 +57,8 @@ def test_an_event_that_can_not_be_said_is_none(tmp_path: Path, odd: str) -> None
 
 
 def test_an_event_of_several_lines_is_told_in_one() -> None:
-    told = describe_event({"time": 1, "event": "failed", "message": "ValueError: x\n  in net.py, line 3"})
-    assert told.endswith("  failed  ValueError: x   in net.py, line 3")
+    line = describe_event({"time": 1, "event": "failed", "message": "ValueError: x\n  in net.py, line 3"})
+    assert line.endswith("  failed  ValueError: x   in net.py, line 3")
 
 
 def test_event_that_cannot_be_written_is_told_and_raises_nothing(

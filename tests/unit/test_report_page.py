@@ -593,7 +593,7 @@ def test_a_page_shows_dynamic_tables(directory: RunDirectory) -> None:
 
 
 def test_a_page_shows_what_steps_ask_of_tables(directory: RunDirectory) -> None:
-    told = {
+    asked = {
         "ids_per_step": 10_240.0,
         "rows_per_step": 5_262.6,
         "by_ps": {"ps-0": 0.9, "ps-1": 0.1},
@@ -601,7 +601,7 @@ def test_a_page_shows_what_steps_ask_of_tables(directory: RunDirectory) -> None:
     }
     status = json.loads(directory.status.read_text(encoding="utf-8"))
     assert "Lookups" not in render([read_story(directory)])
-    record(directory.status, **status, lookups={HOSTILE: told, "odd": {"rows_per_step": "x"}, "none": 5})
+    record(directory.status, **status, lookups={HOSTILE: asked, "odd": {"rows_per_step": "x"}, "none": 5})
     page = render([read_story(directory)])
     for part in ("Lookups", "5,263", "10,240 ids and 5,263 rows a step: ps-0 90%, ps-1 10%; hot keys 7 (52%)"):
         assert part in page

@@ -241,6 +241,6 @@ def test_training_goes_on_when_the_status_cannot_be_written(tmp_path: Path, capl
 def test_of_many_broken_ways_some_are_named() -> None:
     """A host of a ps that is cut off breaks a way of each worker."""
     ways = {f"worker-{n}": {"ps-0": "broken (no answer in 4 s)", "ps-1": "ok"} for n in range(300)}
-    told = describe_ways(ways)
-    assert told.startswith("300 of 600 work. worker-0 to ps-0: broken (no answer in 4 s). worker-1 to ps-0: ")
-    assert told.endswith("worker-19 to ps-0: broken (no answer in 4 s). And 280 more")
+    text = describe_ways(ways)
+    assert text.startswith("300 of 600 work. worker-0 to ps-0: broken (no answer in 4 s). worker-1 to ps-0: ")
+    assert text.endswith("worker-19 to ps-0: broken (no answer in 4 s). And 280 more")

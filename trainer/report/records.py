@@ -65,8 +65,8 @@ def read_records(directory: RunDirectory) -> RunRecords:
             records.tasks[name.removesuffix(".jsonl")] = timed(lines)
     if not records.status and not any(str(directory.status) in text for text in records.damage):
         records.damage.append("status.json is missing: how far the run is, and its result, are not known")
-    is_told = any(str(directory.history) in text for text in records.damage)
-    if not records.history and records.status.get("step") and not is_told:
+    is_reported = any(str(directory.history) in text for text in records.damage)
+    if not records.history and records.status.get("step") and not is_reported:
         records.damage.append("history.jsonl is missing: the curves and lanes are not known")
     return records
 

@@ -150,17 +150,17 @@ def await_choice(config: Config, notifier: Notifier, stopping: Callable[[], bool
 
     The chief of a search waits for an evaluation before. A run that is not finished any more needs its members.
     """
-    directory, is_told = RunDirectory(config.shared_dir, config.run), False
+    directory, is_announced = RunDirectory(config.shared_dir, config.run), False
     while (sweep := sweep_or_none(config)) is not None and not sweep.is_over():
         point = sweep.present()
         if point is not None and (point.run != config.run or directory.finished(config.steps) is None):
             break
         if stopping():
             return False
-        if not is_told:
+        if not is_announced:
             notifier.ready(f"{sweep.title} waits for its next point")
             notifier.watch(lambda: True)
-            is_told = True
+            is_announced = True
         time.sleep(POLL_SECONDS)
     return True
 

@@ -140,7 +140,7 @@ class Several(Keys):
         return model
 
 
-class Told(Keys):
+class CountedSteps(Keys):
     """Each step adds -1/BATCH to the rows of BATCH * IDS keys that all differ, NEW of them new ones.
 
     So a row's value is its count of steps times that, to the bit.
@@ -164,7 +164,7 @@ class Told(Keys):
         return dataset.apply(testing.sleep(1000 * self.pause_ms)) if self.pause_ms else dataset
 
 
-class Bags(Told):
+class Bags(CountedSteps):
     """Each step adds as much to the rows of ids that are sparse or ragged: results don't depend on workers' order."""
 
     def __init__(self, kind: str = "sparse", functional: bool = False) -> None:
@@ -197,7 +197,7 @@ class Bags(Told):
         return tf.data.Dataset.from_tensors((given, tf.zeros([4]))).repeat()
 
 
-class Counted(Told):
+class Counted(CountedSteps):
     """The same, where a batch follows from its number, and has as many keys on each of two ps.
 
     NEW keys are the batch's own. All others come again with each of GROUPS batches.

@@ -53,10 +53,10 @@
     return { by: 2 ** (10 * power), name: ["B", "KiB", "MiB", "GiB", "TiB"][power] };
   };
   const moment = (milliseconds) => {
-    const told = new Date(milliseconds);
+    const date = new Date(milliseconds);
     const two = (value) => String(value).padStart(2, "0");
-    return `${told.getFullYear()}-${two(told.getMonth() + 1)}-${two(told.getDate())} ` +
-      `${two(told.getHours())}:${two(told.getMinutes())}:${two(told.getSeconds())}`;
+    return `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} ` +
+      `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;
   };
 
   // Of one run the axis has times, of several the time since each began.
@@ -68,7 +68,7 @@
     const gap = longGap(t);
     const made = [];
     found.forEach((value, at) => {
-      // Where nothing was told for long, or the training went back, the line is broken.
+      // Where nothing was reported for long, or the training went back, the line is broken.
       if (part === "series" && at && (t[at] - t[at - 1] > gap || step[at] < step[at - 1])) made.push([null, null]);
       made.push([overTime() ? place(run, t[at]) : step[at], value]);
     });
@@ -131,11 +131,11 @@
     const made = element("p", undefined, `of-mark ${mark.kind}`);
     made.append(element("b", mark.what));
     const where = [mark.task, mark.host].filter(Boolean).join(" at ");
-    const told = [];
-    if (mark.step !== null) told.push(`at step ${mark.step.toLocaleString("en")}`);
-    if (mark.seconds !== null) told.push(mark.kind === "fault" ? `lasted ${duration(mark.seconds)}` : `after ${duration(mark.seconds)}`);
-    if (mark.lost) told.push(`${mark.lost.toLocaleString("en")} steps lost`);
-    made.append(`${where ? `: ${where}` : ""}${told.length ? `, ${told.join(", ")}` : ""}${mark.message ? `. ${mark.message}` : ""}`);
+    const details = [];
+    if (mark.step !== null) details.push(`at step ${mark.step.toLocaleString("en")}`);
+    if (mark.seconds !== null) details.push(mark.kind === "fault" ? `lasted ${duration(mark.seconds)}` : `after ${duration(mark.seconds)}`);
+    if (mark.lost) details.push(`${mark.lost.toLocaleString("en")} steps lost`);
+    made.append(`${where ? `: ${where}` : ""}${details.length ? `, ${details.join(", ")}` : ""}${mark.message ? `. ${mark.message}` : ""}`);
     return made;
   };
   const heading = (x) => (!overTime() ? `step ${Math.round(x).toLocaleString("en")}` : one ? moment(x) : `${duration(x)} after the beginning`);
@@ -225,8 +225,8 @@
           const list = Array.isArray(found) ? found : [found];
           if (!list.length) return "";
           const x = list[0].axisValue;
-          const told = list.filter((item) => item.seriesType === "line").map((item) => `${item.seriesName}: ${digits(item.value[1])}`);
-          return tip(heading(x), [...told, ...(one ? near(chart, x).slice(0, 6).map(ofMark) : [])]);
+          const values = list.filter((item) => item.seriesType === "line").map((item) => `${item.seriesName}: ${digits(item.value[1])}`);
+          return tip(heading(x), [...values, ...(one ? near(chart, x).slice(0, 6).map(ofMark) : [])]);
         },
       }),
       dataZoom: zoom(), series: [...lines, ...marks],
@@ -323,7 +323,7 @@
 
   const drawTasks = (what) => () => {
     const unit = what === "gpu" ? { by: 0.01, name: "%" } : what === "processor" ? { by: 1, name: "cores" }
-      : unitOf(Object.values(one.tasks).flatMap((told) => told[what] || []).reduce((most, each) => Math.max(most, each || 0), 0));
+      : unitOf(Object.values(one.tasks).flatMap((usage) => usage[what] || []).reduce((most, each) => Math.max(most, each || 0), 0));
     const tasks = Object.entries(one.tasks);
     const format = (value) => `${digits(value)} ${unit.name}`;
     return {
@@ -333,9 +333,9 @@
       yAxis: axisOfY({ min: 0, axisLabel: { color: colour("muted"), fontSize: 11, formatter: format } }),
       tooltip: tooltip({ trigger: "axis", formatter: (found) => tip(moment(found[0].axisValue), found.map((item) => `${item.seriesName}: ${format(item.value[1])}`)) }),
       dataZoom: overTime() ? zoom() : [],
-      series: tasks.map(([task, told], number) => [task, told, number]).filter(([, told]) => told[what]).map(([task, told, number]) => ({
-        name: task, type: "line", sampling: "lttb", symbolSize: 4, showSymbol: told.t.length <= 30, lineStyle: { width: 1.5 }, color: colour(`run-${number % 8}`),
-        data: told.t.map((t, at) => [t * 1000, told[what][at] === null ? null : told[what][at] / unit.by]),
+      series: tasks.map(([task, usage], number) => [task, usage, number]).filter(([, usage]) => usage[what]).map(([task, usage, number]) => ({
+        name: task, type: "line", sampling: "lttb", symbolSize: 4, showSymbol: usage.t.length <= 30, lineStyle: { width: 1.5 }, color: colour(`run-${number % 8}`),
+        data: usage.t.map((t, at) => [t * 1000, usage[what][at] === null ? null : usage[what][at] / unit.by]),
       })),
     };
   };
