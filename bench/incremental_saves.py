@@ -1,6 +1,6 @@
 """An incremental save of a table against a whole one: bytes and seconds, in one process, of two shards.
 
-A fixed table (`--fixed`) is compared with what was written last while nobody trains it.
+A fixed table (`--fixed`) is compared with what was written last while it is not trained.
 
 The floor is a file of as many bytes, written and synced by this process. Only ratios say something.
 """

@@ -342,7 +342,7 @@ def show_runs(options: argparse.Namespace, environment: Mapping[str, str]) -> in
 
 
 def try_ways(options: argparse.Namespace) -> int:
-    """Try the ways to the members that are named; each takes some seconds where nobody answers."""
+    """Try the ways to the members that are named; each takes some seconds where no answer comes."""
     from trainer.cluster.reach.way_probe import try_all
     from trainer.cluster.reach.ways import cell
 

@@ -23,7 +23,7 @@ HELP = {
     "backup": "copy a run to a folder of this host, also one that trains",
     "restore-run": "make a run of a copy",
     "clone-run": "make a second run that goes on where a first one is now",
-    "delete-run": "remove a run that nobody trains and that is not selected",
+    "delete-run": "remove a run that no task trains and that is not selected",
     "prune": "remove all runs but the newest",
 }
 

@@ -53,7 +53,7 @@ class Line:
 
 
 class Divided(tf.keras.Sequential):
-    """Each optimizer trains a layer of its own, and nobody the last."""
+    """Each optimizer trains a layer of its own, and none the last."""
 
     def train_step(self, data):
         features, target = data

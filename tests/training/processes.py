@@ -203,7 +203,7 @@ class Runs:
 
     @contextlib.contextmanager
     def ended(self) -> Iterator[None]:
-        """End what is started within it: a training that nobody looks at slows down the tests that come after."""
+        """End what is started within it: a training that no test looks at slows down the tests that come after."""
         before = len(self._started)
         try:
             yield

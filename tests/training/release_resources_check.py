@@ -1,6 +1,6 @@
 """Run as a process of its own: a turn ends while its iterator can't, and the next one makes its strategy.
 
-The iterator's thread waits in the open of a pipe that nobody writes to. Prints how many steps were trained, whether
+The iterator's thread waits in the open of a pipe that is not written to. Prints how many steps were trained, whether
 all was let go of, how many steps the next turn trained on the same worker, and whether that thread waits still. With
 `other members` that turn has a worker less. With `ragged` or `sparse` elements that turn only makes its strategy. With
 `by its handle` the iterator is let go of as TensorFlow does it, and there is no next turn.

@@ -1,4 +1,4 @@
-"""What a coordinator leaves behind when it ends by itself; nobody trains here."""
+"""What a coordinator leaves behind when it ends by itself; no step is trained here."""
 
 from __future__ import annotations
 

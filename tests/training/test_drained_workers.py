@@ -116,7 +116,7 @@ def test_the_other_worker_reads_all_once_one_of_two_is_drained(training: Drains)
 
 @pytest.mark.parametrize("training", [{"workers": 3}], indirect=True)
 def test_the_first_of_three_is_drained_and_comes_back(training: Drains) -> None:
-    """The others have halves meanwhile, and thirds again after that: no example is nobody's."""
+    """The others have halves meanwhile, and thirds again after that: each example is one's."""
     training.drain("worker-0")
     training.chief.search("the data are divided among all workers but worker-0")
     training.each_gives(["worker-1", "worker-2"], EXAMPLES // BATCH)
@@ -144,7 +144,7 @@ def test_where_places_are_counted_the_cluster_is_formed_again(training: Drains) 
 
 @pytest.mark.parametrize("training", [{"workers": 2}], indirect=True)
 def test_a_drain_survives_restarts_of_all_that_runs(training: Drains) -> None:
-    """Nobody waits for the drained worker, whose part the other reads each time; the last one restarts all at once."""
+    """The drained worker is not waited for, whose part the other reads each time; the last one restarts all at once."""
     training.drain("worker-1")
     training.chief.search("the data are divided among all workers but worker-1")
     for tasks in (["ps-0"], ["chief-0"], ["ps-0", "worker-0", "chief-0"]):

@@ -1044,7 +1044,7 @@ def test_tables_that_are_collected_while_a_graph_is_made_are_freed_by_the_next_o
 
 
 def test_a_table_with_another_number_of_hash_tables_is_not_taken_over() -> None:
-    """Keys that lie in a hash table that nobody asks would get a second row."""
+    """Keys that lie in a hash table that is not asked would get a second row."""
     settings = {"items": TableSettings(capacity=10_000_000)}
     left = DynamicTables(settings, [CPU] * 2, lazy=False).record
     assert DynamicTables(settings, [CPU] * 2, lazy=False, left=left).are_left

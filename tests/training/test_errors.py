@@ -71,11 +71,11 @@ def test_missing_program_names_where_it_was_looked_for(servers: Servers, runs: R
 
 
 def test_missing_member_is_named_while_the_coordinator_waits(servers: Servers, runs: Runs) -> None:
-    [nobody] = local_cluster(1, 1)["worker"]
-    cluster = {**servers.cluster, "worker": [*servers.cluster["worker"], nobody]}
+    [vacant] = local_cluster(1, 1)["worker"]
+    cluster = {**servers.cluster, "worker": [*servers.cluster["worker"], vacant]}
     process = servers.coordinate("trainer.examples.digits:Digits", "waits", cluster)
-    message = f"no answer from worker-1 ({nobody})"
-    process.search(f"waiting for members: no answer from worker-1 \\({nobody}\\)$")
+    message = f"no answer from worker-1 ({vacant})"
+    process.search(f"waiting for members: no answer from worker-1 \\({vacant}\\)$")
     until(lambda: runs.status("waits")["message"] == message, message)
     assert runs.status("waits")["state"] == "waiting"
     process.send(signal.SIGTERM)

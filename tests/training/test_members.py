@@ -1,4 +1,4 @@
-"""Workers that go, for a while or for good: nobody waits for them, and they are taken in when they are back."""
+"""Workers that go, for a while or for good: they are not waited for, and they are taken in when they are back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class Members:
-    """A cluster of processes that nobody starts again but the test."""
+    """A cluster of processes that only the test starts again."""
 
     def __init__(self, runs: Runs, run: str, workers: int = 2, ps: int = 1, **settings: Any) -> None:
         self._runs, self._run = runs, run

@@ -176,7 +176,7 @@ def test_whatever_a_record_names_is_whole_after_each_power_failure(trained: Trai
             seen.finished += 1
             assert after.catalogue.newest() == STEP, when
             exported = (read_record(after.export_record) or {})["ended"]
-            assert exported is not None, f"{when}: nobody knows that an export is due"
+            assert exported is not None, f"{when}: it is not known that an export is due"
             seen.exports_due += not exported
         if (read_record(after.export_record) or {}).get("ended"):
             seen.exports += 1

@@ -1,4 +1,4 @@
-"""A proxy in the environment, which nobody reaches: members are reached all the same, and nobody asks it for them."""
+"""A proxy in the environment, which can not be reached: members are reached all the same, and none asks it for them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from processes import MINUTE, Runs
 
 pytestmark = pytest.mark.timeout(400)
-# Not GRPC_PROXY, which nobody reads: the tests' fork server would leave such a process to a new import.
+# Not GRPC_PROXY, which is not read: the tests' fork server would leave such a process to a new import.
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "grpc_proxy")
 
 
@@ -20,6 +20,6 @@ def test_no_traffic_between_members_goes_to_a_proxy(runs: Runs) -> None:
         given |= {"NO_PROXY": "intranet.example", "no_grpc_proxy": "intranet.example"}
         process = runs.local("outside:Called", "proxied", 20, "--workers", "2", "--evaluation", "none", **given)
         assert process.wait(3 * MINUTE) == 0, process.output
-        with pytest.raises(BlockingIOError):  # nobody has asked it for anything
+        with pytest.raises(BlockingIOError):  # it was asked for nothing
             proxy.accept()
     assert runs.status("proxied")["step"] == 20

@@ -13,7 +13,7 @@ from trainer.cluster.spec import free_addresses
 from trainer.run.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(500)
-LONG = 10_000_000  # steps that nobody waits for
+LONG = 10_000_000  # steps that are not waited for
 
 
 class Site:
@@ -98,5 +98,5 @@ def test_a_queue_is_worked_off_without_anybody(runs: Runs) -> None:
         (point,) = found[name]["points"]
         assert point["step"] > 0
         assert RunDirectory(site.shared, name).catalogue.newest() == point["step"]
-    # Nobody waits for the evaluation of what was taken out.
+    # There is no wait for the evaluation of what was taken out.
     assert found["endless"]["points"][0]["evaluated_step"] == found["endless"]["points"][0]["step"]

@@ -168,7 +168,7 @@ def test_a_frozen_worker_is_cut_off_and_taken_in_again(runs: Runs) -> None:
     step = runs.checkpoints("worker-freezes")[-1]
     until(lambda: runs.checkpoints("worker-freezes")[-1] > step, "a newer checkpoint", say=lambda: process.output)
     stop(process)
-    # It is not worked with in an unknown state; nobody else notices.
+    # It is not worked with in an unknown state; nothing else notices.
     assert starts(process) == {"chief-0": 1, "ps-0": 1, "ps-1": 1, "worker-0": 1, "worker-1": 2}
     assert [event["task"] for event in events(runs, "worker-freezes", "member-silent")] == ["worker-1"]
     assert went_on(process) == []

@@ -9,7 +9,7 @@ from processes import Runs
 
 
 def test_member_that_waits_for_the_chief_names_it_and_can_be_stopped(runs: Runs) -> None:
-    # Port 1 answers nobody.
+    # Port 1 answers no call.
     jobs = {"chief": ["127.0.0.1:1"], "worker": ["127.0.0.1:2"]}
     settings = {"program": "ids:Ids", "run": "chiefless", "strategy": "multi_worker_mirrored"}
     path = runs.shared / "chiefless.json"

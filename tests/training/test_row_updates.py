@@ -127,7 +127,7 @@ def test_sgd_by_rows_has_no_slot() -> None:
 
 
 def test_a_checkpoint_with_the_momentum_that_sgd_by_rows_has_not_is_restored(tmp_path: Path) -> None:
-    """As one has that was saved under another strategy; what else nobody has is a misfit as ever."""
+    """As one has that was saved under another strategy; what else is lacking is a misfit as ever."""
     plain, by_rows = Model(keras.SGD(0.1)), Model(keras.SGD(0.1))
     update_by_rows(by_rows)
     expected = plain.train(SOME_ROWS, 3)

@@ -18,7 +18,7 @@ TASKS = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")  # in the ord
 
 
 def free_ports(number: int) -> int:
-    """Return the first of so many ports in a row that nobody has."""
+    """Return the first of so many ports in a row that are free."""
     for first in range(20000, 21000, number):
         held = []
         try:

@@ -115,7 +115,7 @@ def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(run
         members = {**cluster, "evaluator": ["127.0.0.1:1"]} if job == "evaluator" else cluster
         config = json.dumps({"cluster": members, "task": {"type": job, "index": 0}})
         more_here = {"TF_CONFIG": config, "TRAINER_SETTINGS": str(settings)}
-        # Those that nobody kills need no supervisor, whose import of TensorFlow the others would wait for.
+        # Those that are not killed need no supervisor, whose import of TensorFlow the others would wait for.
         served = job in ("ps", "worker")
         started[job] = runs.task(**more_here) if served else runs.start(["-m", "trainer"], **more_here)
     started["chief"].search(r"saved \S+/ckpt-\d+ in")

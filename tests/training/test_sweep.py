@@ -29,7 +29,7 @@ def test_a_sweep_trains_its_points_one_after_the_other(runs: Runs) -> None:
         cluster = {"cluster": jobs, "task": {"type": job, "index": 0}}
         return {"TF_CONFIG": json.dumps(cluster), "TRAINER_SETTINGS": str(settings)}
 
-    # The servers have nobody who would start them again.
+    # Nothing starts these servers again.
     servers = [runs.task(**environment(job)) for job in ("ps", "worker")]
     evaluator = runs.script("-m", "trainer", **environment("evaluator"))
     chief = runs.script("-m", "trainer", **environment("chief"))

@@ -225,7 +225,7 @@ def test_only_those_who_are_back_are_taken_in(updates: list[dict[int, str]]) -> 
     members.serving = {"worker-0", "worker-2", "worker-3"}
     threads[1].join(30)
     assert (updates[1:], recovered) == ([{0: "a:1", 1: "b:1", 2: "c:1"}], [0, 2])
-    # A thread that waits ends with the generation, and tells nobody.
+    # A thread that waits ends with the generation, and reports nothing.
     members.serving = set()
 
     def ends() -> None:

@@ -1,4 +1,4 @@
-"""Workers at different paces: a slow one holds up nobody, and the steps are met exactly all the same."""
+"""Workers at different paces: a slow one holds up no other, and the steps are met exactly all the same."""
 
 from __future__ import annotations
 

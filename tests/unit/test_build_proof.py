@@ -41,7 +41,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("time.sleep(600)", 0.01, FINISHED, "it would leave less than 10% of this machine's memory free\n"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 0.5, FINISHED, "the kernel ended it, for its memory\n"),
-        # What it has started ends with it, and holds up nobody.
+        # What it has started ends with it, and holds nothing up.
         ("os.fork() or time.sleep(600)", 0.5, FINISHED, "proven: release a\n"),
         # What it prints is read all along: a full pipe would hold it up.
         ("[print('x' * 99) for _ in range(5000)]; sys.exit(78)", 0.5, USER_ERROR, ""),

@@ -214,7 +214,7 @@ def test_what_a_start_has_proven_is_not_proven_again_with_equal_settings(
     (shared / "selection.json").write_text('{"run": "rated", "program": "checked_program:Rated"}')
     assert prove("run") != again
     assert prove("run") == again
-    assert prove("run", "--build-here") != again  # nobody has built it
+    assert prove("run", "--build-here") != again  # it was not built
 
 
 def test_a_mark_counts_only_for_the_files_that_were_proven(

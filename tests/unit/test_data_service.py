@@ -106,7 +106,7 @@ def test_another_journal_has_another_name_and_waits_until_it_is_seen(config: Con
     journal.prepare()
     first = journal.name()
     assert first
-    assert slept == []  # nobody can know another one
+    assert slept == []  # another one can't be known
     leave_a_file(journal)
     Journal(config).prepare()
     Journal(config.replace(run="two")).claim()

@@ -201,7 +201,7 @@ def test_releases_with_one_kit_are_one_and_any_other_is_not(tmp_path: Path, monk
 def test_one_that_must_come_is_waited_for(tmp_path: Path) -> None:
     away = ForkServer(tmp_path / "away" / "forks")
     began = time.monotonic()
-    assert not away.comes(30)  # its directory is missing: nobody will
+    assert not away.comes(30)  # its directory is missing: none will
     assert time.monotonic() - began < 5
     (tmp_path / "away").mkdir()
     late = subprocess.Popen(["sh", "-c", f"sleep 0.5; touch {tmp_path}/away/forks"])

@@ -78,7 +78,7 @@ def test_training_whose_steps_were_lost_unheard_is_down(clock: Clock) -> None:
 def test_next_process_goes_on_and_counts_what_lay_between_as_down(clock: Clock) -> None:
     first = Ledger(None, clock)
     spend(first, clock, "training", 10, step=100)
-    clock.now += 2  # of steps that nobody will hear of
+    clock.now += 2  # of steps that will not be heard of
     record = first.as_dict()
     clock.now += 5  # dead
     second = Ledger(record, clock)

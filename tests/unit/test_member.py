@@ -1,4 +1,4 @@
-"""What becomes of a member's record, by what is heard of it; and that nobody is left idle or waited for by it."""
+"""What becomes of a member's record, by what is heard of it; and that none is left idle or waited for by it."""
 
 from __future__ import annotations
 

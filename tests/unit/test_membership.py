@@ -29,7 +29,7 @@ from trainer.run.records import read_record
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 
-# Nothing listens there, and nobody asks.
+# Nothing listens there, and nothing asks.
 CLUSTER = ClusterConfig({"chief": ["h:1"], "worker": ["a:1", "b:1"], "ps": ["c:1"]}, "chief", 0)
 HERE = {"worker-0": "w0", "worker-1": "w1", "ps-0": "p0"}
 
@@ -267,7 +267,7 @@ def test_taking_in_a_worker_has_its_time(watched: Watched) -> None:
 
 @pytest.mark.parametrize(("quiet", "shut"), [(3.0, []), (4.5, ["b:1"])])
 def test_the_connections_to_a_host_that_was_reset_are_shut(watched: Watched, quiet: float, shut: list[str]) -> None:
-    """It has told nobody that they are gone."""
+    """It has reported to none that they are gone."""
     trains(watched)
     watched.is_silent("worker-1", quiet)
     watched.answers(worker_1="new")

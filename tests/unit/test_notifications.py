@@ -177,7 +177,7 @@ def test_a_secret_address_is_in_no_line_of_the_log(
     assert "127.0.0.1" not in log.text
     assert "the webhook of the secret hook is not notified of finished: it answered 404" in log.text
     assert "the webhook of the secret odd is not notified of finished" in log.text
-    assert "nobody is notified: the secret absent is missing" in log.text
+    assert "no webhook is notified: the secret absent is missing" in log.text
 
 
 def test_a_closed_port_is_said_in_words(log: pytest.LogCaptureFixture) -> None:

@@ -108,7 +108,7 @@ def test_a_program_that_ends_python_says_what_to_do(programs: Path) -> None:
     with pytest.raises(UserError, match=r"parses.py:4: SystemExit: 2: .* take options as arguments of the constructor"):
         load_program(f"{name}:Good", {})
     name = write(programs, "has_flags", "raise ValueError('Trying to access flag --rate before flags were parsed.')\n")
-    with pytest.raises(UserError, match=r"nobody parses flags: take options as arguments of the constructor"):
+    with pytest.raises(UserError, match=r"no flags are parsed: take options as arguments of the constructor"):
         load_program(f"{name}:Good", {})
 
 

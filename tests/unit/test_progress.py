@@ -1,4 +1,4 @@
-"""What is reported is written by a thread of its own: a shared path that hangs stops nobody."""
+"""What is reported is written by a thread of its own: a shared path that hangs stops no other thread."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_one_that_answers_only_later_is_told_then_unless_it_is_wanted_no_more(wi
 
 
 def test_who_an_earlier_coordinator_has_asked_is_told_by_the_next_one(wire: Wire, tmp_path: Path) -> None:
-    """The one before has left it in the state record alone, as it told nobody at its end."""
+    """The one before has left it in the state record alone, as it sent no message at its end."""
     asked = {"ps-0": "a"}
     requests = RestartRequests(RunDirectory(tmp_path, "r"), asked, lambda write: None, Messenger(SERVERS))
     requests.ask(dict(asked), 0.0)

@@ -322,6 +322,6 @@ def test_the_slowest_workers_share_is_that_of_all_speeds() -> None:
     assert speeds.median == pytest.approx(0.1)
     assert speeds.share == pytest.approx(0.25)
     speeds.returned(30, 6.0, 0, 6.05)
-    assert not speeds.learn(6.05)  # just now
+    assert not speeds.learn(6.05)  # a moment ago
     assert speeds.learn(7.0) == 30
     assert not speeds.learn(8.0)  # nothing new

@@ -299,7 +299,7 @@ def test_a_task_goes_on_without_what_it_needs_to_be_scraped(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = "{}:{}".format(*taken.getsockname())
         assert listen({ADDRESS: where}) is None
-    assert f"nobody can scrape this task at {where}: " in caplog.text
+    assert f"this task can not be scraped at {where}: " in caplog.text
     assert listen({ADDRESS: "192.0.2.1:2700"}) is None  # no address of this machine
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert listen({ADDRESS: "127.0.0.1:0"}) is None

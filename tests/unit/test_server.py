@@ -145,7 +145,7 @@ def test_connections_may_wait_a_little_longer_than_a_member_may_be_silent(
 
 
 def test_connections_are_kept_limited_while_the_path_hangs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody but the thread that follows the run reads the shared path, once a look."""
+    """Only the thread that follows the run reads the shared path, once a look."""
     hangs, released = threading.Event(), threading.Event()
     reads: list[int] = []
     limited_while_hanging = 0

@@ -117,7 +117,7 @@ def until(holds: Callable[[], Any]) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process has ended, though nobody may have asked for its exit code yet."""
+    """Return whether a process has ended, though its exit code may not have been asked for yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -660,7 +660,7 @@ def test_a_task_that_is_asked_to_go_on_during_its_first_import_does(
 def test_a_task_that_begins_parked_and_that_nobody_starts_ends_and_stays_down(
     start: Start, releases: Callable[[str], None], seconds: float
 ) -> None:
-    """Also where the file is older than that: it is of a `fab` that died, and what it wanted nobody knows."""
+    """Also where the file is older than that: it is of a `fab` that died, and what it wanted is not known."""
     supervised = start(f"parking.PARKED_SECONDS = {seconds}" + PARK_FILE)
     code, logged = supervised.wait()
     assert (code, supervised.pids) == (0, [])  # systemd doesn't start it again

@@ -59,7 +59,7 @@ MET = [
         "UnknownError",
         "failed to connect to all addresses\nAdditional GRPC error information from remote target "
         "/job:ps/replica:0/task:0/device:CPU:0 while calling /tensorflow.eager.EagerService/Enqueue:",
-        "nobody listens",
+        "no process listens",
     ),
     ("UnknownError", "Could not start gRPC server", "port is taken"),
     # tensorflow/models#7802

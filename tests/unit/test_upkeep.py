@@ -332,7 +332,7 @@ def test_a_run_that_trains_or_is_selected_is_not_deleted(config: Config) -> None
     train(directory)
     with pytest.raises(UserError, match=r"trained by process .* on another; stop it first: fab stop-cluster"):
         upkeep.delete_run(config, "digits", plan=True)
-    train(directory, renewed=60)  # a host that died: its lease is nobody's
+    train(directory, renewed=60)  # a host that died: its lease is over
     assert upkeep.delete_run(config, "digits", plan=True)["outcome"] == "planned"
     assert directory.path.is_dir()
     make(config, "chosen")

@@ -89,10 +89,10 @@ def test_a_way_to_the_coordinator_counts_where_another_member_has_one() -> None:
     one = ways(("worker-1", "chief-0"))
     assert parted(one, "worker-1", ["ps-0", "ps-1"]).startswith("worker-1 can't reach chief-0")
     assert list(lost(ways(("ps-0", "chief-0")), ["worker-0", "worker-1"], ["ps-0", "ps-1"])) == ["ps-0"]
-    # Frozen, the coordinator is reached by nobody: that is no fault of the members.
-    nobody = ways(*((task, "chief-0") for task in SERVERS))
-    assert parted(nobody, "worker-1", ["ps-0", "ps-1"]) == ""
-    assert lost(nobody, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
+    # Frozen, the coordinator is not reached: that is no fault of the members.
+    none = ways(*((task, "chief-0") for task in SERVERS))
+    assert parted(none, "worker-1", ["ps-0", "ps-1"]) == ""
+    assert lost(none, ["worker-0", "worker-1"], ["ps-0", "ps-1"]) == {}
 
 
 def test_one_answer_that_came_too_late_breaks_no_way() -> None:
@@ -329,7 +329,7 @@ def test_a_worker_waits_for_the_next_try_of_a_way_that_took_too_long() -> None:
     read.rows["worker-1"]["ps-1"] = dataclasses.replace(SILENT, timed_out=True)
     assert read.unfit("worker-1") is None
     assert read.unfit("worker-0") == ""
-    # One that is away can't answer, and nobody waits for that.
+    # One that is away can't answer, and it is not waited for.
     read.members["ps-1"] = read.members["ps-1"].unanswered(time.monotonic(), 9.0, 5.0)
     assert read.unfit("worker-1") == ""
 

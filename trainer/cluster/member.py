@@ -13,10 +13,10 @@ from typing import Any
 
 from trainer.core.task_id import TaskId
 
-AWAY_SECONDS = 5.0  # nobody waits longer for one that is closed or starting
+AWAY_SECONDS = 5.0  # no generation waits longer for one that is closed or starting
 RETURN_SECONDS = 60.0  # but for a ps that was asked to restart, which must do so
 STEADY_SECONDS = 3.0  # one that is back has answered for so long
-# One that was asked to restart and still answers then runs where nobody heeds that: it is used as it is.
+# One that was asked to restart and still answers then runs where no process heeds that: it is used as it is.
 HEED_SECONDS = 15.0
 SHORT_SECONDS = 10.0  # a worker that ends so soon after it was taken in may do so again
 SHORT_LIVES = 5  # so often in a row
@@ -36,7 +36,7 @@ class MemberState(enum.Enum):
     TRAINING = "training"  # it answers and takes part
     CLOSED = "closed"  # its host says that nothing listens there
     SILENT = "silent"  # it leaves questions unanswered
-    AWAY = "away"  # closed or starting for so long that nobody waits for it
+    AWAY = "away"  # closed or starting for so long that the others do not wait for it
     GIVEN_UP = "given up"  # it ended again and again soon after it was taken in
     OTHER_RELEASE = "on another release"  # its process runs other code than the coordinator
     HALF = "half connected"  # it answers the coordinator, and lacks a way to a member that it needs
@@ -135,7 +135,7 @@ class Member:
         if self.taken_in is None:
             return False
         if self.is_ps and self.state is S.HALF:
-            return True  # nobody can use it
+            return True  # no process can use it
         return self.state in (S.CLOSED, S.AWAY, S.GIVEN_UP) or self.incarnation != self.taken_in
 
     @property
@@ -184,7 +184,7 @@ class Member:
         return found.after(event, now, **heard)._given_up(self.short_lives, now)
 
     def cut_off(self, now: float, why: str) -> Member:
-        """It takes part, and a way that it needs is broken: its calls wait for nobody, and go with its process."""
+        """It takes part, and a way that it needs is broken: its calls wait for no other, and go with its process."""
         steady = now - self.since > PARTED_SECONDS
         lives = self.short_lives if self.state is not S.TRAINING else 0 if steady else self.short_lives + 1
         changes = {"must_restart": self.incarnation, "asked_to": None, "steady_since": None, "why": why}
@@ -223,7 +223,7 @@ class Member:
 
     def left_out(self) -> Member:
         """A generation begins without it: what it may still hold of an earlier one goes with its process."""
-        if self.state is S.OTHER_RELEASE:  # a new process of that release would help nobody
+        if self.state is S.OTHER_RELEASE:  # a new process of that release would not help
             return self
         return dataclasses.replace(self, must_restart=self.incarnation, asked_to=None)
 

@@ -116,6 +116,6 @@ class Messenger:
                 address = self._servers.get(task)
                 if address and incarnation(address) == process and send(task, address, process, TRY_AGAIN, ASKED):
                     self._received.add(process)
-            # Nobody is left to be told, or a process that does not answer yet.
+            # No process is left to ask, or one that does not answer yet.
             self._news.wait(POLL_SECONDS if wanted else None)
             self._news.clear()

@@ -1,7 +1,7 @@
 """Bring the members that train in step together, before any of them makes the strategy.
 
 TensorFlow's own waiting is in the strategy's constructor, which holds the interpreter's lock and takes SIGTERM away:
-nothing says who is missing, nothing tells systemd that the process lives, and nobody can stop it. Here the chief
+nothing says who is missing, nothing tells systemd that the process lives, and no signal stops it. Here the chief
 listens on its own port until every worker has called, then sends all of them into the constructor at once.
 """
 

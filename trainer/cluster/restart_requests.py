@@ -54,12 +54,14 @@ class RestartRequests:
             try:
                 self._directory.set_members(restart=wanted)
             except (OSError, ValueError) as error:
-                log.warning("cannot ask %s to restart, trying again: %s", ", ".join(sorted(wanted)) or "nobody", error)
+                log.warning(
+                    "cannot ask %s to restart, trying again: %s", ", ".join(sorted(wanted)) or "no member", error
+                )
             else:
                 self._written = wanted
 
     def end(self, wanted: dict[str, str], steps: int) -> None:
-        """Leave these for the next process of a run of so many steps, unless the run is finished; message nobody."""
+        """Leave these for the next process of a run of so many steps, unless the run is finished; message none."""
         if self._messenger is not None:
             self._messenger.send({})
         self._asked = wanted

@@ -73,6 +73,6 @@ class ServerReleases:
                     log.warning("cannot ask %s (%s) which release it runs: %s", task, address, first_line(error))
                     time.sleep(PAUSE_SECONDS)
             else:
-                # Nobody waits for it any longer; its next answer has it asked again.
+                # It is no longer waited for; its next answer has it asked again.
                 self._found[process] = UNKNOWN
                 self._asked.discard(process)

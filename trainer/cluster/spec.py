@@ -194,7 +194,7 @@ def renamed_job(job: str) -> str:
 
 
 def free_addresses(number: int) -> list[str]:
-    """Return so many different addresses where nobody listens now, below the ports of outgoing connections.
+    """Return so many different addresses where no process listens now, below the ports of outgoing connections.
 
     A connection could take any other before the task that is to listen there has begun.
     """

@@ -24,7 +24,7 @@ ANY_VIEW = 2**63 - 1  # a server refuses the view that is older than its own
 def close_contexts(contexts: Collection[int], addresses: Collection[str]) -> threading.Thread | None:
     """Have a thread close these contexts on the servers (host:port); one that is not there is closed already.
 
-    Nobody waits for it: a server answers when what was in flight there has ended. One that does not answer in time
+    It is not waited for: a server answers when what was in flight there has ended. One that does not answer in time
     keeps its context until TensorFlow frees it, in ten minutes.
     """
     if not contexts or not addresses:

@@ -57,7 +57,7 @@ FIXES = {
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "is out of scope and cannot be used here": "a metric, layer or step keeps a tensor in Python, as in a list, and "
     "another trace reads it: keep it in a variable of the model (add_weight) (docs/programs.md)",
-    "before flags were parsed": "the command line is the trainer's, and nobody parses flags: take options as arguments "
+    "before flags were parsed": "the command line is the trainer's, and no flags are parsed: take options as arguments "
     "of the constructor (program_args)",
     "Stateful RNNs (created with `stateful=True`) are not yet": "the next batch is another worker's: leave stateful "
     "out, and give whole sequences",
@@ -141,7 +141,7 @@ def naming_port(task: str, address: str) -> Iterator[None]:
 
 
 def is_taken(port: int) -> bool:
-    """Return whether nobody can listen at a port because another socket does."""
+    """Return whether no process can listen at a port because another socket does."""
     try:
         with socket.create_server(("", port)):
             return False
@@ -154,7 +154,7 @@ class StalePath(Infrastructure):
 
 
 class Stopped(BaseException):
-    """Someone asked the process to stop (SIGTERM), wherever it was: nobody's `except Exception` is meant for it."""
+    """Someone asked the process to stop (SIGTERM), wherever it was: no `except Exception` is meant for it."""
 
 
 def is_infrastructure(error: BaseException, program_file: Path | None = None) -> bool:

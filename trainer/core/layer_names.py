@@ -20,7 +20,7 @@ def count_names_again(program: Program) -> None:
     """
     try:
         from keras.src.backend.common import global_state
-    except ImportError:  # another release of Keras, whose names nobody has looked at
+    except ImportError:  # another release of Keras, whose names are not known
         return
     counted = global_state.get_global_attribute(UIDS, default=defaultdict(int), set_to_default=True)
     began = _began.setdefault(type(program), dict(counted))

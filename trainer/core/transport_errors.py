@@ -48,7 +48,7 @@ TABLE = (
     TransportError(AMBIGUOUS, whole_line("(recvmsg|sendmsg):.+"), "the socket failed"),
     TransportError(AMBIGUOUS, whole_line("GOAWAY received(;.*)?"), "a server asked for no more calls"),
     TransportError(AMBIGUOUS, whole_line("keepalive watchdog timeout"), "a server was silent"),
-    TransportError(AMBIGUOUS, whole_line("failed to connect to all addresses(;.*)?"), "nobody listens there"),
+    TransportError(AMBIGUOUS, whole_line("failed to connect to all addresses(;.*)?"), "no process listens there"),
     TransportError(ANY, PORT_TAKEN, "the port is taken, as by the process before"),
     TransportError(ANY, phrase(r"unable to find a context_id matching"), "the server is a new process"),
     TransportError(ANY, phrase("unable to find the relevant tensor remote_handle"), "the server is a new process"),

@@ -22,7 +22,7 @@ class Parking:
     def begin(self, file: Path | None) -> None:
         """Be parked from the start where this file is there, which `fab` removes before it sends SIGUSR1.
 
-        Nobody is left to ask for anything where the file is old.
+        A file that is old is of a `fab` that has died.
         """
         with contextlib.suppress(FileNotFoundError):
             if file is not None:

@@ -52,11 +52,11 @@ class Manifest:
     final: bool = False
     """Whether the weights are what `fit` has made of them at the end of the training."""
     loss: float | None = None
-    """The training loss as it was last shown by then, None where nobody knows it."""
+    """The training loss as it was last shown by then, None where it is not known."""
     sound: bool | None = None
     """Whether what the training reported by then were numbers (`is_sound`), None where it reported nothing."""
     input: Mapping[str, Any] | None = None
-    """How far the data were read (trainer/run/data_position.py), None where nobody counts that."""
+    """How far the data were read (trainer/run/data_position.py), None where that is not counted."""
 
     @classmethod
     def read(cls, path: Path) -> Manifest | None:
@@ -126,7 +126,7 @@ class Catalogue:
             return None
 
     def size(self, step: int) -> int | None:
-        """Return the bytes of a checkpoint's files, or None when nobody can say."""
+        """Return the bytes of a checkpoint's files, or None when they can't be counted."""
         try:
             manifest = Manifest.read(self.manifest(step))
         except (OSError, ValueError):
@@ -256,7 +256,7 @@ class Catalogue:
     def adopt(self, other: Catalogue, step: int) -> None:
         """Take a checkpoint of another run as one's own; the files are shared where the file system can do that.
 
-        Nobody writes to a checkpoint's files once it counts, and to remove one takes its name away. Raises
+        A checkpoint's files are not written to once it counts, and to remove one takes its name away. Raises
         FileNotFoundError when the other run removes or replaces it meanwhile.
         """
         manifest = Manifest.read(other.manifest(step))
@@ -293,7 +293,7 @@ class Catalogue:
             record = read_record(self._evaluation(step))
             return None if record is None else numbers_of(record["metrics"])
         except (KeyError, TypeError, ValueError) as error:
-            log.warning("%s: going on as if nobody had evaluated it", error)
+            log.warning("%s: going on as if it had not been evaluated", error)
             return None
 
     def write_evaluation(self, step: int, metrics: Mapping[str, float], saved: int | None = None) -> None:

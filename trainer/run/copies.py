@@ -25,7 +25,7 @@ from trainer.run.directory import LEASE, RunDirectory
 from trainer.run.records import make_directory, read_record, sync, sync_tree, write_record, write_text
 
 SUMS, RECORD, LOCK, COMING = "SHA256SUMS", "copy.json", ".lock", ".coming"
-# Of processes and no part of the run: what restarts were counted, and who evaluates just now.
+# Of processes and no part of the run: what restarts were counted, and who evaluates now.
 PASSING = {"attempts.json", "evaluating.json", RECORD, SUMS}
 BLOCK = 2**22
 KEPT_OPEN = (".nfs", ".fuse_hidden")
@@ -101,8 +101,8 @@ def copy_run(
     """Copy a run into the folder `place`; what `name` makes of its newest step appears once it is proven.
 
     `on_bytes` gets the bytes so far. With `change` a run is made of the copy, by what it is given before it appears.
-    Its checkpoints share their bytes with the other's, where the file system can do that: nobody writes to the files of
-    one that counts. Returns copy.json, with the `path` of the copy.
+    Its checkpoints share their bytes with the other's, where the file system can do that: the files of one that
+    counts are not written to. Returns copy.json, with the `path` of the copy.
 
     Raises UserError where another process makes the same copy or there is no room, and OSError.
     """

@@ -43,7 +43,7 @@ class LeasedDirectory:
         return self.path / f"lease-{epoch}.json"
 
     def lease_epoch(self) -> int:
-        """Return the newest lease's epoch, 0 when nobody has ever held one."""
+        """Return the newest lease's epoch, 0 when there has been none."""
         return max(self._lease_epochs(), default=0)
 
     def written_epoch(self) -> int:

@@ -114,7 +114,7 @@ class FileList:
         self._done = {directory + name for directory, names in record["done"].items() for name in names}
         self._open = {(turn, name): taken if same else 0 for turn, name, taken in record["open"]}
         self._back = [File(turn, name, taken) for (turn, name), taken in sorted(self._open.items(), reverse=True)]
-        if self.arriving:  # nobody finds these again
+        if self.arriving:  # these are not found again
             self._names = [*sorted(self._done), *(name for _, name in self._open)]
         self._line_up()
 

@@ -1,6 +1,6 @@
 """A machine whose place another one has (`fab replace-host`): should it come back, its tasks must not join.
 
-On a shared path <shared>/replaced.json has the addresses that tasks had before. Where none is shared nobody knows.
+On a shared path <shared>/replaced.json has the addresses that tasks had before. Where none is shared that is not known.
 """
 
 from __future__ import annotations

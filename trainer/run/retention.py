@@ -32,7 +32,7 @@ class CheckpointInfo:
     size: int = 0
     """Bytes."""
     loss: float | None = None
-    """The training loss when it was saved, None where nobody knows it."""
+    """The training loss when it was saved, None where it is not known."""
     sound: bool = False
     """Whether what the training reported when it was saved were numbers."""
     evaluation: Mapping[str, float] | None = None

@@ -41,7 +41,7 @@ from trainer.run.records import read_record, sync, write_record
 from trainer.run.selections.queue_changes import read_or_none
 from trainer.run.selections.selection import read_selection, sweep_of
 
-# A lease that was not renewed for so many times its length is nobody's, by the storage's own clock.
+# A lease that was not renewed for so many times its length is over, by the storage's own clock.
 LEASES = 2
 DONE, THERE, PLANNED, GONE = "done", "there already", "planned", "not there"
 
@@ -190,7 +190,7 @@ def freed(paths: Iterable[Path]) -> dict[str, int]:
         for each in path.rglob("*"):
             try:
                 found = each.lstat()
-            except FileNotFoundError:  # a copy that goes on just now
+            except FileNotFoundError:  # a copy that goes on meanwhile
                 continue
             if not stat.S_ISDIR(found.st_mode):
                 files += 1
@@ -263,7 +263,7 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
 
 
 def settle(coming: Path, config: Config, run: str, restored: dict[str, Any]) -> None:
-    """Make of copied files a run that nobody trains, of this name."""
+    """Make of copied files a run of this name, which no task trains."""
     directory = RunDirectory(coming.parent, run)
     there = RunDirectory(config.shared_dir, run)
     place = {name: coming / getattr(directory, name).name for name in ("settings", "state", "status", "export_record")}

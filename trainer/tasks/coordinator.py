@@ -113,7 +113,7 @@ def run_coordinator(
     """Train the run to its end; returns the exit code.
 
     Under multi_worker_mirrored the workers run this too; only the chief writes to the run directory. `in_process` says
-    that the servers live in this process, where nobody can lose them, `keeps_servers` that another run needs them next.
+    that the servers live in this process, where they can't be lost, `keeps_servers` that another run needs them next.
     `stopping` hears of a SIGTERM that came too late for this run to stop. Prometheus gets the numbers of `collector`.
     """
     cluster.check_strategy(config.strategy)

@@ -36,7 +36,7 @@ HEARTBEAT_MS = 1000
 LOST_MS = 10_000
 WRITTEN = "tf_data_dispatcher_journal"  # what TensorFlow writes there first
 SEEN_SECONDS = 5.0  # until every host sees on the shared path that there is another journal, and its data worker ends
-GC_MS = 60_000  # how often it looks for jobs that nobody has read for five minutes, as those of earlier generations
+GC_MS = 60_000  # how often it looks for jobs that were not read for five minutes, as those of earlier generations
 DISPATCHER_TIMEOUT_MS = 365 * 24 * 3600 * 1000  # a data worker waits for its dispatcher, however long that takes
 POLL_SECONDS = 0.5
 

@@ -52,7 +52,7 @@ def run_evaluator(
     `collector` serves its numbers to Prometheus.
     """
     if config.evaluation != "sidecar":
-        who = "nobody evaluates" if config.evaluation == "none" else "the coordinator evaluates"
+        who = "no task evaluates" if config.evaluation == "none" else "the coordinator evaluates"
         log.info("nothing to do: %s, evaluation is %s", who, config.evaluation)
         notifier.ready(f"{who}: evaluation is {config.evaluation}")
         return FINISHED

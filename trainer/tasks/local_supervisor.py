@@ -21,7 +21,7 @@ STOP_SECONDS = 60.0  # the coordinator's time to save
 LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has stopped
 END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
-CRASHED = 1  # what Python ends with after an error that nobody caught
+CRASHED = 1  # what Python ends with after an error that was not caught
 SAYING = threading.Lock()
 
 
@@ -34,7 +34,7 @@ class Restarts:
         self._due: float | None = None
 
     def started(self, now: float) -> None:
-        """It was started just now."""
+        """It was started at this time."""
         self.starts, self._started, self._due = self.starts + 1, now, None
 
     def plan(self, now: float) -> None:

@@ -57,7 +57,7 @@ class Counters:
 
     steps: int = 0
     examples: int | None = None
-    """Examples of those steps; None where nobody knows the size of a batch."""
+    """Examples of those steps; None where the size of a batch is not known."""
     step_examples: int | None = None
     """How many one step has."""
     workers: Sequence[str] = ()

@@ -22,7 +22,7 @@ TAIL_BYTES = 64 * 1024
 SHOWN = 5
 # These are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
-# What nobody wants to happen to a run: it is counted, and TensorBoard shows it beside the curves.
+# What should not happen to a run: it is counted, and TensorBoard shows it beside the curves.
 FAULTS = (
     "member-lost", "member-silent", "member-given-up", "member-half-connected", "member-other-release", "ps-lost",
     "recovering", "phase-overdue", "lease-taken", "save-failed", "checkpoint-set-aside",

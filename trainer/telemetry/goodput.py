@@ -28,7 +28,7 @@ COUNTED = {
 
 
 def steady_clock() -> Callable[[], float]:
-    """Return a clock of seconds since 1970 that nobody sets while this process runs."""
+    """Return a clock of seconds since 1970 that is not set while this process runs."""
     offset = time.time() - time.monotonic()
     return lambda: offset + time.monotonic()
 

@@ -51,7 +51,7 @@ def add_up(known: Mapping[str, Mapping[str, Any]], given: Mapping[str, int], sec
 
 
 class Writer:
-    """One thread for all that is written to the shared path, so that one that hangs stops nobody who reports."""
+    """One thread for all that is written to the shared path, so that one that hangs stops no thread that reports."""
 
     def __init__(self, limit: int = QUEUED) -> None:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(limit)

@@ -377,7 +377,7 @@ def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
     names = checked_names(name, step.structured_outputs, model.get_metrics_result())
     states = [piece for metric in metrics_of(model) for piece in pieces(metric)]
     own = set(names) - outputs_depending_on(step, states)
-    # That of a metric whose state nobody sees in its result is no number of the step's own.
+    # That of a metric whose state is not seen in its result is no number of the step's own.
     if own and (
         own := own & outputs_depending_on(tf.function(model.get_metrics_result).get_concrete_function(), states)
     ):

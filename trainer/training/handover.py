@@ -110,7 +110,7 @@ class Handover:
         return self._tables[-1] if self.left and self._tables else None
 
     def announce(self, tables: DynamicTables) -> None:
-        """Note that these dynamic tables are being made, so that they are freed if nobody offers them."""
+        """Note that these dynamic tables are being made, so that they are freed if they are not offered."""
         self._tables = distinct([*self._tables, tables.record])
         for server, offer in enumerate(self._found):
             kept = {one["context"] for one in self._found if one}

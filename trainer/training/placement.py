@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 SERVER = re.compile(r"/job:ps/(?:.*/)?task:(\d+)/")
 UNEVEN = 2  # times the mean
 LARGEST = 5  # variables of each ps that the run's page names
-SMALL = 1024 * 1024  # bytes; nobody waits for a ps that holds less
+SMALL = 1024 * 1024  # bytes; no step waits for a ps that holds less
 
 
 def report_placement(config: Config, model: Model, servers: int) -> list[dict[str, Any]]:

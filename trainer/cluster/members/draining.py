@@ -27,7 +27,7 @@ def leaving_ps() -> set[str]:
 
 
 def leaving_tasks() -> list[str]:
-    """Return who is named; nobody where the directory can't be read, since that must end no training."""
+    """Return the tasks that are named; none where the directory can't be read, since that must end no training."""
     return sorted({*_named_in(LEAVING), *_named_in(DRAINED)})
 
 

@@ -2,7 +2,7 @@
 
 TensorFlow waits for a member that froze or lost its network for as long as the connection stands. The coordinator knows
 which member is silent. Its connections are shut again and again, new ones too: each call fails with UNAVAILABLE. The
-heartbeat's own sockets are left alone, or nobody would hear that the member is back: they have a TCP_USER_TIMEOUT of
+heartbeat's own sockets are left alone, or a member that is back would not be heard: they have a TCP_USER_TIMEOUT of
 their own. Servers don't hear of silent members: their kernel ends what is not acknowledged.
 """
 

@@ -245,7 +245,7 @@ class Heartbeat:
         if member.state not in HERE and now - max(line.opened_at, member.answered_at or 0.0) > RENEW_SECONDS:
             line.close()
             line.open()
-        if line.asked_at is not None and now - line.asked_at > LOST_SECONDS:  # nobody says how it ended
+        if line.asked_at is not None and now - line.asked_at > LOST_SECONDS:  # how it ended is never known
             self._heard(task, line.asked_at, None)
         if line.asked_at is None and self._hurry.is_due(member, now):
             line.asked_at = now

@@ -140,7 +140,7 @@ class Membership:
         return [task for task in servers if task not in self._members]
 
     def generation_over(self, message: str) -> None:
-        """Say that the next generation begins; nobody is watched until it has its members."""
+        """Say that the next generation begins; no member is watched until it has all of its own."""
         self.release()
         self.began = time.monotonic()
         log.warning("forming the cluster again in this process: %s", message)
@@ -190,7 +190,7 @@ class Membership:
         return [task for task in self.workers if is_leaving(task)]
 
     def drained_workers(self) -> list[str]:
-        """Return the workers of this generation that are drained; nobody where all are."""
+        """Return the workers of this generation that are drained; none where all are."""
         names = set(drained())
         found = [task for task in self.workers if task in names]
         return found if len(found) < len(self.workers) else []
@@ -236,7 +236,7 @@ class Membership:
     def way_lost(self, task: str, message: str) -> str:
         """Say which way a worker's call lacked, by what TensorFlow says of it, and leave the worker out.
 
-        Nothing where TensorFlow names nobody else, or one that has ended: then it is not the way that is lost. Waits
+        Nothing where TensorFlow names no other, or one that has ended: then it is not the way that is lost. Waits
         until that is known, which is the heartbeat's time-out at most; only this worker's calls wait for it.
         """
         others = [name for name in map(self._name_of, named_in(message)) if name not in (None, task)]
@@ -266,7 +266,7 @@ class Membership:
         self._news.half(self.heartbeat.members()[task])
 
     def unreachable_ps(self) -> dict[str, str]:
-        """Return the ps of this generation that live, and that nobody can use, each with what is wrong."""
+        """Return the ps of this generation that live, and that no member can use, each with what is wrong."""
         members = self.heartbeat.members() if self._watching else {}
         return {task: m.why for task, m in members.items() if m.is_ps and m.taken_in and m.state is MemberState.HALF}
 
@@ -332,7 +332,7 @@ class Membership:
                 self._give_up("recovering", f"TensorFlow has been taking in a worker for {seconds:.0f} s", [])
 
     def _look_for_added(self, now: float) -> None:
-        """Ask members from now on that the cluster has got; nobody waits for them."""
+        """Ask members from now on that the cluster has got; the training does not wait for them."""
         if added := self._growing.poll(now):
             self._addresses |= added
             self._without |= added.keys()
@@ -365,7 +365,7 @@ class Membership:
         return [m.address for m in members.values() if m.taken_in and not m.is_ps and m.state is MemberState.SILENT]
 
     def release(self) -> None:
-        """Watch nobody, and let go of this generation's members."""
+        """Watch no member any more, and let go of this generation's members."""
         self._watching, self.handler = False, None
         now = time.monotonic()
         self.heartbeat.change(lambda member: member.released(now), *self._cluster.servers)

@@ -72,7 +72,7 @@ def judge(members: Mapping[str, Member], rows: Mapping[str, Row], now: float) ->
         task: {other: checked(way, known_process(members.get(other), at)) for other, way in ways.items()}
         for task, (_, at, ways) in counted.items()
     }
-    # Also of those that are closed just now: one that is back is judged by its first answer.
+    # Also of those that are closed now: one that is back is judged by its first answer.
     servers = [task for task, member in members.items() if member.is_ps]
     # One that is about to be here may have a way: as long as it has reported none, no ps is lost.
     workers = [task for task, member in members.items() if not member.is_ps and member.state not in OUT]
@@ -153,7 +153,7 @@ class WayReader:
 
     @property
     def lost(self) -> dict[str, str]:
-        """The ps that nobody can use, each with what is wrong."""
+        """The ps that no member can use, each with what is wrong."""
         return self._verdict.lost
 
     @property

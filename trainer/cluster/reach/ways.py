@@ -114,7 +114,7 @@ def describe(source: str, target: str, way: Way) -> str:
 
 
 def lost(ways: Matrix, workers: Collection[str], servers: Collection[str]) -> dict[str, str]:
-    """Return the ps that nobody can use, each with what is wrong.
+    """Return the ps that no member can use, each with what is wrong.
 
     That is one that no worker reaches, one without the way to the coordinator that another member has, and of two ps
     without a way to each other the second. A worker of `workers` that has reported nothing keeps each.
@@ -137,7 +137,7 @@ def parted(ways: Matrix, worker: str, servers: Collection[str]) -> str:
 
 
 def to_chief(ways: Matrix, task: str) -> str:
-    """Say what is wrong with a member's way to the coordinator; one that nobody has is the coordinator's own matter."""
+    """Say what is wrong with a member's way to the coordinator; one that all lack is the coordinator's own matter."""
     others = (row[CHIEF] for other, row in ways.items() if other != task and CHIEF in row)
     return broken(ways, task, CHIEF) if any(way.works for way in others) else ""
 

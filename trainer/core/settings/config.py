@@ -428,7 +428,7 @@ class Config:
 
     @property
     def best_mode(self) -> str:
-        """Whether the least (min) or the greatest (max) of checkpoints_best_metric is the best; "" where nobody knows.
+        """Whether the least (min) or the greatest (max) of checkpoints_best_metric is the best; "" where not known.
 
         Keras's callbacks take what they don't know for min, and keep the worst by a precision. Here it must be said.
         """

@@ -153,9 +153,9 @@ def saved_keys(status: Any) -> dict[int, str]:
 
 
 def check_fit(status: Any) -> None:
-    """Raise AssertionError where a checkpoint that was read has too little, or something that nobody has.
+    """Raise AssertionError where a checkpoint that was read has too little, or something that has no place.
 
-    A momentum that nobody has was never written: an SGD without momentum makes none where it updates rows alone.
+    A momentum that it lacks was never written: an SGD without momentum makes none where it updates rows alone.
     """
     check_slots(status._checkpoint)
     try:

@@ -241,7 +241,7 @@ class Checkpoints:
         self._reader.read(step)
 
     def position(self, step: int) -> Position | None:
-        """Return how far the data were read when the checkpoint of this step was saved; None where nobody knows."""
+        """Return how far the data were read when the checkpoint of this step was saved; None where not known."""
         manifest = Manifest.read(self._catalogue.manifest(step))
         return Position.from_record(manifest.input) if manifest and manifest.input else None
 

@@ -27,7 +27,7 @@ def take_value(variable: Variable, source: Any, target: Any) -> Any:
 
 
 def copy_each(copies: Copies, take: Take = take_value) -> None:
-    """Copy variables that nobody changes meanwhile."""
+    """Copy variables that are not changed meanwhile."""
     for one in copies:
         with tf.device(one[0].device):
             take(*one)

@@ -168,7 +168,7 @@ class Queue(Sweep):
         now = {"state": state, "message": message, "attempt": entry.attempt, "time": time.time()}
         ends = {**record.get("ends", {}), **dict.fromkeys(ended, now)}
         kept = {"ends": ends, "begun": record.get("begun", {})}
-        # What nobody has in the queue any more is forgotten: every task reads this each second.
+        # What is no longer in the queue is forgotten: every task reads this each second.
         write_record(
             self.record,
             {kind: {run: each for run, each in of.items() if self.entry_of(run)} for kind, of in kept.items()},

@@ -36,7 +36,7 @@ SETTINGS = (
 
 
 def read_or_none(shared_dir: str | Path) -> Queue | None:
-    """Return the queue, None where nobody has added anything yet; raises ConfigError."""
+    """Return the queue, None where nothing was added yet; raises ConfigError."""
     return Queue.read(shared_dir) if queue_file(shared_dir).exists() else None
 
 

@@ -15,7 +15,7 @@ import time
 
 SOCKET = "/run/systemd/journal/socket"
 SEND_SECONDS = 1.0  # a journal that is stopped takes nothing
-REST_SECONDS = 30.0  # for so long nobody tries it again
+REST_SECONDS = 30.0  # for so long it is not tried again
 FLUSH_SECONDS = 0.5
 PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _about: dict[str, str] = {}

@@ -39,7 +39,7 @@ def listen(environment: Mapping[str, str]) -> socket.socket | None:
         listener.bind(where)
         listener.listen(WAITING)
     except (ImportError, OSError, ValueError) as error:
-        log.error("nobody can scrape this task at %s:%s: %s", address, port, error)
+        log.error("this task can not be scraped at %s:%s: %s", address, port, error)
         return None
     log.info("metrics are at http://%s:%s/metrics", address, port)
     return listener

@@ -179,7 +179,7 @@ def ways_of(config: Config, credentials: str | None) -> dict[str, Callable[[Mapp
         if urlsplit(url).scheme in ("http", "https"):
             ways[f"the webhook of the secret {secret}"] = Webhook(url)
         else:
-            log.error("nobody is notified: the secret %s is missing, or is no URL (notify_webhook_secret)", secret)
+            log.error("no webhook is notified: the secret %s is missing, or is no URL (notify_webhook_secret)", secret)
     if words := shlex.split(config.notify_command):
         ways[words[0]] = Command(words)
     return ways

@@ -15,7 +15,7 @@ ARRAYS = (
 
 
 def fix_of(data: Any) -> str:
-    """Say what to return instead of this; nothing where nobody knows."""
+    """Say what to return instead of this; nothing where that is not known."""
     if data is None:
         return "the method lacks a return"
     if isinstance(data, Iterator):

@@ -87,7 +87,7 @@ def counting(dataset: tf.data.Dataset, number: tf.Tensor, taken: tf.Tensor, *, e
         until = before + examples_in(batch)
         return until, (tf.stack([number, until]), tf.experimental.Optional.from_value(batch))
 
-    # A worker counts them: in what is traced nobody knows.
+    # A worker counts them: what is traced does not know.
     size = dataset.cardinality()
     uncounted = tf.logical_and(size == tf.data.UNKNOWN_CARDINALITY, endless)
     is_endless = tf.logical_or(size == tf.data.INFINITE_CARDINALITY, uncounted)

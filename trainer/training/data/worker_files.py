@@ -140,7 +140,7 @@ def emptied(files: tf.Tensor) -> tf.Tensor:
 class WorkerFiles:
     """The files of the workers of a run, of which `readers` have a part of the data each.
 
-    `process` tells which process a worker is just now, where that is known.
+    `process` tells which process a worker is now, where that is known.
     """
 
     run: str = ""

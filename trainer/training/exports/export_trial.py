@@ -44,7 +44,7 @@ def try_export(program: Program, directory: RunDirectory, element_spec: ElementS
     try:
         trace_export(program, directory, element_spec)
     except UNSURE as error:
-        log.warning("nobody knows yet whether the model can be exported: %s", explain(error, program_file(program)))
+        log.warning("it is not known yet whether the model can be exported: %s", explain(error, program_file(program)))
     except (Exception, SystemExit) as error:  # a program may say sys.exit
         why = str(error) if isinstance(error, UserError) else explain(error, program_file(program))
         raise UserError(

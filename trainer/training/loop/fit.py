@@ -21,7 +21,7 @@ NO_DATA = tf.keras.utils.experimental.DatasetCreator(lambda context: tf.data.Dat
 
 def train_with_fit(model: Model, epochs: Epochs, controller: Controller) -> None:
     """Train to the last step, or until a callback ends it; raises Stopped, after a checkpoint, when asked to stop."""
-    # A variable made outside the strategy's scope lies on the coordinator: reading it asks nobody. Set past Keras,
+    # A variable made outside the strategy's scope lies on the coordinator: reading it asks no ps. Set past Keras,
     # which would put it into the checkpoint.
     per_execution = tf.Variable(1, dtype=tf.int64)
     object.__setattr__(model, "_steps_per_execution", per_execution)

@@ -92,7 +92,7 @@ class Joining:
         return [*named, *(task for task in self._drained if task not in {*named, *serving})]
 
     def _divide(self, drained: list[str]) -> None:
-        """Have others read for these workers, and for nobody else; tries again where one is back and that fails."""
+        """Have others read for these workers, and for no others; tries again where one is back and that fails."""
         if set(drained) == set(self._drained):
             self._refused = None
             return

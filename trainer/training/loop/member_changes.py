@@ -79,7 +79,7 @@ class MemberChanges:
             self.returned = [task for task in back if not (workers_join and is_worker(task))]
 
     def put_off(self) -> None:
-        """Take in nobody for now: the save before it has failed."""
+        """Take in no member for now: the save before it has failed."""
         self.returned = []
 
     @property

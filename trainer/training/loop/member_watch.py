@@ -41,7 +41,7 @@ class MemberWatch:
         """Look around while calls are in flight. `is_failing` tells whether calls have only ever failed.
 
         Leaves when asked to stop and they will not end in time, or when no worker came for the user's limit; raises
-        Stopped, and UserError. Raises MembershipChanged when nobody reaches a ps: calls in flight would not end.
+        Stopped, and UserError. Raises MembershipChanged when no worker reaches a ps: calls in flight would not end.
         """
         if self._members is not None and (unreachable := self._members.unreachable_ps()):
             raise MembershipChanged("; ".join(unreachable.values()))

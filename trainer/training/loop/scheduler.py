@@ -1,7 +1,7 @@
 """How steps become calls: how many steps a worker is given at once, and when.
 
 A call is what a worker is given at once. Two classes answer, with the same methods. `AsyncSchedule` is for workers that
-go at their own pace: it keeps calls queued for them, and nobody waits for anybody. `LockstepSchedule` is for replicas
+go at their own pace: it keeps calls queued for them, and none waits for another. `LockstepSchedule` is for replicas
 in step, which do the same calls at the same time and agree after each block of them. Neither knows TensorFlow; time is
 an argument.
 """
@@ -36,7 +36,7 @@ class Schedule(Protocol):
     in_flight: int
     """Calls that were given and have not returned."""
     sizes: tuple[int, ...]
-    """What members in step must agree on before the next block; nothing where nobody is in step."""
+    """What members in step must agree on before the next block; nothing where none is in step."""
 
     def begin(self, step: int, end: int) -> None:
         """Give calls from this step until `end` is met; nothing may be in flight."""
@@ -118,13 +118,13 @@ class WorkerSpeeds:
         return seconds
 
     def paused(self, until: float) -> None:
-        """Calls in flight did not take so long: nobody was there."""
+        """Calls in flight did not take so long: no worker answered."""
         self._paused_until = until
 
     def learn(self, now: float) -> int:
         """Set median and share by what was measured; returns the steps of the longest call since the last time.
 
-        Returns 0, and does nothing, where no call has returned since, or where that was just now.
+        Returns 0, and does nothing, where no call has returned since, or where that was a moment ago.
         """
         if not self._longest or now - self._learnt_at < RESIZE_SECONDS:
             return 0
@@ -271,7 +271,7 @@ class LockstepSchedule:
         self._plan()
 
     def join(self) -> None:
-        """Nobody joins replicas in step."""
+        """No worker joins replicas in step."""
 
     def undone(self, steps: int) -> None:
         """Replicas in step do whole calls."""

@@ -102,7 +102,7 @@ class LocalStepRunner(TrainsModel):
         self.model.reset_metrics()
 
     def take_in(self, task: str, address: str) -> bool:
-        """Nobody joins replicas in step."""
+        """No worker joins replicas in step."""
         return False
 
     def joined(self) -> list[str]:

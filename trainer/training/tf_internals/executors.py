@@ -41,7 +41,7 @@ def delete_executor(self: Any) -> None:
 
 
 def keep_function(self: Any, name: str) -> None:
-    """Keep a function that nobody uses any longer, instead of having the members forget it.
+    """Keep a function that is no longer used, instead of having the members forget it.
 
     TensorFlow asks one member after the other to forget it, with Python's lock: one that is frozen would stop all
     threads of this process, also the heartbeat that finds it frozen. Python's garbage collector does it at any moment.

@@ -179,7 +179,7 @@ def _order_apart(operation: Operation, reads: Any, writes: Any) -> bool:
 
 
 def owner_of(resource: Tensor) -> Trackable | None:
-    """Return the object that a resource's handle belongs to, as a table or a variable; None where nobody knows."""
+    """Return the object that a resource's handle belongs to, as a table or a variable; None where that is not known."""
     owner = getattr(resource, "_parent_trackable", None)
     return owner() if owner is not None else None
 

@@ -53,7 +53,7 @@ def full_names(reader: Any) -> dict[str, str]:
 
 
 def autocast_dtype() -> Any:
-    """Return the type that a layer of tf_keras computes in just now, or None."""
+    """Return the type that a layer of tf_keras computes in now, or None."""
     return getattr(autocast_variable._autocast_dtype, "dtype", None)
 
 
@@ -70,7 +70,7 @@ def wrap_autocast_variables(wrap: Callable[[Callable[[Any], Any], Any], Any]) ->
 
 
 class Reserved(resource_variable_ops.BaseResourceVariable):
-    """A variable whose handle has a name of our own, and which nobody may read as a whole: its rows are reserved."""
+    """A variable whose handle has a name of our own, and which may not be read as a whole: its rows are reserved."""
 
     is_reserved = True
 

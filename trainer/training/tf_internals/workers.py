@@ -1,6 +1,6 @@
 """TensorFlow's coordinator and its workers: which take part, and what becomes of a call that fails.
 
-TensorFlow takes a worker that failed in again when all workers are back: until then nobody else is taken in. The
+TensorFlow takes a worker that failed in again when all workers are back: until then no other is taken in. The
 handler made here takes in each worker that is back, and leaves out the others (docs/decisions/0082).
 """
 

@@ -1,4 +1,4 @@
-"""Takes rows away, in pieces, so that nobody waits long for a ps: old ones, and near capacity those least used."""
+"""Takes rows away, in pieces, so that no step waits long for a ps: old ones, and near capacity those least used."""
 
 from __future__ import annotations
 

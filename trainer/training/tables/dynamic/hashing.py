@@ -62,7 +62,7 @@ def shifted(numbers: Tensor, places: int) -> Tensor:
 def owner_of(keys: Tensor, servers: int) -> Tensor:
     """Return the number of the ps that has each key's row (int32), of so many.
 
-    It must stay as it is: on as many ps each one reads what it wrote, and a row with another owner is nobody's.
+    It must stay as it is: on as many ps each one reads what it wrote, and a row with another owner is never read.
     """
     return tf.cast(mixed(keys, OWNERS) % servers, tf.int32)
 

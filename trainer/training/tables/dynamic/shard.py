@@ -22,7 +22,7 @@ from trainer.training.tables.table_lookups import GIVEN, GIVING
 from trainer.training.tf_internals.graphs import APART, either
 from trainer.training.updates.atomic_updates import give_back, locks_of
 
-# What a key without a row reads, and where what is dropped is written; nobody reads that.
+# What a key without a row reads, and where what is dropped is written; that is never read.
 DEFAULT, SCRATCH, FIRST = 0, 1, 2
 # Of a shard's numbers: the row to give next, how many are free again, how many keys found no room, how many rows are
 # in use, how many were given and taken away since the table was made, and how many sightings the sketch has counted.
@@ -200,7 +200,7 @@ class Shard:
         """Take rows away, from one number to another, that no step has trained since the clock was `before`.
 
         Of these those that fewer than `below` steps have trained, and `most` of them. Returns how many. `mutex` is the
-        update's: rows are taken while nobody trains or gives any.
+        update's: rows are taken while no worker trains or gives any.
         """
         with tf.name_scope(APART):
             own = self.with_own_handles()
