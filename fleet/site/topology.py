@@ -28,7 +28,7 @@ from fleet.site.members import (
     task_indices,
 )
 from fleet.site.wireguard import endpoint, is_encrypted, wireguard_hosts
-from trainer.cluster.spec import JOBS, NOBODY, SERVICE_JOBS
+from trainer.cluster.spec import JOBS, SERVICE_JOBS, VACANT
 from trainer.core.runtime import NO_GPU
 from trainer.core.settings.strategies import STRATEGIES
 
@@ -124,7 +124,7 @@ class Topology:
     def vacant(self) -> list[str]:
         """The members below a job's highest index that no host is."""
         members = [(job, index, at) for job, places in self.cluster.items() for index, at in enumerate(places)]
-        return [f"{job}-{index}" for job, index, at in members if at == NOBODY]
+        return [f"{job}-{index}" for job, index, at in members if at == VACANT]
 
     @property
     def scraped_workers(self) -> dict[str, str]:
@@ -212,7 +212,7 @@ def _members_of(job: str, groups: Groups, hostvars: HostVars) -> tuple[list[str]
     server = job in ("ps", *SERVICE_JOBS) or (job == "worker" and "ps" in jobs)
     hosts = hosts_of(job, groups)
     indices = task_indices(job, hosts, hostvars)
-    members = [NOBODY] * (max(indices.values(), default=-1) + 1)
+    members = [VACANT] * (max(indices.values(), default=-1) + 1)
     tasks = []
     for host in hosts:
         address, first_port = address_of(host, hostvars[host]), port_of(host, job, hostvars[host])

@@ -8,7 +8,7 @@ import pytest
 from processes import DIGITS, Runs
 
 from fleet.site.topology import cluster_spec, host_tasks
-from trainer.cluster.spec import NOBODY, free_addresses
+from trainer.cluster.spec import VACANT, free_addresses
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -27,7 +27,7 @@ def test_training_ends_without_the_member_that_no_machine_is(runs: Runs) -> None
     settings.write_text(json.dumps(run | {"evaluation": "none"}))
     hostvars["head"]["trainer_run"] = run
     spec = cluster_spec(groups, hostvars)
-    assert spec["cluster"]["worker"][1] == NOBODY
+    assert spec["cluster"]["worker"][1] == VACANT
     started = {
         task["name"]: runs.task(TF_CONFIG=task["tf_config"], TRAINER_SETTINGS=str(settings))
         for host in ("store", "train-a", "train-c", "head")

@@ -21,7 +21,7 @@ from trainer.cluster.members.heartbeat import Heartbeat
 from trainer.cluster.members.membership import Membership
 from trainer.cluster.reach import missing_ways
 from trainer.cluster.reach.way_reader import Verdict, WayReader
-from trainer.cluster.spec import NOBODY, ClusterConfig
+from trainer.cluster.spec import VACANT, ClusterConfig
 from trainer.core.settings.config import Config
 from trainer.core.states import Phase
 from trainer.run.directory import RunDirectory
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_place_that_no_machine_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: Watched
 ) -> None:
     """As remove-host leaves one: the tasks behind it keep their numbers."""
-    vacant = dataclasses.replace(CLUSTER, jobs={**CLUSTER.jobs, "worker": ["a:1", NOBODY, "b:1"]})
+    vacant = dataclasses.replace(CLUSTER, jobs={**CLUSTER.jobs, "worker": ["a:1", VACANT, "b:1"]})
     config = dataclasses.replace(watched.config, ps_grace_seconds=1, member_wait_timeout_seconds=1)
     membership = Membership(config, vacant, watched.directory, watched.progress, Phases({}))
     now = time.monotonic()

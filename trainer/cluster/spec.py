@@ -25,7 +25,7 @@ OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MIN_PORT = 12000  # below are most ports that services are known by
 TRIES = 100
 # Stands in TF_CONFIG for a member that no machine is: nothing listens there.
-NOBODY = "127.0.0.1:1"
+VACANT = "127.0.0.1:1"
 ADDRESS = re.compile(r"([^\s/:]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")
 
 
@@ -113,7 +113,7 @@ class ClusterConfig:
             str(TaskId(job, index)): address
             for job in ("worker", "ps")
             for index, address in enumerate(self.jobs.get(job, []))
-            if address != NOBODY
+            if address != VACANT
         }
 
     def only(self, tasks: Collection[str]) -> ClusterConfig:
