@@ -61,14 +61,19 @@ def crash_of(code: int) -> str:
     return signal.Signals(-code).name if -code in CRASHES else ""
 
 
+def shell_code(code: int) -> int:
+    """Return an exit code of subprocess as a shell gives it."""
+    return code if code >= 0 else 128 - code
+
+
 def describe_code(code: int) -> str:
     """Return an exit code as a shell gives it, and which signal that was."""
     if code >= 0:
         return str(code)
     try:
-        return f"{128 - code} ({signal.Signals(-code).name})"
+        return f"{shell_code(code)} ({signal.Signals(-code).name})"
     except ValueError:  # a real-time signal has no name here
-        return f"{128 - code} (signal {-code})"
+        return f"{shell_code(code)} (signal {-code})"
 
 
 def describe_lack(code: int, kills: int) -> str:

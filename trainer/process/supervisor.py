@@ -25,7 +25,15 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.children import Child, crash_of, describe_code, describe_lack, end_orphans, read_process
+from trainer.process.children import (
+    Child,
+    crash_of,
+    describe_code,
+    describe_lack,
+    end_orphans,
+    read_process,
+    shell_code,
+)
 from trainer.process.fork_server import WarmParent, open_door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
@@ -379,7 +387,7 @@ class Supervisor:
         if code == -signal.SIGTERM:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
-from trainer.process.children import describe_lack, memory_kills
+from trainer.process.children import describe_lack, memory_kills, shell_code
 from trainer.process.fork_server import Forked, ForkServer, start_process
 from trainer.telemetry.outlets.systemd import RESTARTS
 
@@ -22,7 +22,7 @@ LEAVE_SECONDS = 5.0  # the other members' time to end, once the coordinator has 
 END_SECONDS = 30.0  # the other members' time to end, once the coordinator has finished
 EVALUATE_SECONDS = 120.0  # the evaluator's time for the last checkpoint
 CRASHED = 1  # what Python ends with after an error that was not caught
-SAYING = threading.Lock()
+PRINTING = threading.Lock()
 
 
 class Restarts:
@@ -90,7 +90,7 @@ class LocalTask:
     def poll(self) -> int | None:
         """Return the exit code as a shell gives it, once the process has ended."""
         if self.process is not None and self.code is None and (code := self.process.poll()) is not None:
-            self.code = code if code >= 0 else 128 - code
+            self.code = shell_code(code)
             if self._reader is not None:
                 self._reader.join(timeout=2)
         return self.code
@@ -214,5 +214,5 @@ def final(code: int) -> bool:
 
 
 def say(task: str, line: str) -> None:
-    with SAYING:  # print() writes a line and its end apart, and each task has a thread
+    with PRINTING:  # print() writes a line and its end apart, and each task has a thread
         print(f"{task:<11} | {line}", flush=True)
