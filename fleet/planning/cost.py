@@ -23,6 +23,11 @@ GIB = 2**30
 # Of what a host has left, so much is not the model's to take.
 MARGIN = 0.9
 NOTHING_TRAINS: tuple[str, int | None, str] = ("none: nothing of it trains", 0, "no step")
+NOT_KNOWN: tuple[str, int | None, str] = (
+    "not known",
+    None,
+    "not known: the coordinator's host does not say what trains",
+)
 RESTART = "until TensorFlow is up again, or some seconds where the kit is the same"
 
 
@@ -102,9 +107,11 @@ def cost_of_restart(
 ) -> Cost:
     """Work out what it costs that tasks end in order, and start again."""
     stopping = [task for task in tasks if task.name in seen.units and seen.units[task.name].up]
-    run = training(inventory, seen)
+    run, chief = training(inventory, seen), inventory.chief
     pause, steps, lost = NOTHING_TRAINS
-    if run and any(task.trains for task in stopping):
+    if chief.host in seen.unreachable or (chief in stopping and seen.run is None):
+        pause, steps, lost = NOT_KNOWN
+    elif run and any(task.trains for task in stopping):
         pause, steps, lost = RESTART, 0, "no step: it saves before it stops"
     elif run and any(task.job == "ps" for task in stopping):
         pause = f"{run.pause}: the model is laid out again from the newest checkpoint"

@@ -15,6 +15,7 @@ from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import MAX_TEXT, Trail
 from fleet.hosts.observation import Observation
+from fleet.planning.cost import Cost
 from fleet.site.origin import operator
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from trainer.telemetry.queue import describe_queue
@@ -187,13 +188,25 @@ def queue_remove(
     if answer["outcome"] == "not there":
         console.print(f"{name} does not wait in the queue, and does not train\nlook: fab queue")
     elif plan_only:
-        console.print(f"would take {name} out\nnothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
+        cost = _cost_of_removal(_left(cluster), name)
+        console.print(f"would take {name} out\n{cost.render_loss()}")
+        console.print(f"nothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
+        answer = {**answer, "cost": cost.as_json()}
     else:
         with Trail(cluster, console, "queue-remove", reason) as trail:
             trail.begin(run=name)
             answer = cluster.ask_queue("remove", words)
         console.print(f"{name} is taken out; what it has trained stays: fab runs\nlook: fab queue")
     _answer(console, "queue-remove", answer)
+
+
+def _cost_of_removal(left: Sequence[Mapping[str, Any]], name: str) -> Cost:
+    """Work out what it costs to take out one of what is `left`: only what trains is ended, and no task."""
+    if not any(each["name"] == name and each["state"] != "queued" for each in left):
+        return Cost([], [], "none: what trains goes on", 0, "no step")
+    following = next((each["name"] for each in left if each["name"] != name), None)
+    pause = f"{following} follows" if following else "nothing is left to train: the tasks end"
+    return Cost([], [], pause, 0, f"no step: {name} is saved first, and goes on where it is added again")
 
 
 def _observe(cluster: Cluster) -> Observation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fleet.actions.console import Console
 from fleet.actions.stopping import DOWN, stop_tasks
@@ -12,6 +13,7 @@ from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation
 from fleet.hosts.units import Health
+from fleet.planning.cost import cost_of_restart, training
 from fleet.site.topology import Task
 from fleet.status import status_text
 from fleet.status.status_text import status_record
@@ -47,7 +49,7 @@ def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, 
         console.print(status_text.render_tasks(rows))
         if after.run:
             console.print(status_text.render_run(after.run))
-        console.print_json("stop-cluster", {**status_record(cluster.inventory, after), "planned": None})
+        console.print_json("stop-cluster", {**status_record(cluster.inventory, after), "planned": None, "cost": None})
         _reject_away(after)
         if errors:
             raise errors[0]
@@ -62,8 +64,11 @@ def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed:
     saving, others = ([task.name for task in running if task.trains is trains] for trains in (True, False))
     for what, names in (("stops after a checkpoint", saving), ("then stops", others)):
         console.print(f"  {what:<24}  {', '.join(names) or 'nothing'}")
-    console.print("nothing was done. Do it: fab stop-cluster")
-    record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others]}
+    cost = cost_of_restart(cluster.inventory, seen, running, [])
+    if training(cluster.inventory, seen):
+        cost = replace(cost, pause="until the next fab start-cluster")
+    console.print(f"{cost.render_loss()}\nnothing was done. Do it: fab stop-cluster")
+    record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others], "cost": cost.as_json()}
     console.print_json("stop-cluster", record)
     _reject_away(seen)
 

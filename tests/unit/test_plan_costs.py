@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet.actions.console import Console
+from fleet.errors import HostsUnreachable
 from fleet.rollout.release import CHANGES, ShipmentResult
+from fleet.verbs.queue import QueueRequest, queue_add, queue_remove
 from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
+from tests.unit import test_queue_verbs as queues
 from tests.unit import test_second_day as day
 from tests.unit.test_json_output import answer_of
 
@@ -112,3 +117,53 @@ def test_where_nothing_trains_a_plan_names_no_pause(hosts: day.Hosts, console: C
     cost = start(hosts, console)
     assert (cost["stops"], cost["pause"], cost["lost"]) == ([], "none: nothing of it trains", "no step")
     assert "  pause  " not in fleet.printed(console)
+
+
+def test_a_stop_costs_the_training_until_the_next_start(hosts: day.Hosts, console: Console) -> None:
+    stop_cluster(day.cluster(hosts), console, plan_only=True)
+    found = answer_of(console)
+    assert (found["cost"]["stops"], found["cost"]["pause"]) == (found["planned"], "until the next fab start-cluster")
+    assert f"  lost    {SAVED}\nnothing was done. Do it: fab stop-cluster" in fleet.printed(console)
+
+
+def test_a_stop_that_stops_no_training_costs_nothing(hosts: day.Hosts, console: Console) -> None:
+    hosts.run_status = fleet.status("finished", 30)
+    for name in ("chief-0", "evaluator-0"):
+        hosts.set(name, active="inactive", sub="dead")
+    stop_cluster(day.cluster(hosts), console, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["stops"], cost["pause"]) == (
+        ["ps-0", "ps-1", "worker-0", "worker-1"],
+        "none: nothing of it trains",
+    )
+
+
+def test_without_the_coordinators_host_nobody_knows_what_a_stop_costs(hosts: day.Hosts, console: Console) -> None:
+    hosts.unreachable["head"] = "no route"
+    with pytest.raises(HostsUnreachable):
+        stop_cluster(day.cluster(hosts), console, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["pause"], cost["steps_lost"]) == ("not known", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "pause", "lost"),
+    [
+        ("next", ["next"], "none: what trains goes on", "no step"),
+        ("digits", ["next"], "next follows", "no step: digits is saved first, and goes on where it is added again"),
+        ("digits", [], "nothing is left to train: the tasks end", "no step: digits is saved first"),
+    ],
+)
+def test_what_is_taken_out_of_the_queue_costs_only_what_trains(
+    console: Console, tmp_path: Path, name: str, others: list[str], pause: str, lost: str
+) -> None:
+    hosts = queues.make_hosts(tmp_path)
+    console.prove = lambda *_: None
+    queue_add(queues.cluster(hosts), console, QueueRequest("next"))
+    if not others:
+        queue_remove(queues.cluster(hosts), console, "next")
+    console.json_out = io.StringIO()
+    queue_remove(queues.cluster(hosts), console, name, stop=True, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["pause"], cost["steps_lost"], cost["lost"][: len(lost)]) == (pause, 0, lost)
+    assert f"  pause   {pause}\n  lost    {lost}" in fleet.printed(console)

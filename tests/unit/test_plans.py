@@ -311,6 +311,8 @@ def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeyp
     assert then == [
         "  stops after a checkpoint  chief-0",
         "  then stops                ps-0, ps-1, worker-0, evaluator-0",
+        "  pause   until the next fab start-cluster",
+        "  lost    no step: it saves before it stops",
     ]
 
 
