@@ -12,7 +12,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.drains import is_drained
 from fleet.hosts.history import members_of
 from fleet.hosts.observation import Observation
-from fleet.planning.cost import cost_of
+from fleet.planning.cost import Cost, cost_of
 
 Members = Mapping[str, Sequence[str]]
 """The names of the tasks by host, as fleet/hosts/history.py notes them."""
@@ -28,6 +28,8 @@ class Return:
     """What came since and can't be taken out, each with the reason."""
     gone: Sequence[str] = ()
     """Tasks of then that there are no more."""
+    cost: Cost | None = None
+    """What the drains cost."""
 
     def lines(self) -> list[str]:
         """Return what is done and what is not, a line for each thing."""
@@ -52,7 +54,7 @@ def members_back(cluster: Cluster, seen: Observation, then: Members | None) -> R
     before = {name: host for host, names in then.items() for name in names}
     now = {host: names for host, names in members_of(cluster.inventory).items() if not is_drained(cluster, seen, host)}
     new = {host: names for host, names in now.items() if before.keys().isdisjoint(names)}
-    drained, stays = _judge(cluster, new) if new else ({}, [])
+    drained, stays, cost = _judge(cluster, new) if new else ({}, [], None)
     stays += [
         f"{name}: {host} has tasks of then too. Take it out of the inventory, then `ansible-playbook site.yml`"
         for host, names in now.items()
@@ -61,21 +63,21 @@ def members_back(cluster: Cluster, seen: Observation, then: Members | None) -> R
     ]
     present = {task.name for task in cluster.inventory.tasks}
     gone = [f"{name} on {host}" for name, host in before.items() if name not in present]
-    return Return(drained, stays, gone)
+    return Return(drained, stays, gone, cost)
 
 
-def _judge(cluster: Cluster, new: Members) -> tuple[dict[str, Sequence[str]], list[str]]:
-    """Return which of the new hosts can be drained, one after the other, and of the others why not."""
+def _judge(cluster: Cluster, new: Members) -> tuple[dict[str, Sequence[str]], list[str], Cost | None]:
+    """Return which of the new hosts can be drained, one after the other, of the others why not, and what it costs."""
     seen, checkpoints = look_around(cluster)
     drained: dict[str, Sequence[str]] = {}
-    stays = []
+    stays, cost = [], None
     for host, names in new.items():
-        refusals = cost_of(cluster.inventory, seen, [*drained, host], checkpoints).refusals
-        if refusals:
-            stays.append(describe_stay(host, "; ".join(refusals)))
+        more = cost_of(cluster.inventory, seen, [*drained, host], checkpoints)
+        if more.refusals:
+            stays.append(describe_stay(host, "; ".join(more.refusals)))
         else:
-            drained[host] = names
-    return drained, stays
+            drained[host], cost = names, more
+    return drained, stays, cost
 
 
 def describe_stay(host: str, why: str) -> str:

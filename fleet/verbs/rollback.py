@@ -22,6 +22,7 @@ from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS
+from fleet.planning.cost import Cost, cost_of_restart
 from fleet.rollout.short_way import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
@@ -68,6 +69,7 @@ class RollbackWork:
     """Whether a host has another release or other settings."""
     restarts: Sequence[Task]
     back: Return
+    cost: Cost
     leaving: Sequence[Task] = ()
     """What runs on hosts that came since and lack the release: the older coordinator would only wait for it."""
 
@@ -80,7 +82,8 @@ class RollbackWork:
         more = " to the target of the last one. To go elsewhere, fab rollback --to RELEASE (fab history)"
         lines = [f"rollback{more * self.again}"]
         lines += describe(self.present, self.target, self.restarts) if self.files else ["  restart  nothing"]
-        return "\n".join([*lines, *self.back.lines()])
+        lines += [*self.back.lines(), f"  pause    {self.cost.pause}", f"  lost     {self.cost.lost}"]
+        return "\n".join([*lines, *(f"  room     {line}" for line in self.cost.room)])
 
     def describe_end(self, trained: bool) -> str:
         """Say what is so now."""
@@ -166,7 +169,8 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
     new = [task for task in cluster.inventory.tasks if task.host in back.drained and task.host not in hosts]
     leaving = [task for task in new if files and task.name in up]
-    return RollbackWork(hosts, present, target, last is not None, files, restarts, back, leaving)
+    cost = _cost_of_all(cost_of_restart(cluster.inventory, seen, restarts, []), back.cost)
+    return RollbackWork(hosts, present, target, last is not None, files, restarts, back, cost, leaving)
 
 
 def last_target(acts: Sequence[Mapping[str, Any]], present: DeployedState) -> DeployedState | None:
@@ -247,12 +251,18 @@ def describe(present: DeployedState, target: DeployedState, running: Sequence[Ta
             was, now = before.get(key), target.settings.get(key)
             if was != now:
                 lines.append(f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}")
-    if running:
-        lines.append(f"  restart  {', '.join(task.name for task in running)}")
-        lines.append("  pause    until TensorFlow is up again, or some seconds where the kit is the same; no step lost")
-    else:
-        lines.append("  restart  nothing: nothing runs")
+    lines.append(f"  restart  {', '.join(task.name for task in running) or 'nothing: nothing runs'}")
     return lines
+
+
+def _cost_of_all(restart: Cost, drains: Cost | None) -> Cost:
+    """Add to what the restart costs what the drains do, which come after it."""
+    if drains is None:
+        return restart
+    if not restart.stops:
+        return drains
+    pause = restart.pause if drains.pause.startswith("none") else f"{restart.pause}; then {drains.pause}"
+    return replace(drains, stops=list(dict.fromkeys([*restart.stops, *drains.stops])), pause=pause, lost=restart.lost)
 
 
 def _observe(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:
@@ -377,6 +387,7 @@ def _answer(console: Console, outcome: str, work: RollbackWork) -> None:
                 "drains": [*work.back.drained],
                 "stays": list(work.back.stays),
                 "gone": list(work.back.gone),
+                "cost": work.cost.as_json(),
                 "next": "fab history",
             },
         )

@@ -10,8 +10,10 @@ import pytest
 
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable
+from fleet.hosts import history
 from fleet.rollout.release import CHANGES, ShipmentResult
 from fleet.verbs.queue import QueueRequest, queue_add, queue_remove
+from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
@@ -167,3 +169,44 @@ def test_what_is_taken_out_of_the_queue_costs_only_what_trains(
     cost = answer_of(console)["cost"]
     assert (cost["pause"], cost["steps_lost"], cost["lost"][: len(lost)]) == (pause, 0, lost)
     assert f"  pause   {pause}\n  lost    {lost}" in fleet.printed(console)
+
+
+def test_a_rollback_costs_a_restart_and_then_the_drains(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day.keep_releases(hosts, monkeypatch)
+    then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "ps-b"}
+    hosts.lines = [day.shipped("old1", day.NOW, members=then), day.shipped("abc123", day.NOW)]
+    rollback(day.cluster(hosts), console, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert cost["stops"] == [task.name for task in hosts.inventory.tasks]
+    assert (cost["steps_lost"], cost["lost"]) == (0, SAVED)
+    assert cost["pause"].startswith("until TensorFlow is up again")
+    assert cost["pause"].endswith(
+        "; then some seconds: the model is laid out again from a checkpoint that is saved first"
+    )
+    assert [line[:27] for line in cost["room"]] == ["ps-a will hold 0.00 GiB of "]
+    assert f"  lost     {SAVED}\n  room     ps-a will hold 0.00 GiB" in fleet.printed(console)
+
+
+def test_a_rollback_that_drains_alone_costs_the_drains(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day.keep_releases(hosts, monkeypatch)
+    then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "w-b"}
+    hosts.lines = [day.shipped("abc123", day.NOW, members=then)]
+    rollback(day.cluster(hosts), console, "abc123", plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["stops"], cost["pause"]) == (["worker-1"], "none: the others train on")
+
+
+def test_a_rollback_where_nothing_trains_costs_nothing(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day.keep_releases(hosts, monkeypatch)
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    hosts.lines = [day.shipped("old1", day.OLD), day.shipped("abc123", day.NOW)]
+    rollback(day.cluster(hosts), console, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], "none: nothing of it trains", 0)
