@@ -19,7 +19,7 @@ from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.units import Health
-from fleet.planning.cost import find_chief, find_shortages
+from fleet.planning.cost import Cost, cost_of_restart, find_chief, find_shortages, training
 from fleet.site import inventory_file
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
 from fleet.site.host_names import find_host
@@ -232,13 +232,21 @@ def _planned(
     if plan_only or not refusals:
         console.print("\n".join([f"{verb} {' '.join(hosts)}", *(f"  {step}" for step in steps)]))
     if plan_only:
+        cost = _cost_of_site(cluster.inventory, seen, host)
+        console.print(cost.render_loss())
         last = "nothing was done" if refusals else f"nothing was done. Do it: fab {command}"
         console.print("\n".join([*(f"  refused {each}" for each in refusals), last]))
         outcome, following = ("refused", "fab hosts") if refusals else ("planned", f"fab {command}")
-        _answer(console, verb, outcome, hosts, steps, following)
+        _answer(console, verb, outcome, hosts, steps, following, cost)
     if refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(refusals))
     return plan_only
+
+
+def _cost_of_site(inventory: Inventory, seen: Observation, host: str) -> Cost:
+    """Work out what the next site.yml costs what trains, whose members are others then."""
+    cost = cost_of_restart(inventory, seen, [task for task in inventory.tasks if task.host != host], [])
+    return replace(cost, pause=f"at site.yml, {cost.pause}") if training(inventory, seen) else cost
 
 
 def _clean(cluster: Cluster, console: Console, seen: Observation, host: str) -> None:
@@ -330,7 +338,14 @@ def _composed(edits: Sequence[Callable[[str], str]]) -> Callable[[str], str]:
 
 
 def _answer(
-    console: Console, verb: str, outcome: str, hosts: Sequence[str], steps: Sequence[str], following: str = PLAYBOOK
+    console: Console,
+    verb: str,
+    outcome: str,
+    hosts: Sequence[str],
+    steps: Sequence[str],
+    following: str = PLAYBOOK,
+    cost: Cost | None = None,
 ) -> None:
-    if console.json_out is not None:
-        console.print_json(verb, {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), "next": following})
+    costs = {"cost": cost.as_json()} if cost else {}
+    record = {"outcome": outcome, "hosts": list(hosts), "steps": list(steps), **costs, "next": following}
+    console.print_json(verb, record)

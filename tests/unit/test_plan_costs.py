@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,18 @@ import pytest
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable
 from fleet.hosts import history
+from fleet.planning.cost import RESTART
 from fleet.rollout.release import CHANGES, ShipmentResult
+from fleet.site.inventory import load_inventory
+from fleet.verbs.drain import drain
 from fleet.verbs.queue import QueueRequest, queue_add, queue_remove
+from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_queue_verbs as queues
+from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as day
 from tests.unit.test_json_output import answer_of
 
@@ -210,3 +217,26 @@ def test_a_rollback_where_nothing_trains_costs_nothing(
     rollback(day.cluster(hosts), console, plan_only=True)
     cost = answer_of(console)["cost"]
     assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], "none: nothing of it trains", 0)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("act", [remove_host, partial(replace_host, new="w-x", address="192.0.2.99")])
+def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
+    console: Console, tmp_path: Path, act: Callable[..., None], trains: bool
+) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
+    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
+    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fleet.status("training", 20))
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **fleet.UP)
+    drain(day.cluster(hosts), console, "w-a")
+    for name in () if trains else hosts.units:
+        hosts.set(name, active="inactive", sub="dead")
+    console.json_out = io.StringIO()
+    act(day.cluster(hosts), console, "w-a", plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert cost["stops"] == (["chief-0", "ps-0", "ps-1", "worker-1", "worker-2"] if trains else [])
+    pause, lost = (f"at site.yml, {RESTART}", SAVED) if trains else ("none: nothing of it trains", "no step")
+    assert (cost["pause"], cost["lost"], cost["steps_lost"]) == (pause, lost, 0)
+    assert f"  pause   {pause}\n  lost    {lost}\nnothing was done. Do it: fab re" in fleet.printed(console)
