@@ -185,8 +185,9 @@ def read_present_config(
     config = read_config(options, environment, cluster.job == "evaluator")
     about(run=config.run)  # a server asks again and again, and serves one run after the other
     link = environment.get("TRAINER_RELEASE")
-    if link and cluster.job != "evaluator":  # which has no address
-        reject_replaced(config, cluster.task, cluster.address)
+    if link:
+        address = None if cluster.job == "evaluator" else cluster.address
+        reject_replaced(config, cluster.task, address, environment.get("TRAINER_HOST"))
     reject_missed_release(config, Path(link) if link else None, own)
     return config
 

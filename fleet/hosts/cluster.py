@@ -220,15 +220,15 @@ class Cluster:
         if self.inventory.is_shared:
             self._write_shared(RELEASE, {"release": release})
 
-    def replace_tasks(self, moved: Mapping[str, tuple[str, str]]) -> None:
-        """Have tasks not join at their old address any more; `moved` has old and new address by name (`host:port`)."""
+    def replace_tasks(self, moved: Mapping[str, tuple[set[str], set[str]]]) -> None:
+        """Have tasks not join on an old machine; `moved` has by task the names and addresses of the old and the new."""
         if not (self.inventory.is_shared and moved):
             return
         path = f"{self.inventory.shared_dir}/{REPLACED}"
         look = shlex.quote(f"[ ! -e {shlex.quote(path)} ] || cat {shlex.quote(path)}")  # it may be shut to others
         record = load_json(self.on_shared(f"{on_path('sh')} -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
-            record[name] = sorted({*record.get(name, []), old} - {new})
+            record[name] = sorted({*record.get(name, []), *old} - new)
         self._write_shared(REPLACED, record)
 
     def select(self, selection: Mapping[str, Any]) -> None:

@@ -128,10 +128,9 @@ def replace_host(
     steps = [
         f"nothing on the old host: it {untouched}" if untouched else f"tasks and files of {old} go",
         _step(inventory, edit, f"{new} ({where}) takes its place in {inventory.source}, with a backup"),
+        *_left_to_the_operator(inventory, seen, old, new, at),
         f"`{playbook}` makes {new} right, and tells the others: {_restart(cluster, seen)}",
     ]
-    if old in inventory.groups.get("nfs_server", ()) or (old == inventory.chief.host and not inventory.is_shared):
-        steps.insert(2, f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
     command = f"replace-host {old} {new}" + (f" --address {address}" if address else "")
     if _planned(cluster, console, command, seen, old, steps, plan_only, [old, new], chief_may_go=True):
         return
@@ -146,6 +145,24 @@ def replace_host(
         f"`{playbook}` and `fab start-cluster`"
     )
     _answer(console, "replace-host", "done", [old, new], steps, playbook)
+
+
+def _left_to_the_operator(inventory: Inventory, seen: Observation, old: str, new: str, at: str) -> list[str]:
+    """Say which runs are to be moved, and when only the operator can keep a dead machine out."""
+    serves, leads = old in inventory.groups.get("nfs_server", ()), old == inventory.chief.host
+    found = []
+    if serves or (leads and not inventory.is_shared):
+        found.append(f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
+    if old not in seen.unreachable:
+        return found
+    if serves or not inventory.is_shared:
+        # The packet filters of the others shut out an old coordinator once site.yml has run there.
+        is_open = any(each.get("firewall_closes") == "none" for each in inventory.variables.values())
+        until = "for good" if leads and is_open else "until site.yml has run"
+        found.append(f"nothing on {old} will say that it is replaced: keep it off {until}")
+    if at == address_of(old, inventory.variables[old]):
+        found.append(f"{new} gets the address of {old}: keep {old} off this network, where both would answer")
+    return found
 
 
 def _takes_over(inventory: Inventory, old: str, new: str, variables: Mapping[str, Any]) -> str:
@@ -319,13 +336,17 @@ def _change(
 
 
 def _keep_out(cluster: Cluster, console: Console, old: str, expected: Sequence[Task]) -> None:
-    """Have the tasks of a replaced host not join at their old addresses, where others are expected."""
-    now = {task.name: task.endpoint for task in expected}
-    had = {task.name: task.endpoint for task in cluster.inventory.tasks_on(old) if task.port is not None}
+    """Have the tasks of a replaced host not join, by its name and their old addresses."""
+    now = {task.name: _known_as(task) for task in expected}
+    moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}
     try:
-        cluster.replace_tasks({name: (at, now[name]) for name, at in had.items() if now.get(name, at) != at})
+        cluster.replace_tasks(moved)
     except FleetError as error:
         console.print(f"the other hosts can't be informed ({first_line(error)}): keep {old} off until site.yml has run")
+
+
+def _known_as(task: Task) -> set[str]:
+    return {task.host} if task.port is None else {task.host, task.endpoint}
 
 
 def _short(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -65,15 +66,38 @@ def test_without_a_deployment_and_without_a_shared_path_nothing_is_compared(conf
 
 def test_a_machine_whose_place_another_has_stays_out_at_its_old_address(config: Config) -> None:
     path = Path(config.shared_dir) / "replaced.json"
-    reject_replaced(config, "worker-0", "192.0.2.30:2400")
+    reject_replaced(config, "worker-0", "192.0.2.30:2400", "w-a")
     path.write_text('{"worker-0": ["192.0.2.30:2400"]}')
     with pytest.raises(Replaced, match=f"worker-0 was replaced at 192.0.2.30:2400\\. .* remove worker-0 from {path}"):
-        reject_replaced(config, "worker-0", "192.0.2.30:2400")
-    reject_replaced(config, "worker-0", "192.0.2.99:2400")  # the new one
-    reject_replaced(config, "worker-5", "192.0.2.30:2400")  # the old one in another place
-    reject_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400")
+        reject_replaced(config, "worker-0", "192.0.2.30:2400", None)  # its files are of an older release
+    reject_replaced(config, "worker-0", "192.0.2.99:2400", "w-x")  # the new one
+    reject_replaced(config, "worker-5", "192.0.2.30:2400", "w-a")  # the old one in another place
+    reject_replaced(config.replace(local_run_dir=True), "worker-0", "192.0.2.30:2400", "w-a")
     path.write_text("{")
-    reject_replaced(config, "worker-0", "192.0.2.30:2400")
+    reject_replaced(config, "worker-0", "192.0.2.30:2400", "w-a")
+
+
+@pytest.mark.parametrize(("task", "address"), [("worker-0", "192.0.2.30:2400"), ("evaluator-0", None)])
+def test_a_machine_whose_place_and_address_another_has_stays_out_by_its_name(
+    config: Config, task: str, address: str | None
+) -> None:
+    """As an evaluator, which has no address that others know."""
+    (Path(config.shared_dir) / "replaced.json").write_text(f'{{"{task}": ["w-a"]}}')
+    with pytest.raises(Replaced, match=f"{task} was replaced at w-a"):
+        reject_replaced(config, task, address, "w-a")
+    reject_replaced(config, task, address, "w-x")
+
+
+@pytest.mark.parametrize("host", ["w-a", "w-x"])
+def test_an_evaluator_asks_whether_another_has_its_place(
+    config: Config, link: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    (Path(config.shared_dir) / "replaced.json").write_text('{"evaluator-0": ["w-a"]}')
+    monkeypatch.setattr(trainer.__main__, "read_config", lambda *_: config)
+    cluster = ClusterConfig({"chief": ["192.0.2.10:2222"], "ps": ["192.0.2.20:2300"]}, "evaluator", 0)
+    environment = {"TRAINER_RELEASE": str(link), "TRAINER_HOST": host}
+    with pytest.raises(Replaced) if host == "w-a" else contextlib.nullcontext():
+        read_present_config(argparse.Namespace(), environment, cluster, link.resolve())
 
 
 def test_a_replaced_machine_that_missed_a_release_too_hears_of_its_place(

@@ -200,7 +200,7 @@ def test_a_new_host_takes_the_place_and_the_number(
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place) == {**before, "worker-0": ("w-x", "192.0.2.99")}
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
-    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # the old one's tasks stay out
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}}  # the old one's tasks stay out
     with pytest.raises(OperatorMistake, match="has a host 'w-b' already"):
         replace_host(Cluster(load_inventory(str(place)), hosts), console, "w-x", "w-b")
 
@@ -215,7 +215,7 @@ def test_with_encryption_the_address_that_counts_is_the_tunnels(
     before = tasks(place)["worker-0"][1]
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
-    assert written == {"worker-0": [f"[{before}]:2400"]}
+    assert written == {"worker-0": [f"[{before}]:2400", "w-a"]}
 
 
 def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_look(
@@ -230,8 +230,86 @@ def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_
 
     monkeypatch.setattr(Cluster, "on_shared", read)
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
-    cluster(hosts).replace_tasks({"worker-0": ("192.0.2.30:2400", "192.0.2.99:2400")})
-    assert written == {**known, "worker-0": ["192.0.2.30:2400"]}
+    cluster(hosts).replace_tasks({"worker-0": ({"w-a", "192.0.2.30:2400"}, {"w-x", "192.0.2.99:2400"})})
+    assert written == {**known, "worker-0": ["192.0.2.30:2400", "w-a"]}
+
+
+EVALUATOR = "evaluator:\n  hosts:\n    helper: {ansible_host: 192.0.2.40}\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "address", "kept_out"),
+    [
+        ("helper", "192.0.2.99", {"evaluator-0": ["helper"]}),
+        ("w-a", "192.0.2.30", {"worker-0": ["w-a"]}),
+        ("head", "192.0.2.99", {"chief-0": ["192.0.2.10:2222", "head"]}),
+    ],
+)
+def test_a_dead_machine_stays_out_by_its_name_also_without_an_address_of_its_own(
+    place: Path,
+    hosts: Hosts,
+    console: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    old: str,
+    address: str,
+    kept_out: dict[str, list[str]],
+) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
+    place = elsewhere(place)
+    (place / "hosts.yml").write_text(HOSTS + EVALUATOR)
+    hosts.unreachable[old] = "no route"
+    there = read_again(place, hosts)
+    hosts.__post_init__()  # with the evaluator's unit
+    replace_host(there, console, old, "new", address)
+    assert written == kept_out
+    same = address == "192.0.2.30"
+    assert ("new gets the address of w-a: keep w-a off this network" in fleet.printed(console)) is same
+    assert "keep it off" not in fleet.printed(console)
+
+
+def test_a_machine_that_is_replaced_by_the_one_before_is_taken_back(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: dict[str, Any] = {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: known.update(record))
+    monkeypatch.setattr(Cluster, "on_shared", lambda *_: Answer(json.dumps(known)))
+    hosts.unreachable["w-a"] = hosts.unreachable["w-x"] = "no route"
+    replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
+    replace_host(read_again(place, hosts), console, "w-x", "w-a", "192.0.2.30")
+    assert known == {"worker-0": ["192.0.2.99:2400", "w-x"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "variables", "kept_off"),
+    [
+        ("w-a", "cluster_shared_dir: ''\n", "until site.yml has run"),
+        ("head", "cluster_shared_dir: ''\n", "until site.yml has run"),
+        ("head", "cluster_shared_dir: ''\nfirewall_closes: none\n", "for good"),
+        ("head", "firewall_closes: none\n", None),
+        ("w-a", "", None),
+    ],
+)
+def test_where_no_path_says_that_a_machine_is_replaced_the_verb_does(
+    place: Path, hosts: Hosts, console: Console, old: str, variables: str, kept_off: str | None
+) -> None:
+    place = elsewhere(place)
+    kept = VARIABLES if "shared" not in variables else VARIABLES.replace("cluster_shared_dir: /srv/trainer\n", "")
+    (place / "group_vars/all.yml").write_text(kept + variables)
+    hosts.unreachable[old] = "no route"
+    replace_host(read_again(place, hosts), console, old, "new", "192.0.2.99", plan_only=True)
+    found = re.findall(rf"nothing on {old} will say that it is replaced: keep it off (.*)", fleet.printed(console))
+    assert found == ([kept_off] if kept_off else [])
+
+
+def test_the_dead_server_of_the_shared_path_is_kept_off_by_the_operator(
+    place: Path, hosts: Hosts, console: Console
+) -> None:
+    place = elsewhere(place)
+    (place / "hosts.yml").write_text(f"{HOSTS}nfs_server:\n  hosts:\n    head:\n")
+    hosts.unreachable["head"] = "no route"
+    replace_host(read_again(place, hosts), console, "head", "new", "192.0.2.99", plan_only=True)
+    assert "nothing on head will say that it is replaced: keep it off until site.yml" in fleet.printed(console)
 
 
 def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, console: Console) -> None:
@@ -254,7 +332,7 @@ def test_a_host_that_is_replaced_by_hand_stays_out_too(
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(console)
-    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}}
 
 
 @pytest.fixture
@@ -456,7 +534,9 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
         patch.setattr("fleet.verbs.remove_host._change", leave)
         with pytest.raises(KeyboardInterrupt):
             replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
-    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400"]}}  # a dead one that comes back stays out
+    assert written == {
+        "replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}
+    }  # a dead one that comes back stays out
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), console, "w-a", "w-x", "192.0.2.99")

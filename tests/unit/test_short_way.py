@@ -768,3 +768,11 @@ def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
         folder = "templates" if module.endswith("template") else "files"
         arguments["src"] = f"{KIT}/roles/{role}/{folder}/{arguments['src']}"
     return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop",) if name in task}
+
+
+def test_each_task_knows_its_host_by_the_inventorys_name(hosts: Rooted) -> None:
+    """Where another machine has its place, and maybe its address (docs/decisions/0237)."""
+    for task in hosts.inventory.tasks:
+        wanted = Role(hosts.inventory, task.host, "trainer", "training.yml").desired_state("main", {})
+        text = wanted.texts[f"/etc/trainer/{task.name}.env"]
+        assert [line for line in text.splitlines() if line.startswith("TRAINER_HOST=")] == [f"TRAINER_HOST={task.host}"]

@@ -1,6 +1,11 @@
 """A machine whose place another one has (`fab replace-host`): should it come back, its tasks must not join.
 
+<<<<<<< HEAD
 On a shared path <shared>/replaced.json has the addresses that tasks had before. Where none is shared that is not known.
+=======
+On a shared path <shared>/replaced.json has, by task, the names and the addresses that earlier machines had. Where none
+is shared nobody knows.
+>>>>>>> a7f18445 (Keep a replaced machine out by its name too, as an evaluator or at the same address)
 """
 
 from __future__ import annotations
@@ -18,17 +23,21 @@ class Replaced(StaysOut):
     """This machine's place is another one's now; the message says what fixes it."""
 
 
-def reject_replaced(config: Config, task: str, address: str) -> None:
-    """Raise Replaced when another machine has become this task (`worker-0`), which was at this address before."""
+def reject_replaced(config: Config, task: str, address: str | None, host: str | None) -> None:
+    """Raise Replaced when another machine has become this task (`worker-0`), which was at this address or on this host.
+
+    The host is the machine's name in the inventory.
+    """
     if config.local_run_dir:
         return
     path = Path(config.shared_dir) / REPLACED
     try:
-        is_replaced = address in (read_record(path) or {}).get(task, [])
+        earlier = (read_record(path) or {}).get(task, [])
+        found = next((each for each in (address, host) if each and each in earlier), None)
     except (OSError, ValueError, TypeError):
         return
-    if is_replaced:
+    if found:
         raise Replaced(
-            f"another machine has the place of this one: {task} was replaced at {address}. If it is to have its place "
+            f"another machine has the place of this one: {task} was replaced at {found}. If it is to have its place "
             f"again, replace the new one by it (fab replace-host), or remove {task} from {path}"
         )
