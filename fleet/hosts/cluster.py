@@ -152,9 +152,11 @@ class Cluster:
 
         One that is parked goes on.
         """
+        names = " ".join(task.name for task in tasks)
         self._systemctl(
             tasks,
-            f"root {host_scripts.FORGET_DRAINED}; root systemctl reset-failed {{units}} 2>/dev/null; "
+            f"root sh -c {_quoted(host_scripts.FORGET_STARTED)} sh {names}; "
+            "root systemctl reset-failed {units} 2>/dev/null; "
             "root systemctl enable --quiet {units} && root systemctl start --no-block {units} && "
             f"root sh -c {_quoted(host_scripts.GO_ON)} sh {{units}}",
         )

@@ -16,10 +16,12 @@ STATUS = (
 )
 
 # What a planned reboot has stopped, whom the coordinator lets go of (roles/trainer/tasks/leave.yml), and what begins
-# parked. A start or a stop by hand replaces all of them.
+# parked. A stop by hand replaces all of them. A start leaves alone which tasks leave that are not among its own.
 PARKED = "/run/psfleet-parked"
-FORGET_DRAINED = f"rm -rf /opt/trainer/drained /run/psfleet-leaving {PARKED}"
-DISABLE = f'{FORGET_DRAINED}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
+_STOPPED, _LEAVING = "/opt/trainer/drained", "/run/psfleet-leaving"
+FORGET_STARTED = f'rm -rf {_STOPPED} {PARKED}; if cd {_LEAVING} 2>/dev/null; then rm -f "$@"; fi'
+_FORGET = f"rm -rf {_STOPPED} {_LEAVING} {PARKED}"
+DISABLE = f'{_FORGET}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 # What differs from task to task, and which secrets it loads; in etc/trainer they lie themselves.

@@ -304,7 +304,7 @@ def _switch(cluster: Cluster, console: Console, work: RollbackWork) -> None:
         if work.restarts:
             cluster.start(work.restarts)
         if work.leaving:
-            announce_drain(cluster, work.leaving)  # after the start, which forgets what left before
+            announce_drain(cluster, work.leaving)
     except BaseException:
         with undisturbed():
             console.print("the rollback is broken off: what was there before is put back")

@@ -231,10 +231,13 @@ def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path:
             return dict.fromkeys(scripts, Answer())
 
     cluster = Cluster(None, Here())  # type: ignore[arg-type]
-    for act, call in ((cluster.start, "systemctl enable"), (cluster.disable, "systemctl disable")):
-        for name in ("opt/trainer/drained", "run/psfleet-leaving/ps-0"):
+    for act, call, left in (
+        (cluster.start, "systemctl enable", ["worker-1"]),  # which another reboot has stopped
+        (cluster.disable, "systemctl disable", []),
+    ):
+        for name in ("opt/trainer/drained", "run/psfleet-leaving/ps-0", "run/psfleet-leaving/worker-1"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text("trainer@ps-0.service enabled\n")
         act([Task("ps", 0, "store", "192.0.2.20", 2300, server=True)])
-        assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["systemctl"]
+        assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["systemctl", *left]
         assert any(line.startswith(call) for line in done), done
