@@ -77,3 +77,25 @@ def test_modules_follow_each_kind_of_kernel_that_a_machine_may_get():
     }
     assert render("ubuntu", "Ubuntu 24.04", "580", "leader") == f"{modules}-{KERNEL}"
     assert render("nvidia", "Ubuntu 24.04", "580", "leader") == ""
+
+
+@pytest.mark.parametrize(
+    ("check", "source", "python3_apt", "installs"),
+    [
+        (True, "ubuntu", "", False),
+        (True, "nvidia", "installed", True),
+        (True, "none", None, False),
+        (False, "distribution", None, True),
+        (False, "none", None, False),
+    ],
+)
+def test_check_mode_asks_apt_nothing_on_a_machine_that_has_no_python3_apt_yet(check, source, python3_apt, installs):
+    """The module would install it, but not in check mode, and ended the run."""
+    loader = DataLoader()
+    variables = loader.load_from_file(str(VARS / "main.yml"), trusted_as_template=True)
+    variables |= {"ansible_check_mode": check, "nvidia_driver_source": source}
+    if python3_apt is not None:
+        variables["__nvidia_driver_apt"] = {"stdout": python3_apt}
+    tasks = loader.load_from_file(str(VARS.parent / "tasks/main.yml"), trusted_as_template=True)
+    (when,) = [task["when"] for task in tasks if "install.yml" in task.values()]
+    assert Templar(loader=loader, variables=variables).evaluate_conditional(when) is installs
