@@ -13,13 +13,16 @@ from fleet.planning.cost import Cost, cost_of
 
 def observe_with_cost(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
     """Ask the hosts, and work out what it costs to take some of them away."""
-    seen, checkpoints = look_around(cluster)
+    seen, checkpoints = look_around(cluster, hosts)
     return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
 
 
-def look_around(cluster: Cluster) -> tuple[Observation, list[dict[str, Any]]]:
-    """Ask the hosts, and the coordinator's for the checkpoints of what trains; raises HostsUnreachable without it."""
-    seen = cluster.observe(with_facts=True)
+def look_around(cluster: Cluster, besides: Sequence[str] = ()) -> tuple[Observation, list[dict[str, Any]]]:
+    """Ask the hosts, and the coordinator's for the checkpoints of what trains; raises HostsUnreachable without it.
+
+    Of hosts without a task those `besides` are asked.
+    """
+    seen = cluster.observe(dict.fromkeys([*cluster.inventory.hosts, *besides]), with_facts=True)
     chief = cluster.inventory.chief.host
     if chief in seen.unreachable:
         raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")

@@ -89,7 +89,7 @@ class VerbCall:
                     known = load_inventory(self.inventory, check=check, ask_vault_pass=self.ask_vault_pass)
                 else:
                     known = recall_inventory(self.inventory)
-                hosts = SshHosts(known.hosts, self.context.config)
+                hosts = SshHosts(known.everyone, self.context.config)
                 try:
                     yield Cluster(known, hosts)
                 finally:

@@ -38,7 +38,7 @@ def judge_control(site: Path, inventory: Inventory | None, problems: list[Proble
     if free < LITTLE_BYTES:
         what = f"{free / 1e9:.1f} GB are free for wheels and releases"
         found.append(Finding(WARNING, CONTROL, "room", what, f"du -xh {site / '.cache'} | sort -h | tail"))
-    keys = {host.key_file for host in inventory.hosts.values() if host.key_file} if inventory else set()
+    keys = {host.key_file for host in inventory.everyone.values() if host.key_file} if inventory else set()
     return [*found, *(finding for key in sorted(keys) for finding in _key(key))]
 
 
@@ -75,12 +75,14 @@ def judge_look(inventory: Inventory, look: Examination, release: str | None) -> 
         for problem in seen["problems"]:
             part = "clock" if "its clock is" in problem else "addresses and routes"
             found.append(Finding(ERROR, host, part, problem.partition(": ")[2], "as it says"))
-    return [*found, *_release(look, release), *_tasks(inventory, look), *_run(inventory, look)]
+    return [*found, *_release(inventory, look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 
-def _release(look: Examination, release: str | None) -> list[Finding]:
+def _release(inventory: Inventory, look: Examination, release: str | None) -> list[Finding]:
     found = []
     for host, has in look.observation.releases.items():
+        if host in inventory.beside:  # which needs none
+            continue
         if has is None:
             found.append(Finding(ERROR, host, "release", "nothing is installed", "ansible-playbook site.yml"))
         elif release is not None and has != release:

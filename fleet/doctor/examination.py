@@ -15,8 +15,10 @@ from fleet.hosts.host_scripts import CURRENT
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS
 from fleet.rollout.short_way import ShortWay
+from fleet.site.inventory import Inventory
 
 PROBE = Path(__file__).with_name("probe.py")
+UNPACED = {"disk_pace": None, "memory_pace": None, "shared": None}
 PATH_CHECK = "/usr/local/sbin/psfleet-check-shared-path"
 # What a task reads before anything else.
 READABLE = (SETTINGS, f"{CURRENT}/trainer/__main__.py", f"{CURRENT}/env/bin/python")
@@ -44,8 +46,9 @@ def examine(cluster: Cluster) -> Examination:
     except FleetError as error:
         questions, unfit = {}, str(error)
     now = time.time()
-    asked = {host: _with_probe(cluster, host, questions.get(host, {}), now) for host in cluster.inventory.hosts}
-    observation = cluster.observe(running=True, looks=asked, by_trainer=True)
+    everyone = cluster.inventory.everyone
+    asked = {host: _with_probe(cluster, host, questions.get(host, {}), now) for host in everyone}
+    observation = cluster.observe(everyone, running=True, looks=asked, by_trainer=True)
     look = Examination(observation, unfit=unfit, broken=dict(observation.blind))
     apart = clocks_apart(cluster)
     for host, answer in observation.looks.items():
@@ -53,11 +56,11 @@ def examine(cluster: Cluster) -> Examination:
         if steps["doctor"].get("failed"):
             look.broken[host] = str(steps["doctor"]["msg"])
         else:
-            look.facts[host] = {**steps["doctor"], **_paces(steps["pace"]), "apart": apart.get(host)}
+            look.facts[host] = {**steps["doctor"], **_paces(steps.get("pace", UNPACED)), "apart": apart.get(host)}
         if not steps["ways"].get("failed"):
             look.ways[host] = steps["ways"]
     if not unfit:
-        look.differs = _judged(short, observation)
+        look.differs = _judged(short, cluster.inventory, observation)
     return look
 
 
@@ -71,23 +74,32 @@ def _paces(step: Mapping[str, Any]) -> dict[str, Any]:
 def clocks_apart(cluster: Cluster) -> dict[str, float]:
     """Return by how many seconds each host's clock is ahead of this machine's, by connections that are open already."""
     begun = time.time()
-    answers = cluster.hosts.run(dict.fromkeys(cluster.inventory.hosts, "date +%s.%N"))
+    answers = cluster.hosts.run(dict.fromkeys(cluster.inventory.everyone, "date +%s.%N"))
     middle = (begun + time.time()) / 2
     return {host: float(answer.stdout) - middle for host, answer in answers.items() if answer.stdout.strip()}
 
 
-def _judged(short: ShortWay, observation: Observation) -> Mapping[str, str]:
+def _judged(short: ShortWay, inventory: Inventory, observation: Observation) -> Mapping[str, str]:
+    hosts = [host for host in observation.looks if host in inventory.hosts]
     try:
-        return short.judge(observation.looks, list(observation.looks))
+        return short.judge(observation.looks, hosts)
     except FleetError as error:
-        return dict.fromkeys(observation.looks, first_line(error))
+        return dict.fromkeys(hosts, first_line(error))
+
+
+def _path_of_runs(inventory: Inventory, host: str) -> str:
+    """Return where a host has the runs, of which it needs room: on a server of the path what it serves."""
+    if host in inventory.groups.get("nfs_server", ()) and host in inventory.beside:
+        return str(inventory.variables[host].get("cluster_nfs_dir"))
+    has_path = host in inventory.hosts and inventory.is_shared
+    return inventory.shared_dir if has_path or host == inventory.chief.host else "/var"
 
 
 def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: float) -> dict[str, Any]:
     inventory = cluster.inventory
     tasks = inventory.tasks_on(host)
     probe = {
-        "shared_dir": inventory.shared_dir if inventory.is_shared or host == inventory.chief.host else "/var",
+        "shared_dir": _path_of_runs(inventory, host),
         "path_check": PATH_CHECK,
         "ports": [task.port for task in tasks if task.port is not None],
         "units": [task.unit for task in tasks],
@@ -102,9 +114,11 @@ def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: f
             "arguments": {"name": host, "members": members, "now": now},
             "check": True,
         },
-        # The last, since it notes what it measures, and a step that writes and fails ends the others.
-        {"name": "pace", "module": "host_pace", "arguments": {"path": inventory.shared_dir * inventory.is_shared}},
     ]
+    if host in inventory.hosts:  # the others are no peers of theirs
+        # The last, since it notes what it measures, and a step that writes and fails ends the others.
+        path = inventory.shared_dir * inventory.is_shared
+        steps.append({"name": "pace", "module": "host_pace", "arguments": {"path": path}})
     known = sources(steps[1:]) | {"doctor": PROBE.read_text(encoding="utf-8")}
     return {
         **question,

@@ -35,16 +35,27 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
             Finding(ERROR, host, "cluster", what, f"take {host} out of {inventory.source}, or free it as that says")
         )
     for host, each in facts.items():
-        for judge in (_disk, _room, _memory, _path, _ports, _units, _limits, _umask, _proxies):
+        for judge in JUDGES if host in inventory.hosts else (_room, _memory, _units, _proxies):
             found += judge(inventory, host, each)
-    return [*found, *judge_clocks(facts), *judge_peers(facts)]
+    found += judge_services(observation)
+    return [*found, *judge_clocks(facts), *judge_peers({h: each for h, each in facts.items() if h in inventory.hosts})]
+
+
+def judge_services(observation: Observation) -> list[Finding]:
+    """Return what hosts should serve beside their tasks and don't."""
+    down = [(host, unit) for host, units in observation.services.items() for unit in units if not unit.up]
+    fix = "journalctl -u {unit} -n 30, there; then ansible-playbook site.yml --limit {host}"
+    return [
+        Finding(ERROR, host, "units", f"{unit.name} {unit.describe_down()}", fix.format(unit=unit.name, host=host))
+        for host, unit in down
+    ]
 
 
 def advise_ssh(inventory: Inventory, host: str, why: str) -> str:
     """Return the command that shows, or fixes, why SSH does not come in."""
     if "ssh-keygen -R" in why or "Connect once" in why:
         return "as it says"
-    known = inventory.hosts[host]
+    known = inventory.everyone[host]
     key = f" -i {known.key_file}" if known.key_file else ""
     port = f" -p {known.port}" if known.port else ""
     return f"ssh -v{key}{port} {f'{known.user}@' if known.user else ''}{known.address}"
@@ -67,7 +78,7 @@ def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
         seen.add(tuple(room.values()))
         fix = (
             "fab prune --keep 5 --plan"
-            if path == inventory.shared_dir
+            if path in (inventory.shared_dir, inventory.variables[host].get("cluster_nfs_dir"))
             else f"free some there: `du -xh {path} | sort -h | tail`"
         )
         if room["free"] < LITTLE_BYTES:
@@ -115,7 +126,8 @@ def _ports(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
 
 def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
     for unit in facts["units"]["failed"]:
-        if not unit.startswith("trainer@"):  # the tasks say more themselves
+        # The tasks say more themselves, and what a host serves is asked for by name.
+        if not unit.startswith("trainer@") and unit not in inventory.services_on(host).values():
             fix = f"journalctl -u {unit} -n 30, there; then ansible-playbook site.yml --limit {host}"
             yield Finding(ERROR, host, "units", f"{unit} has failed", fix)
     if not facts["units"]["clock"]:
@@ -140,6 +152,9 @@ def _proxies(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]
     for address, why in facts["proxies"].items():
         what = f"the proxy {address} of systemd's environment takes no connection: {why}. Webhooks and downloads wait"
         yield Finding(WARNING, host, "proxies", what, "fix DefaultEnvironment in /etc/systemd/system.conf*, there")
+
+
+JUDGES = (_disk, _room, _memory, _path, _ports, _units, _limits, _umask, _proxies)
 
 
 def judge_clocks(facts: Mapping[str, Facts]) -> list[Finding]:

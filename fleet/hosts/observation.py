@@ -28,6 +28,7 @@ class Observation:
     """What the hosts said. A task on a host that said nothing has no unit here."""
 
     units: dict[str, Unit] = field(default_factory=dict)  # by task name
+    services: dict[str, list[Unit]] = field(default_factory=dict)  # by host: those beside the tasks
     listening: dict[str, bool] = field(default_factory=dict)  # by task name, of the tasks that have a port
     configured: dict[str, bool] = field(default_factory=dict)  # by task name: has it an environment file?
     releases: dict[str, str | None] = field(default_factory=dict)  # by host
@@ -78,7 +79,7 @@ def question(
     the trainer's answer, which takes a second.
     """
     tasks = inventory.tasks_on(host)
-    names = " ".join(task.unit for task in tasks)
+    names = " ".join([*(task.unit for task in tasks), *inventory.services_on(host).values()])
     script = [
         *(["exec 3<&0 </dev/null"] if agent else []),
         "echo '@now'; date +%s.%N",
@@ -141,7 +142,7 @@ def _read_host(
         observation.drains[host] = drain_records.parse(parts["drain"]).get(host, {"host": host})
         observation.marked.add(host)
     for name, drain in drain_records.parse(parts.get("drains", "")).items():
-        if name in inventory.hosts:
+        if name in inventory.everyone:
             observation.drains.setdefault(name, drain)
 
 
@@ -152,6 +153,7 @@ def _read_tasks(
     units = parse_units(parts.get("units", ""))
     ports = {line.split()[3].rpartition(":")[2] for line in parts.get("ports", "").splitlines() if line.strip()}
     environments = parts.get("environments", "").split()
+    observation.services[host] = [units[name] for name in inventory.services_on(host).values() if name in units]
     directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
     for task in inventory.tasks_on(host):
         if task.unit not in units:

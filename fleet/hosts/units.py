@@ -101,6 +101,10 @@ class Unit:
         """Whether a start has something to do for it."""
         return self.parked or not self.up
 
+    def describe_down(self) -> str:
+        """Say that a unit does not run, and how it ended."""
+        return {Health.FAILED: "has failed", Health.ABSENT: "is not installed"}.get(self.health, "does not run")
+
     def describe_failure(self) -> str:
         if self.result == "exit-code" and self.exit_status == 0:
             return "failed in a step before its start"

@@ -29,6 +29,13 @@ NOT_KNOWN: tuple[str, int | None, str] = (
     "not known: the coordinator's host does not say what trains",
 )
 RESTART = "until TensorFlow is up again, or some seconds where the kit is the same"
+# By group: what is missing while a host of it is away.
+SERVED = {
+    "nfs_server": "the shared path: what reads or writes there waits, saves too, and no task starts",
+    "tensorboard": "TensorBoard: its page is away",
+    "prometheus": "Prometheus: it keeps no metrics and raises no alert",
+    "alertmanager": "Alertmanager: it sends no alert",
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class Cost:
     """None where nobody knows: no checkpoint, or no step."""
     lost: str
     """The same in words."""
+    serves: Sequence[str] = ()
+    """A line for each thing that its hosts serve beside their tasks, and that is away with them."""
     room: Sequence[str] = ()
     """A line for each host of a ps that stays."""
     away: Sequence[str] = ()
@@ -59,6 +68,7 @@ class Cost:
         lines = [
             f"  stops   {', '.join(self.stops) or 'nothing'}",
             self.render_loss(),
+            *(f"  serves  {line}" for line in self.serves),
             *(f"  room    {line}" for line in self.room),
             *(f"  away    {line}" for line in self.away),
             *(f"  refused {line}" for line in self.refusals),
@@ -82,8 +92,12 @@ def cost_of(
     hosts: Sequence[str],
     checkpoints: Sequence[Mapping[str, Any]],
     in_order: bool = True,
+    goes_off: bool = False,
 ) -> Cost:
-    """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now."""
+    """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now.
+
+    A host that is drained serves on, unless it `goes_off` then.
+    """
     run = training(inventory, seen)
     tasks = tasks_of(inventory, hosts)
     stops = [task.name for task in tasks if task.name in seen.units and seen.units[task.name].up]
@@ -96,7 +110,11 @@ def cost_of(
         room, full = find_room(inventory, seen, hosts, gone, checkpoints)
         refusals += full
     pause, steps, lost = _loss(run, stopping, checkpoints, in_order, inventory, seen)
-    return Cost(hosts, stops, pause, steps, lost, room, away, refusals)
+    served = dict.fromkeys(group for host in hosts for group in inventory.services_on(host))
+    serves = [SERVED[group] for group in served] if goes_off or not in_order else []
+    if SERVED["nfs_server"] in serves and run and not stopping:
+        pause = "of what reads or writes the shared path, until it is back"
+    return Cost(hosts, stops, pause, steps, lost, serves, room, away, refusals)
 
 
 def cost_of_restart(

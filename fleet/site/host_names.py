@@ -9,23 +9,28 @@ from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import show
 
 
-def find_host(inventory: Inventory, given: str) -> str:
+def find_host(inventory: Inventory, given: str, beside: bool = False) -> str:
     """Return the one host that is named; raises OperatorMistake for several, or one that the inventory has not."""
-    found = find_hosts(inventory, [given])
+    found = find_hosts(inventory, [given], beside)
     if len(found) > 1:
         raise OperatorMistake(f"{given} names {len(found)} hosts; expected one, and then the next: {found[0]}")
     return found[0]
 
 
-def find_hosts(inventory: Inventory, given: Sequence[str]) -> list[str]:
-    """Return the hosts that are named, each once; raises OperatorMistake for one that the inventory has not."""
+def find_hosts(inventory: Inventory, given: Sequence[str], beside: bool = False) -> list[str]:
+    """Return the hosts that are named, each once; raises OperatorMistake for one that the inventory has not.
+
+    With `beside` also hosts without a task, as one that serves the shared path.
+    """
     named = [each for text in given for each in text.split(",") if each]
-    known = ", ".join(inventory.hosts)
+    hosts = inventory.everyone if beside else inventory.hosts
+    known = ", ".join(hosts)
+    with_task = "" if beside else " with a task"
     if not named:
         raise OperatorMistake(f"name a host of {inventory.source}: {known}")
     for name in named:
-        if name not in inventory.hosts:
+        if name not in hosts:
             task = next((task for task in inventory.tasks if task.name == name), None)
             hint = f": {name} is a task, on {task.host}" if task else ""
-            raise OperatorMistake(f"{inventory.source} has no host {show(name)} with a task{hint}. It has: {known}")
+            raise OperatorMistake(f"{inventory.source} has no host {show(name)}{with_task}{hint}. It has: {known}")
     return list(dict.fromkeys(named))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from fleet.errors import OperatorMistake
 from fleet.places import site
-from fleet.site.members import ClusterSpecError, storage_of
+from fleet.site.members import SERVING_UNITS, ClusterSpecError, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
 from fleet.site.schema.checks import loose_problems
@@ -21,6 +22,7 @@ from fleet.site.schema.inventory_files import (
 from fleet.site.schema.problems import Problem, describe_problems
 from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
+from fleet.site.wireguard import wireguard_hosts
 from trainer.core.settings.config import Config
 
 
@@ -33,6 +35,16 @@ class Inventory:
     variables: Mapping[str, Mapping[str, Any]]
     tensorboard_url: str | None = None
     vault_password: str | None = field(default=None, repr=False)  # as it was typed
+    beside: Mapping[str, Host] = field(default_factory=dict)  # those of our groups without a task
+
+    @property
+    def everyone(self) -> Mapping[str, Host]:
+        """All hosts of psfleet's groups."""
+        return {**self.hosts, **self.beside}
+
+    def services_on(self, host: str) -> dict[str, str]:
+        """Return by group what a host serves beside its tasks: the units."""
+        return {group: unit for group, unit in SERVING_UNITS.items() if host in self.groups.get(group, ())}
 
     @property
     def chief(self) -> Task:
@@ -159,8 +171,13 @@ def describe(source: Source) -> Inventory:
     hosts = {
         name: ssh_host(name, variables[name], source.defaults) for name in dict.fromkeys(task.host for task in tasks)
     }
+    beside = {}
+    for name in wireguard_hosts(groups):
+        if name not in hosts:
+            with contextlib.suppress(OperatorMistake):  # only Ansible reaches it: what trains needs no word of it
+                beside[name] = ssh_host(name, variables[name], source.defaults)
     board = boards[0] if boards else None
-    return Inventory(source.name, groups, hosts, tasks, variables, board, source.vault_password)
+    return Inventory(source.name, groups, hosts, tasks, variables, board, source.vault_password, beside)
 
 
 def _with_source(source: str, problem: Problem) -> str:

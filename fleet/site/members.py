@@ -20,6 +20,13 @@ DEFAULT_PORTS = {
 }  # fmt: skip
 # Groups whose hosts have no tasks of their own for it.
 SERVICES = ("tensorboard", "prometheus", "alertmanager")
+# By group whose hosts serve something beside the tasks: the unit that does.
+SERVING_UNITS = {
+    "nfs_server": "nfs-server.service",
+    "tensorboard": "tensorboard.service",
+    "prometheus": "prometheus.service",
+    "alertmanager": "prometheus-alertmanager.service",
+}
 # Jobs of many members, whose hosts may say which index they have.
 NUMBERED_JOBS = ("ps", "worker")
 MAX_INDEX = 9999

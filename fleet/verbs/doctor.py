@@ -27,7 +27,7 @@ def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
     with console.progress() as progress:
         progress.show("looking at the control machine")
         found = judge_control(site(), cluster.inventory, inventory_problems(cluster.inventory))
-        progress.show(f"looking at {len(cluster.inventory.hosts)} hosts")
+        progress.show(f"looking at {len(cluster.inventory.everyone)} hosts")
         look = examine(cluster)
         found += judge_hosts(cluster.inventory, look.observation, look.facts)
         found += judge_look(cluster.inventory, look, release_here(cluster, console))
@@ -47,9 +47,8 @@ def doctor(cluster: Cluster, console: Console) -> None:
         record = {"errors": errors, "warnings": len(found) - errors, "findings": [each.as_json() for each in found]}
         console.print_json("doctor", record)
     if not found:
-        console.print(
-            f"nothing is wrong with {len(cluster.inventory.hosts)} hosts, as far as fab doctor looks\nnext: fab status"
-        )
+        number = len(cluster.inventory.everyone)
+        console.print(f"nothing is wrong with {number} hosts, as far as fab doctor looks\nnext: fab status")
         return
     console.print(render_findings(found))
     counts = ((errors, "error"), (len(found) - errors, "warning"))
@@ -86,7 +85,7 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
     wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # nobody needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
-    if len(pace) < FEWEST_PEERS or look.observation.unreachable:
+    if len(pace) < FEWEST_PEERS or look.observation.unreachable.keys() & cluster.inventory.hosts.keys():
         return findings
     middle = median(pace.values())
     for task, seconds in pace.items():

@@ -43,7 +43,10 @@ def drain(
     A ps is let go after a save, and the model is laid out over the others. Typed again, it goes on where it was broken
     off. `verb` is which one drains, for the record. Raises OperatorMistake where the training would not go on.
     """
-    host = find_host(cluster.inventory, host)
+    host = find_host(cluster.inventory, host, beside=True)
+    if host in cluster.inventory.beside:
+        _leave_alone(cluster, console, host)
+        return
     seen, cost = observe_with_cost(cluster, [host], in_order=True)
     reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
@@ -69,6 +72,21 @@ def drain(
     names = _names(cluster.inventory.tasks_on(host))
     console.print(f"{host} is drained: nothing starts {names} until fab undrain {host}")
     _answer(console, "drain", "done", host, cost)
+
+
+def _leave_alone(cluster: Cluster, console: Console, host: str) -> None:
+    """Say that a host has nothing to drain; raises OperatorMistake where the tasks need what it serves."""
+    seen, cost = observe_with_cost(cluster, [host], in_order=False)
+    if "nfs_server" in cluster.inventory.services_on(host) and any(unit.up for unit in seen.units.values()):
+        raise OperatorMistake(
+            f"{host} has no task to drain, and serves the shared path, which every task needs: `fab stop-cluster` "
+            f"saves and stops them; `fab update-hosts {host}` updates it beside them"
+        )
+    console.print(
+        f"{host} has no task: there is nothing to drain\n{cost.render()}\nIt may go. When it is back: fab hosts"
+    )
+    record = {"outcome": "nothing to do", "hosts": [host], "cost": cost.as_json(), "next": "fab hosts"}
+    console.print_json("drain", record)
 
 
 def _leave(
@@ -121,7 +139,7 @@ def undrain(
 
     Returns whether they were seen to join within `patience` seconds; True where nothing is to join.
     """
-    host = find_host(cluster.inventory, host)
+    host = find_host(cluster.inventory, host, beside=True)
     seen = cluster.observe(new_is_enough=True)
     chief = cluster.inventory.chief
     if chief.host in seen.unreachable:
@@ -137,8 +155,9 @@ def undrain(
         return True
     if host in seen.unreachable:
         raise HostsUnreachable({host: seen.unreachable[host]}, f"It stays drained: fab undrain {host} when it is back")
-    _reject_other_release(cluster, seen, host)
-    _reject_other_settings(cluster, host)
+    if tasks:
+        _reject_other_release(cluster, seen, host)
+        _reject_other_settings(cluster, host)
     if plan_only:
         coming = _names(starts) or "nothing: the cluster is stopped"
         console.print(f"undrain {host}\n  starts  {coming}\n{cost.render()}")
@@ -146,7 +165,12 @@ def undrain(
         _answer(console, "undrain", "planned", host, cost)
         return True
     joined = _bring_back(cluster, console, host, starts, reason, patience)
-    console.print(_describe_return(host, tasks if starts else [], joined))
+    idle = host in cluster.inventory.beside
+    console.print(
+        f"{host} is drained no more, and has no task. Look: fab hosts"
+        if idle
+        else _describe_return(host, tasks if starts else [], joined)
+    )
     _answer(console, "undrain", "done", host, cost)
     return joined
 

@@ -23,7 +23,7 @@ CLOCK_SECONDS = 1.0
 def show_hosts(cluster: Cluster, console: Console) -> None:
     """Show a row for each host; raises HostsUnreachable where one is down that nobody has drained."""
     begun = time.time()
-    seen = cluster.observe(with_facts=True)
+    seen = cluster.observe(cluster.inventory.everyone, with_facts=True)
     rows = host_rows(cluster.inventory, seen, begun, time.time())
     if console.json_out is not None:
         console.print_json("hosts", {"hosts": rows})
@@ -38,7 +38,7 @@ def show_hosts(cluster: Cluster, console: Console) -> None:
 def host_rows(inventory: Inventory, seen: Observation, begun: float, ended: float) -> list[dict[str, Any]]:
     """Return what is known of each host; the look lasted from `begun` to `ended` by this machine's clock."""
     rows = []
-    for host in inventory.hosts:
+    for host in inventory.everyone:
         drain = seen.drains.get(host, {})
         state, why, since = judge_host(inventory, seen, host)
         found = seen.facts.get(host, {})
@@ -46,6 +46,7 @@ def host_rows(inventory: Inventory, seen: Observation, begun: float, ended: floa
             {
                 "host": host,
                 "tasks": [task.name for task in inventory.tasks_on(host)],
+                "serves": list(inventory.services_on(host)),
                 "state": state,
                 "why": why,
                 "since": since,
@@ -69,7 +70,7 @@ def judge_host(inventory: Inventory, seen: Observation, host: str) -> tuple[str,
     """Return a host's state, why it is so, and since when (seconds since 1970).
 
     `ready` (nothing keeps it from training), `draining`, `drained`, `away` (it answers, and a task of it takes no part
-    in the training), `down` (it does not answer).
+    in the training, or a service of it does not run), `down` (it does not answer).
     """
     tasks = inventory.tasks_on(host)
     units = [seen.units[task.name] for task in tasks if task.name in seen.units]
@@ -87,12 +88,11 @@ def judge_host(inventory: Inventory, seen: Observation, host: str) -> tuple[str,
     without = seen.run.without if seen.run and seen.run.state in ("training", "waiting") else {}
     if absent := [f"{task.name} is {without[task.name]}" for task in tasks if task.name in without]:
         return "away", ", ".join(absent), max((unit.since for unit in units if unit.since), default=None)
-    if failed := [unit.name for unit in units if unit.health is Health.FAILED]:
-        return (
-            "away",
-            f"{', '.join(failed)} has failed",
-            max((unit.since for unit in units if unit.since), default=None),
-        )
+    units = [unit for unit in units if unit.health is Health.FAILED]
+    units += [unit for unit in seen.services.get(host, ()) if not unit.up]
+    if units:
+        why = ", ".join(f"{unit.name} {unit.describe_down()}" for unit in units)
+        return "away", why, max((unit.since for unit in units if unit.since), default=None)
     return "ready", None, None
 
 
@@ -104,7 +104,10 @@ def _offset(clock: float | None, begun: float, ended: float) -> float | None:
     return round(apart, 1) if abs(apart) > CLOCK_SECONDS else 0.0
 
 
-HEADER = ("HOST", "TASKS", "STATE", "FOR", "BY", "RELEASE", "LOAD", "MEMORY", "DISK", "SHARED", "CLOCK", "GPU", "WHY")
+HEADER = (
+    "HOST", "TASKS", "STATE", "SERVES", "FOR", "BY", "RELEASE", "LOAD", "MEMORY", "DISK", "SHARED", "CLOCK", "GPU",
+    "WHY",
+)  # fmt: skip
 
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -115,6 +118,7 @@ def render(rows: Sequence[Mapping[str, Any]]) -> str:
             row["host"],
             ", ".join(row["tasks"]),
             row["state"],
+            ", ".join(row["serves"]),
             render_duration(now - row["since"]) if row["since"] else None,
             row["by"],
             row["release"],

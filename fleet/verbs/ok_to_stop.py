@@ -17,9 +17,9 @@ def ok_to_stop(cluster: Cluster, console: Console, hosts: Sequence[str]) -> None
 
     They may where the training goes on without a pause and loses no step.
     """
-    chosen = find_hosts(cluster.inventory, hosts)
+    chosen = find_hosts(cluster.inventory, hosts, beside=True)
     seen, cost = observe_with_cost(cluster, chosen, in_order=False)
-    problems = problems_of(cost, chosen)
+    problems = problems_of(cost, [host for host in chosen if host in cluster.inventory.hosts])
     servers = [host for host in cluster.inventory.groups.get("nfs_server", ()) if host in chosen]
     if servers and any(unit.up for unit in seen.units.values()):
         problems += [f"{servers[0]} serves the shared path, and nothing goes on without it: `fab stop-cluster` first"]

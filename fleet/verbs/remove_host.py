@@ -56,6 +56,11 @@ def remove_host(
     A host that another cluster has is taken out without being touched. Raises OperatorMistake for a host that still
     takes part, and for the coordinator's.
     """
+    if host in cluster.inventory.beside:
+        raise OperatorMistake(
+            f"{host} has no task: `ansible-playbook reset.yml --limit {host}` cleans it. Then take it out of "
+            f"{cluster.inventory.source}, and run `ansible-playbook site.yml`"
+        )
     if host not in cluster.inventory.hosts:
         console.print(
             f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,26 @@ from typing import Any
 from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.look_around import look_around
+from fleet.actions.served import serves_path, wait_for_path, wait_for_save, wait_for_services
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
-from fleet.hosts.observation import Observation, last_line
+from fleet.hosts.host_packages import (
+    BOOT,
+    INSTALL,
+    INSTALL_SECONDS,
+    LOOK_SECONDS,
+    REBOOT,
+    REFRESH,
+    HostState,
+    as_root,
+    look_at,
+    values_of,
+)
+from fleet.hosts.observation import Observation
 from fleet.output.tables import render_duration
 from fleet.planning.cost import Cost, cost_of
 from fleet.site.host_names import find_hosts
@@ -26,42 +38,8 @@ from fleet.verbs.drain import drain, undrain
 
 VERB = "update-hosts"
 REBOOTS = ("when-needed", "always", "never")
-LOOK_SECONDS = 300.0
-INSTALL_SECONDS = 3600.0
+UNNAMED = "it serves the shared path, for which tasks wait meanwhile, and so it must be named"
 BOOT_SECONDS = 5.0  # between two looks at a host that boots
-MAX_NAMES = 8  # of packages, on a line
-
-# A mirror may fail once, and apt may be at work by itself.
-REFRESH = """
-refresh() { apt-get -qq --option APT::Update::Error-Mode=any update; }
-refresh 2>/dev/null || { sleep 10; refresh; } || exit
-"""
-# A container has its machine's boot id, and a machine starts PID 1 at nearly the same tick of each boot.
-BOOT = r"""
-ticks=$(cut -d' ' -f22 /proc/1/stat)
-began=$(sed -n 's/^btime //p' /proc/stat)
-echo "boot=$(cat /proc/sys/kernel/random/boot_id):$ticks"
-echo "began=$((began + ticks / $(getconf CLK_TCK)))"
-"""
-# Debian itself leaves no /run/reboot-required for a kernel.
-LOOK = f"""{BOOT}
-[ ! -e /run/reboot-required ] || echo "reboot=$(sort -u /run/reboot-required.pkgs 2>/dev/null | tr '\\n' ' ')"
-[ -z "$(find /boot -maxdepth 1 -name 'vmlinuz-*' -newerct "@$began" 2>/dev/null)" ] || echo "reboot=a new kernel"
-apt-get --quiet --simulate --with-new-pkgs upgrade
-"""
-# In a unit of its own, which goes on where the connection is lost; a later call waits for it. Files that were
-# changed by hand stay as they are.
-INSTALL = """
-while systemctl is-active --quiet psfleet-update; do sleep 2; done
-began=$(date +%s)
-systemd-run --quiet --wait --collect --unit=psfleet-update --setenv=DEBIAN_FRONTEND=noninteractive sh -c '
-    dpkg --configure -a && apt-get --quiet --yes --with-new-pkgs --option DPkg::Lock::Timeout=600 \
-    --option Dpkg::Options::=--force-confdef --option Dpkg::Options::=--force-confold upgrade' && exit
-journalctl --unit=psfleet-update --since="@$began" --lines=30 --output=cat |
-    grep -E -A 1 '^(E:|dpkg: error)' | head -n 2 | tr -s '\n ' ' ' >&2
-exit 1
-"""
-REBOOT = "systemd-run --quiet --collect --on-active=1 systemctl reboot"
 
 
 @dataclass(frozen=True)
@@ -75,26 +53,6 @@ class UpdateRequest:
     """Seconds until a rebooted host must answer."""
     reason: str | None = None
     plan_only: bool = False
-
-
-@dataclass(frozen=True)
-class HostState:
-    """What a host says of its packages and its boot."""
-
-    boot: str
-    """Another one after each boot."""
-    began: float
-    """When that was, in seconds since 1970."""
-    updates: Sequence[str]
-    """Packages with the version that they have and the one that they get."""
-    reboot: str
-    """What asks for a reboot; empty where nothing does."""
-
-    def describe(self) -> str:
-        """Say how many updates there are, and which packages, or the first of them."""
-        names = [update.partition(" ")[0] for update in self.updates]
-        which = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-        return f"{len(names)} update{'s' * (len(names) != 1)} ({which})" if names else ""
 
 
 @dataclass
@@ -139,11 +97,14 @@ class Rounds:
         return asked.get(self.request.reboot, False)
 
     def stays(self, host: str) -> str | None:
-        """Say why a host can't be taken out of a training at all."""
-        inventory = self.cluster.inventory
-        if self.trains and host == inventory.chief.host:
+        """Say why a host is not taken out of a training at all."""
+        if self.trains and host == self.cluster.inventory.chief.host:
             return "it has the coordinator"
-        return "it serves the shared path" if self.trains and host in inventory.groups.get("nfs_server", ()) else None
+        return UNNAMED if self.is_unnamed(host) else None
+
+    def is_unnamed(self, host: str) -> bool:
+        """Whether a host takes its turn only where it is named: the tasks wait for what it serves."""
+        return self.trains and serves_path(self.cluster, host) and not self.request.hosts
 
     def why_left(self, seen: Observation, host: str) -> str | None:
         """Say why a host is left as it is, without a try to drain it."""
@@ -162,13 +123,18 @@ class Rounds:
         if why := self.why_left(seen, host):
             return Row(host, "left", state.updates, why=why)
         begun = self.console.clock()
-        if self.trains and (ours or not drained):
+        if self.trains and serves_path(self.cluster, host) and not wait_for_save(self.cluster, self.quiet, seen):
+            return Row(host, "left", state.updates, why="the coordinator does not save: fab logs --task chief-0")
+        if self.trains and (ours or not drained) and host in self.cluster.inventory.hosts:
             try:
                 drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB)
             except OperatorMistake as error:
                 return Row(host, "left", state.updates, why=str(error).removeprefix(f"{host} stays: "))
             ours = True
         rebooted = self.touch(host, state)
+        wait_for_services(self.cluster, self.console, host, self.again)
+        if serves_path(self.cluster, host):
+            wait_for_path(self.cluster, self.quiet, host, self.request.timeout, self.again)
         if ours:
             self.bring_back(host)
         row = Row(host, "updated", state.updates, rebooted, self.console.clock() - begun)
@@ -212,10 +178,12 @@ class Rounds:
         return self.command(self.request.hosts)
 
     @property
-    def stopped(self) -> str:
-        """The commands for those that were left."""
-        left = self.command([row.host for row in self.rows if row.outcome == "left"])
-        return f"fab stop-cluster, {left}, then fab start-cluster"
+    def for_left(self) -> str:
+        """The commands for those that were left: beside the training where they only lack their name."""
+        left = [row.host for row in self.rows if row.outcome == "left"]
+        if all(map(self.is_unnamed, left)):
+            return self.command(left)
+        return f"fab stop-cluster, {self.command(left)}, then fab start-cluster"
 
     def command(self, hosts: Sequence[str]) -> str:
         """Return this command for these hosts, for all where none is named."""
@@ -235,16 +203,17 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
         raise OperatorMistake(
             f"--reboot is {show(request.reboot)}: expected {', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
         )
-    chosen = find_hosts(cluster.inventory, request.hosts) if request.hosts else list(cluster.inventory.hosts)
+    everyone = list(cluster.inventory.everyone)
+    chosen = find_hosts(cluster.inventory, request.hosts, beside=True) if request.hosts else everyone
     begin_exclusively(cluster, console, VERB, request.plan_only)
-    seen, checkpoints = look_around(cluster)
+    seen, checkpoints = look_around(cluster, chosen)
     chief = cluster.inventory.chief
     reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
     rounds = Rounds(cluster, console, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
     if request.reboot == "always":
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
-    chosen.sort(key=lambda host: (rounds.stays(host) is not None, host not in ours))
+    chosen.sort(key=lambda host: (rounds.stays(host) is not None, serves_path(cluster, host), host not in ours))
     if lost := {host: seen.unreachable[host] for host in ours if host in seen.unreachable}:
         raise HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {rounds.again}")
     states = look_at(cluster, [host for host in chosen if host not in seen.unreachable], REFRESH)
@@ -266,38 +235,6 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     _say_end(rounds, states, away)
 
 
-def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str, HostState]:
-    """Ask hosts for their updates and their boot, all at once."""
-    if not hosts:
-        return {}
-    answers = as_root(cluster, hosts, first + LOOK, LOOK_SECONDS, "Look there: apt-get update")
-    found = {}
-    for host, text in answers.items():
-        values = values_of(text)
-        updates = [
-            f"{name} {before + ' -> ' if before else ''}{after}"
-            for name, before, after in re.findall(r"^Inst (\S+)(?: \[(\S+)\])? \((\S+)", text, re.MULTILINE)
-        ]
-        reboot = values["reboot"].strip() or "its packages ask for it" if "reboot" in values else ""
-        found[host] = HostState(values.get("boot", ""), float(values.get("began", 0)), updates, reboot)
-    return found
-
-
-def values_of(text: str) -> dict[str, str]:
-    """Read the lines `name=value` that a host prints."""
-    return dict(re.findall(r"^(boot|began|reboot)=(.*)$", text, re.MULTILINE))
-
-
-def as_root(cluster: Cluster, hosts: Sequence[str], script: str, seconds: float, fix: str) -> Mapping[str, str]:
-    """Run a script on hosts as root; returns what each printed."""
-    answers = cluster.hosts.run(dict.fromkeys(hosts, f"root sh -c {shlex.quote(script)}"), seconds)
-    if away := {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}:
-        raise HostsUnreachable(away, fix)
-    if failed := [f"{host}: {last_line(answer)}. {fix}" for host, answer in answers.items() if answer.code]:
-        raise ClusterTrouble("\n".join(failed))
-    return {host: answer.stdout for host, answer in answers.items()}
-
-
 def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:
     """Return when this round of reboots began: with an earlier call of the hosts, where that came to no end."""
     known = history.read(cluster)[0]
@@ -314,7 +251,7 @@ def _plan(
 ) -> None:
     """Say what each of these hosts would get, and what that costs."""
     for host in hosts:
-        cost, state = cost_of(rounds.cluster.inventory, seen, [host], checkpoints), states[host]
+        cost, state = cost_of(rounds.cluster.inventory, seen, [host], checkpoints, goes_off=True), states[host]
         drains = rounds.trains and host not in seen.drains
         why = rounds.why_left(seen, host) or ("\n".join(cost.refusals) if drains else "")
         outcome = "left" if why else "planned"
@@ -342,7 +279,7 @@ def _say_end(rounds: Rounds, states: Mapping[str, HostState], away: Mapping[str,
     done = [row for row in rounds.rows if row.outcome == "updated"]
     look = "" if left or away else ". Look: fab hosts"  # else the error has the next command
     rounds.console.print(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date{look}")
-    incomplete = rounds.stopped if left else rounds.again if away else ""
+    incomplete = rounds.for_left if left else rounds.again if away else ""
     _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
     _end(rounds, away)
 
@@ -352,7 +289,7 @@ def _end(rounds: Rounds, away: Mapping[str, str]) -> None:
     if away:
         raise HostsUnreachable(away, f"When they are back: {rounds.again}")
     if why := "\n".join(f"{row.host} was left: {row.why}" for row in rounds.rows if row.outcome == "left"):
-        raise ClusterTrouble(f"{why}\nThe run is saved and goes on: {rounds.stopped}")
+        raise ClusterTrouble(f"{why}\nThe run is saved and goes on: {rounds.for_left}")
 
 
 def _answer(rounds: Rounds, outcome: str, following: str) -> None:

@@ -1,0 +1,76 @@
+"""What a host serves beside its tasks, as `update-hosts` waits for it: a save before, and its services after."""
+
+from __future__ import annotations
+
+import shlex
+
+from fleet.actions.console import Console
+from fleet.actions.waiting import wait
+from fleet.errors import ClusterTrouble
+from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import REMOUNT
+from fleet.hosts.observation import Observation
+from fleet.hosts.run import on_path
+from fleet.output.tables import render_duration
+from trainer.core.settings.config import Config
+
+LOOK_SECONDS = 5.0
+SERVICE_SECONDS = 120.0  # until a service runs
+SAVE_SECONDS = 900.0  # beyond the time between two saves: a large model, on a slow path
+GOES_ON_SECONDS = 900.0
+
+
+def serves_path(cluster: Cluster, host: str) -> bool:
+    """Whether the shared path is away with a host."""
+    return "nfs_server" in cluster.inventory.services_on(host)
+
+
+def wait_for_save(cluster: Cluster, console: Console, seen: Observation) -> bool:
+    """Wait until what trains has saved once more; False where it does not in time, True where nothing trains."""
+    chief = cluster.inventory.chief.name
+    newest = seen.run.checkpoint if seen.run else None
+
+    def is_saved(now: Observation) -> bool:
+        run = now.run
+        trains = run is not None and run.state == "training" and now.units[chief].up
+        return run is None or not trains or run.checkpoint != newest
+
+    every = cluster.inventory.run_settings.get("checkpoint_seconds", Config.checkpoint_seconds)
+    return wait(cluster, console, "the coordinator saves", is_saved, every + SAVE_SECONDS)
+
+
+def wait_for_services(cluster: Cluster, console: Console, host: str, again: str) -> None:
+    """Wait until what a host serves runs; raises ClusterTrouble where it does not in time."""
+    end = console.clock() + SERVICE_SECONDS
+    while down := [unit for unit in cluster.observe([host]).services.get(host, ()) if not unit.up]:
+        if console.clock() > end:
+            why = ", ".join(f"{unit.name} {unit.describe_down()}" for unit in down)
+            raise ClusterTrouble(f"{host} is updated, and {why}. Look: fab doctor. Then {again}")
+        console.sleep(LOOK_SECONDS)
+
+
+def wait_for_path(cluster: Cluster, console: Console, host: str, patience: float, again: str) -> None:
+    """Wait until the shared path answers again, and what trains goes on; raises ClusterTrouble where it does not.
+
+    For a while after its start a server lets only those in that had files open before.
+    """
+    chief, path = cluster.inventory.chief, cluster.inventory.shared_dir
+    ask = f"{REMOUNT}; {on_path('ls')} {shlex.quote(path)} >/dev/null"
+    end = console.clock() + patience
+    while (answer := cluster.hosts.run({chief.host: ask})[chief.host]).unreachable or answer.code:
+        if console.clock() > end:
+            waited = render_duration(patience)
+            raise ClusterTrouble(
+                f"{host} is updated, and {path} gives {chief.host} no answer after {waited}. Look: fab doctor. "
+                f"Then {again}"
+            )
+        console.sleep(LOOK_SECONDS)
+    first = cluster.observe([chief.host], new_is_enough=True).run
+
+    def goes_on(now: Observation) -> bool:
+        run = now.run
+        trains = run is not None and run.state in ("training", "waiting") and now.units[chief.name].up
+        return run is None or not trains or first is None or run.updated != first.updated
+
+    if not wait(cluster, console, "the training goes on", goes_on, GOES_ON_SECONDS):
+        raise ClusterTrouble(f"{host} is updated, and the training does not go on. Look: fab status. Then {again}")
