@@ -11,10 +11,12 @@ from fleet.hosts.observation import Observation
 from fleet.planning.cost import Cost, cost_of
 
 
-def observe_with_cost(cluster: Cluster, hosts: Sequence[str], in_order: bool) -> tuple[Observation, Cost]:
+def observe_with_cost(
+    cluster: Cluster, hosts: Sequence[str], in_order: bool, goes_off: bool = False
+) -> tuple[Observation, Cost]:
     """Ask the hosts, and work out what it costs to take some of them away."""
     seen, checkpoints = look_around(cluster, hosts)
-    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order)
+    return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order, goes_off)
 
 
 def look_around(cluster: Cluster, besides: Sequence[str] = ()) -> tuple[Observation, list[dict[str, Any]]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 MARK = "/opt/trainer/drain.json"
 LEAVERS = "/opt/trainer/drains"
+LEAVING = "/run/psfleet-leaving"
 SCRIPT = f"echo '@drain'; cat {MARK} 2>/dev/null; echo"
 
 

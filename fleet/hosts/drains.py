@@ -2,7 +2,8 @@
 
 - `MARK` on the host itself: its units have a condition on it, so that neither a start, nor a boot, nor `site.yml`
   brings them back.
-- `LEAVERS` on the coordinator's host: tasks that the coordinator lets go in order, and doesn't wait for.
+- `LEAVERS` on the coordinator's host: tasks that the coordinator lets go in order, and doesn't wait for. In `LEAVING`
+  they are soon back, and a worker's part of the data waits.
 - `drains/HOST.json` on the shared path: what any control machine shows, also of a host that is off.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
-from fleet.hosts.drain_records import LEAVERS, MARK
+from fleet.hosts.drain_records import LEAVERS, LEAVING, MARK
 from fleet.hosts.observation import Observation
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
@@ -35,17 +36,22 @@ def unmark(cluster: Cluster, host: str) -> None:
     _as_root(cluster, host, f"rm -f {MARK}", f"{MARK} can't be removed")
 
 
-def announce_drain(cluster: Cluster, tasks: Sequence[Task]) -> None:
-    """Have the coordinator let go of tasks: of a ps after a save."""
-    names = " ".join(task.name for task in tasks)
-    script = f"umask 022; mkdir -p {LEAVERS} && cd {LEAVERS} && touch {names} && sync ."
+def announce_drain(cluster: Cluster, tasks: Sequence[Task], is_soon_back: bool = False) -> None:
+    """Have the coordinator let go of tasks: of a ps after a save.
+
+    Of a worker that `is_soon_back` nobody else reads the data.
+    """
+    waiting = [task.name for task in tasks if is_soon_back and task.job == "worker"]
+    places = {LEAVERS: [task.name for task in tasks if task.name not in waiting], LEAVING: waiting}
+    steps = [f"mkdir -p {at} && cd {at} && touch {' '.join(names)} && sync ." for at, names in places.items() if names]
+    script = " && ".join(["umask 022", *steps])
     _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
 
 
 def announce_return(cluster: Cluster, tasks: Sequence[Task]) -> None:
     """Have the coordinator take these tasks in again as soon as they answer."""
     names = " ".join(task.name for task in tasks)
-    script = f"if cd {LEAVERS} 2>/dev/null; then rm -f {names}; fi"
+    script = "; ".join(f"if cd {place} 2>/dev/null; then rm -f {names}; fi" for place in (LEAVERS, LEAVING))
     _as_root(cluster, cluster.inventory.chief.host, script, f"{LEAVERS} can't be written")
 
 

@@ -96,7 +96,7 @@ def cost_of(
 ) -> Cost:
     """Work out what it costs to take hosts away: `in_order`, as `fab drain` does, or by pulling their plugs now.
 
-    A host that is drained serves on, unless it `goes_off` then.
+    A host that is drained serves on, unless it `goes_off` then, for a moment: a worker's data wait.
     """
     run = training(inventory, seen)
     tasks = tasks_of(inventory, hosts)
@@ -109,7 +109,7 @@ def cost_of(
     if run and any(task.job == "ps" for task in stopping):
         room, full = find_room(inventory, seen, hosts, gone, checkpoints)
         refusals += full
-    pause, steps, lost = _loss(run, stopping, checkpoints, in_order, inventory, seen)
+    pause, steps, lost = _loss(run, stopping, checkpoints, in_order, inventory, seen, goes_off)
     served = dict.fromkeys(group for host in hosts for group in inventory.services_on(host))
     serves = [SERVED[group] for group in served] if goes_off or not in_order else []
     if SERVED["nfs_server"] in serves and run and not stopping:
@@ -227,6 +227,7 @@ def _loss(
     in_order: bool,
     inventory: Inventory,
     seen: Observation,
+    goes_off: bool,
 ) -> tuple[str, int | None, str]:
     """Return the pause and the steps lost, each in words, and the steps as a number."""
     if run is None or not stopping:
@@ -240,7 +241,7 @@ def _loss(
         )
     is_ps, is_worker = (any(task.job == job for task in stopping) for job in ("ps", "worker"))
     gpus = max(count_devices(task.devices) for task in stopping)
-    if not is_ps and is_worker and in_order and forms_again_without(inventory.run_settings, gpus):
+    if not is_ps and is_worker and in_order and not goes_off and forms_again_without(inventory.run_settings, gpus):
         return f"{run.pause}: the data are divided again, from a checkpoint that is saved first", 0, "no step"
     if not is_ps:
         return "none: the others train on", 0, "no step; calls in flight there are run again by others"

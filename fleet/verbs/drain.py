@@ -37,17 +37,19 @@ def drain(
     reason: str | None = None,
     plan_only: bool = False,
     verb: str = "drain",
+    is_soon_back: bool = False,
 ) -> None:
     """Have a host's tasks leave the training, and keep them down until `undrain`.
 
     A ps is let go after a save, and the model is laid out over the others. Typed again, it goes on where it was broken
-    off. `verb` is which one drains, for the record. Raises OperatorMistake where the training would not go on.
+    off. `verb` is which one drains, for the record; of a worker that `is_soon_back` no other reads the data. Raises
+    OperatorMistake where the training would not go on.
     """
     host = find_host(cluster.inventory, host, beside=True)
     if host in cluster.inventory.beside:
         _leave_alone(cluster, console, host)
         return
-    seen, cost = observe_with_cost(cluster, [host], in_order=True)
+    seen, cost = observe_with_cost(cluster, [host], in_order=True, goes_off=is_soon_back)
     reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
         console.print(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
@@ -67,7 +69,7 @@ def drain(
         return
     with Trail(cluster, console, "drain", reason) as trail:
         trail.begin(hosts=[host], tasks=list(cost.stops))
-        after = _leave(cluster, console, seen, host, reason, verb)
+        after = _leave(cluster, console, seen, host, reason, verb, is_soon_back)
         trail.end(step=after.run.step if after.run else None)
     names = _names(cluster.inventory.tasks_on(host))
     console.print(f"{host} is drained: nothing starts {names} until fab undrain {host}")
@@ -90,7 +92,13 @@ def _leave_alone(cluster: Cluster, console: Console, host: str) -> None:
 
 
 def _leave(
-    cluster: Cluster, console: Console, seen: Observation, host: str, reason: str | None, verb: str
+    cluster: Cluster,
+    console: Console,
+    seen: Observation,
+    host: str,
+    reason: str | None,
+    verb: str,
+    is_soon_back: bool,
 ) -> Observation:
     """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
     earlier = seen.drains.get(host, {})  # a drain that was broken off
@@ -105,7 +113,7 @@ def _leave(
     drains.record(cluster, host, record)
     if not earlier:
         _reject_beside_another(cluster, seen, host)
-    drains.announce_drain(cluster, tasks)
+    drains.announce_drain(cluster, tasks, is_soon_back)
     _wait_until_let_go(cluster, console, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
     if running := [task for task in tasks if seen.units[task.name].up]:

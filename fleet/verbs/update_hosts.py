@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,8 +12,8 @@ from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.look_around import look_around
 from fleet.actions.served import serves_path, wait_for_path, wait_for_save, wait_for_services
-from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.hosts import history
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
+from fleet.hosts import drains, history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import reject_foreign
@@ -127,11 +128,15 @@ class Rounds:
             return Row(host, "left", state.updates, why="the coordinator does not save: fab logs --task chief-0")
         if self.trains and (ours or not drained) and host in self.cluster.inventory.hosts:
             try:
-                drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB)
+                drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB, is_soon_back=True)
             except OperatorMistake as error:
                 return Row(host, "left", state.updates, why=str(error).removeprefix(f"{host} stays: "))
             ours = True
-        rebooted = self.touch(host, state)
+        try:
+            rebooted = self.touch(host, state)
+        except FleetError:
+            self.give_up(host)
+            raise
         wait_for_services(self.cluster, self.console, host, self.again)
         if serves_path(self.cluster, host):
             wait_for_path(self.cluster, self.quiet, host, self.request.timeout, self.again)
@@ -162,6 +167,13 @@ class Rounds:
                 return True
         rest = f"It was rebooted {render_duration(self.request.timeout)} ago, and the hosts after it were not touched"
         raise HostsUnreachable({host: why}, f"{rest}. When it is back: {self.again}")
+
+    def give_up(self, host: str) -> None:
+        """Have others read the data of a host's workers, which may stay out for long."""
+        tasks = self.cluster.inventory.tasks_on(host)
+        with contextlib.suppress(FleetError):  # what is wrong is said already
+            if tasks and host in self.cluster.observe(new_is_enough=True).drains:
+                drains.announce_drain(self.cluster, tasks)
 
     def bring_back(self, host: str) -> None:
         """Undrain a host, and wait until its tasks train."""

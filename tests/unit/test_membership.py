@@ -173,6 +173,7 @@ def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable
     leaves("worker-1")
     assert watched.membership.leaves("worker-1")
     assert not watched.membership.leaves("worker-0")
+    assert watched.membership.drained_workers() == []  # whose data others would read
     watched.refuses("worker-1")
     assert watched.looks() == [("member-left", "worker-1")]
     assert watched.progress.status.without == {"worker-1": "closed"}

@@ -58,6 +58,8 @@ class Hosts(fleet.FakeHosts):
     marks: dict[str, str] = field(default_factory=dict)
     recorded: dict[str, str] = field(default_factory=dict)
     leavers: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
+    """Workers whose data wait for them."""
     heeds: bool = True
     available: int = 4194304  # KiB
     full: bool = False
@@ -69,9 +71,8 @@ class Hosts(fleet.FakeHosts):
             return Answer("\n".join(self.lines))
         if "@units" in script:
             return self._look(host, script)
-        if drain_records.LEAVERS in script:
-            names = set(re.findall(r"\b(?:ps|worker|chief|evaluator)-\d+\b", script))
-            self.leavers = self.leavers | names if "touch" in script else self.leavers - names
+        if any(f"cd {place}" in script for place in (drain_records.LEAVERS, drain_records.LEAVING)):
+            self._announce(script)
         elif "rm -f" in script and drain_records.MARK in script:
             self.marks.pop(host, None)
             self.done.append(f"unmark {host}")
@@ -86,6 +87,13 @@ class Hosts(fleet.FakeHosts):
         else:
             return super()._answer(host, script)
         return Answer()
+
+    def _announce(self, script: str) -> None:
+        for place, names in ((drain_records.LEAVERS, self.leavers), (drain_records.LEAVING, self.leaving)):
+            if found := re.search(rf"cd {place} && touch ([\w -]+?) &&", script):
+                names |= set(found[1].split())
+            elif found := re.search(rf"cd {place} \S+ then rm -f ([\w -]*);", script):
+                names -= set(found[1].split())
 
     def _append(self, host: str, script: str) -> Answer:
         """Append a line to the history; what the script does besides is done too."""
@@ -997,6 +1005,7 @@ def test_unit_and_coordinator_look_where_a_drain_is_marked() -> None:
     unit = (ROLES / "trainer/templates/trainer@.service.j2").read_text(encoding="utf-8")
     assert f"\nConditionPathExists=!{drain_records.MARK}\n" in unit
     assert str(draining.DRAINED) == drain_records.LEAVERS
+    assert str(draining.LEAVING) == drain_records.LEAVING
 
 
 @pytest.mark.parametrize("place", [drain_records.MARK, drain_records.LEAVERS])

@@ -106,6 +106,37 @@ def test_hosts_are_updated_one_after_the_other_and_only_where_there_is_something
     assert {json.loads(line)["reason"] for line in hosts.lines} == {"monthly"}
 
 
+def test_a_workers_data_wait_while_its_host_is_updated_and_are_read_by_others_where_it_stays_away(
+    hosts: Hosts, console: Console
+) -> None:
+    hosts.updates, hosts.reboots, hosts.dies = {"w-a": ["openssl"], "w-b": ["openssl"]}, {"w-b": "a kernel"}, {"w-b"}
+    leave, named = console.sleep, list[tuple[set[str], set[str]]]()
+
+    def sleep(seconds: float) -> None:
+        named.append((set(hosts.leaving), set(hosts.leavers)))
+        leave(seconds)
+
+    with pytest.raises(HostsUnreachable, match="w-b is unreachable"):
+        update_hosts(cluster(hosts), replace(console, sleep=sleep), UpdateRequest(timeout=60))
+    assert hosts.work[0] == "update w-a of worker-0"
+    assert ({"worker-1"}, set()) in named
+    assert all(not leavers for _, leavers in named)
+    assert (hosts.leaving, hosts.leavers) == ({"worker-1"}, {"worker-1"})
+    hosts.unreachable.clear()
+    update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest())
+    assert (hosts.leaving, hosts.leavers, up(hosts)) == (set(), set(), ALL)
+
+
+def test_an_update_of_a_workers_host_forms_no_cluster_again(hosts: Hosts, console: Console) -> None:
+    settings = {**hosts.inventory.run_settings, "input_position": "exact"}
+    variables = {host: {**each, "trainer_run": settings} for host, each in hosts.inventory.variables.items()}
+    hosts.inventory, hosts.updates = replace(hosts.inventory, variables=variables), {"w-a": ["openssl"]}
+    drain(cluster(hosts), replace(console, json_out=None), "w-a", plan_only=True)
+    assert "the data are divided again" in fleet.printed(console)
+    update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
+    assert answer(console)["hosts"][0]["cost"]["pause"] == "none: the others train on"
+
+
 def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, console: Console) -> None:
     update_hosts(cluster(hosts), console, UpdateRequest())
     assert (answer(console)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
