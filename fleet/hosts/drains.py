@@ -72,6 +72,13 @@ def tasks_of(inventory: Inventory, hosts: Sequence[str]) -> list[Task]:
     return [task for task in inventory.tasks if task.host in hosts]
 
 
+def is_started(inventory: Inventory, seen: Observation) -> bool:
+    """Whether the cluster trains, or would but for a drain of the coordinator's host, which an update has begun."""
+    chief = inventory.chief
+    unit = seen.units[chief.name]
+    return not unit.idle or (unit.enabled and chief.host in seen.drains)
+
+
 def is_drained(cluster: Cluster, seen: Observation, host: str) -> bool:
     """Whether a host knows that it is drained, and runs nothing."""
     units = [seen.units[task.name] for task in cluster.inventory.tasks_on(host) if task.name in seen.units]

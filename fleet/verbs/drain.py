@@ -101,29 +101,61 @@ def _leave(
     is_soon_back: bool,
 ) -> Observation:
     """Mark a host as drained, step by step, and stop its tasks; returns what is seen then."""
-    earlier = seen.drains.get(host, {})  # a drain that was broken off
-    record = {
+    record = _record(cluster, seen, host, reason, verb)
+    tasks = cluster.inventory.tasks_on(host)
+    drains.record(cluster, host, record)
+    if host not in seen.drains:
+        _reject_beside_another(cluster, seen, host)
+    drains.announce_drain(cluster, tasks, is_soon_back)
+    _wait_until_let_go(cluster, console, seen, [task for task in tasks if task.job == "ps"])
+    drains.mark(cluster, host, record)
+    return _stop(cluster, console, seen, host, [tasks])
+
+
+def _record(cluster: Cluster, seen: Observation, host: str, reason: str | None, verb: str) -> dict[str, Any]:
+    """Return what others read of a drain; one that was broken off goes on."""
+    earlier = seen.drains.get(host, {})
+    return {
         "host": host,
         "since": earlier.get("since", time.time()),
         **history.origin(cluster.inventory),
         "reason": reason or earlier.get("reason"),
         "verb": verb,
     }
+
+
+def _stop(
+    cluster: Cluster, console: Console, seen: Observation, host: str, in_turn: Sequence[Sequence[Task]]
+) -> Observation:
+    """Stop a host's tasks, some after others; returns what is seen then. Raises ClusterTrouble where one runs on."""
+    for some in in_turn:
+        if running := [task for task in some if seen.units[task.name].up]:
+            console.print(f"stopping {_names(running)}")
+            cluster.stop(running)
     tasks = cluster.inventory.tasks_on(host)
-    drains.record(cluster, host, record)
-    if not earlier:
-        _reject_beside_another(cluster, seen, host)
-    drains.announce_drain(cluster, tasks, is_soon_back)
-    _wait_until_let_go(cluster, console, seen, [task for task in tasks if task.job == "ps"])
-    drains.mark(cluster, host, record)
-    if running := [task for task in tasks if seen.units[task.name].up]:
-        console.print(f"stopping {_names(running)}")
-        cluster.stop(running)
     after = cluster.observe(new_is_enough=True)
     if not is_drained(cluster, after, host):
         up = [task for task in tasks if task.name in after.units and after.units[task.name].up]
-        raise ClusterTrouble(f"{_names(up)} on {host} still runs: look with fab status, then fab drain {host} again")
+        raise ClusterTrouble(f"{_names(up)} on {host} still runs. Look: fab status. Then type it again")
     return after
+
+
+def set_aside(cluster: Cluster, console: Console, host: str, reason: str | None, verb: str) -> None:
+    """Have the coordinator save and end, then what else runs on its host, and keep all down until `undrain`.
+
+    The others wait for it. Typed again, it goes on where it was broken off.
+    """
+    seen = cluster.observe(new_is_enough=True)
+    if is_drained(cluster, seen, host):
+        return
+    tasks, record = cluster.inventory.tasks_on(host), _record(cluster, seen, host, reason, verb)
+    with Trail(cluster, console, "drain", reason) as trail:
+        trail.begin(hosts=[host], tasks=[task.name for task in tasks])
+        drains.record(cluster, host, record)
+        drains.mark(cluster, host, record)
+        leads = [task for task in tasks if task.job == "chief"]
+        after = _stop(cluster, console, seen, host, [leads, [task for task in tasks if task not in leads]])
+        trail.end(step=after.run.step if after.run else None)
 
 
 def _reject_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
@@ -155,7 +187,7 @@ def undrain(
         raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
     reject_foreign(cluster.inventory, seen, {chief.host, host})
     tasks = cluster.inventory.tasks_on(host)
-    starts = tasks if not seen.units[chief.name].idle else []
+    starts = tasks if drains.is_started(cluster.inventory, seen) else []
     cost = Cost([host], [], _pause_of_joining(starts, seen.run.pause if seen.run else "some seconds"), 0, "no step")
     if host not in seen.drains:
         console.print(f"{host} is not drained. Look: fab hosts")
@@ -236,15 +268,18 @@ def _wait_until_let_go(cluster: Cluster, console: Console, seen: Observation, ta
 def _wait_until_joined(cluster: Cluster, console: Console, tasks: Sequence[Task], patience: float) -> bool:
     """Wait until a training has these tasks again; False where it does not in time."""
     names = [task.name for task in tasks if task.server]
+    leads = any(task.job == "chief" for task in tasks)
 
     def is_back(now: Observation) -> bool:
         run, units = now.run, now.units
+        if leads and (run is None or run.state in ("new", "stopped")):  # what it said when it stopped
+            return False
         if run is None or run.state not in ("training", "waiting"):
             return True
         here = all(task.name not in units or units[task.name].up for task in tasks)
         return here and run.state == "training" and not any(name in run.without for name in names)
 
-    return wait(cluster, console, f"{', '.join(names)} joins", is_back, patience)
+    return wait(cluster, console, f"{_names(tasks) if leads else ', '.join(names)} joins", is_back, patience)
 
 
 def _reject_down(cluster: Cluster, host: str, tasks: Sequence[Task]) -> None:
@@ -285,6 +320,8 @@ def _reject_other_settings(cluster: Cluster, host: str) -> None:
 
 
 def _pause_of_joining(tasks: Sequence[Task], pause: str) -> str:
+    if any(task.job == "chief" for task in tasks):
+        return "it ends: the coordinator goes on"
     if any(task.job == "ps" for task in tasks):
         return f"{pause}, after the next save: the model is laid out over one more"
     return "none; or some seconds after a save, where the cluster was formed again meanwhile" if tasks else "none"

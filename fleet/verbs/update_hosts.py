@@ -35,7 +35,9 @@ from fleet.output.tables import render_duration
 from fleet.planning.cost import Cost, cost_of
 from fleet.site.host_names import find_hosts
 from fleet.site.schema.problems import show
-from fleet.verbs.drain import drain, undrain
+from fleet.verbs.drain import drain, set_aside, undrain
+from trainer.core.settings.config import Config
+from trainer.core.settings.strategies import STRATEGIES
 
 VERB = "update-hosts"
 REBOOTS = ("when-needed", "always", "never")
@@ -99,8 +101,10 @@ class Rounds:
 
     def stays(self, host: str) -> str | None:
         """Say why a host is not taken out of a training at all."""
-        if self.trains and host == self.cluster.inventory.chief.host:
-            return "it has the coordinator"
+        inventory = self.cluster.inventory
+        strategy = inventory.run_settings.get("strategy", Config.strategy)
+        if self.trains and host == inventory.chief.host and STRATEGIES[strategy].in_step:
+            return "it has the coordinator, and its members train in step"
         return UNNAMED if self.is_unnamed(host) else None
 
     def is_unnamed(self, host: str) -> bool:
@@ -126,16 +130,16 @@ class Rounds:
         begun = self.console.clock()
         if self.trains and serves_path(self.cluster, host) and not wait_for_save(self.cluster, self.quiet, seen):
             return Row(host, "left", state.updates, why="the coordinator does not save: fab logs --task chief-0")
-        if self.trains and (ours or not drained) and host in self.cluster.inventory.hosts:
+        if self.has_work(state) and self.trains and (ours or not drained) and host in self.cluster.inventory.hosts:
             try:
-                drain(self.cluster, self.quiet, host, self.request.reason or VERB, verb=VERB, is_soon_back=True)
+                self.take_out(host)
             except OperatorMistake as error:
                 return Row(host, "left", state.updates, why=str(error).removeprefix(f"{host} stays: "))
             ours = True
         try:
             rebooted = self.touch(host, state)
-        except FleetError:
-            self.give_up(host)
+        except FleetError as error:
+            self.give_up(host, error)
             raise
         wait_for_services(self.cluster, self.console, host, self.again)
         if serves_path(self.cluster, host):
@@ -164,16 +168,36 @@ class Rounds:
             if answer.unreachable:
                 why = answer.unreachable
             elif (boot := values_of(answer.stdout).get("boot")) and boot != state.boot:
+                self.keep_others_away(host)
                 return True
         rest = f"It was rebooted {render_duration(self.request.timeout)} ago, and the hosts after it were not touched"
         raise HostsUnreachable({host: why}, f"{rest}. When it is back: {self.again}")
 
-    def give_up(self, host: str) -> None:
-        """Have others read the data of a host's workers, which may stay out for long."""
-        tasks = self.cluster.inventory.tasks_on(host)
+    def keep_others_away(self, host: str) -> None:
+        """Take the lock again that a reboot of the coordinator's host has ended."""
+        if host == self.cluster.inventory.chief.host:
+            self.cluster.release_start_lock()
+            self.cluster.acquire_start_lock(VERB)
+
+    def take_out(self, host: str) -> None:
+        """Have a host's tasks leave the training, or the training wait for the coordinator."""
+        reason = self.request.reason or VERB
+        if host == self.cluster.inventory.chief.host:
+            set_aside(self.cluster, self.quiet, host, reason, VERB)
+        else:
+            drain(self.cluster, self.quiet, host, reason, verb=VERB, is_soon_back=True)
+
+    def give_up(self, host: str, error: FleetError) -> None:
+        """Have others read the data of a host's workers, which may stay out for long; the coordinator goes on."""
+        inventory = self.cluster.inventory
+        tasks = inventory.tasks_on(host)
         with contextlib.suppress(FleetError):  # what is wrong is said already
-            if tasks and host in self.cluster.observe(new_is_enough=True).drains:
+            if not tasks or host not in self.cluster.observe(new_is_enough=True).drains:
+                return
+            if host != inventory.chief.host:
                 drains.announce_drain(self.cluster, tasks)
+            elif not isinstance(error, HostsUnreachable):
+                self.bring_back(host)
 
     def bring_back(self, host: str) -> None:
         """Undrain a host, and wait until its tasks train."""
@@ -221,11 +245,12 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     seen, checkpoints = look_around(cluster, chosen)
     chief = cluster.inventory.chief
     reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
-    rounds = Rounds(cluster, console, request, not seen.units[chief.name].idle, seen.clocks[chief.host])
+    rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), seen.clocks[chief.host])
     if request.reboot == "always":
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
-    chosen.sort(key=lambda host: (rounds.stays(host) is not None, serves_path(cluster, host), host not in ours))
+    # What was broken off comes first, and what all wait for at the end.
+    chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief.host))
     if lost := {host: seen.unreachable[host] for host in ours if host in seen.unreachable}:
         raise HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {rounds.again}")
     states = look_at(cluster, [host for host in chosen if host not in seen.unreachable], REFRESH)
@@ -254,6 +279,13 @@ def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:
     return float(acts[-1]["since"]) if acts and acts[-1]["outcome"] != history.DONE else now
 
 
+def _cost(rounds: Rounds, seen: Observation, host: str, checkpoints: Sequence[Mapping[str, Any]]) -> Cost:
+    """Work out what it costs to update a host: the training waits for that of the coordinator, whatever else it has."""
+    inventory = rounds.cluster.inventory
+    cost = cost_of(inventory, seen, [host], checkpoints, goes_off=True)
+    return replace(cost, room=[], refusals=[]) if host == inventory.chief.host else cost
+
+
 def _plan(
     rounds: Rounds,
     seen: Observation,
@@ -263,7 +295,7 @@ def _plan(
 ) -> None:
     """Say what each of these hosts would get, and what that costs."""
     for host in hosts:
-        cost, state = cost_of(rounds.cluster.inventory, seen, [host], checkpoints, goes_off=True), states[host]
+        cost, state = _cost(rounds, seen, host, checkpoints), states[host]
         drains = rounds.trains and host not in seen.drains
         why = rounds.why_left(seen, host) or ("\n".join(cost.refusals) if drains else "")
         outcome = "left" if why else "planned"

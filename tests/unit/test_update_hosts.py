@@ -142,20 +142,89 @@ def test_where_all_are_up_to_date_nothing_is_done(hosts: Hosts, console: Console
     assert (answer(console)["outcome"], hosts.work, hosts.done, hosts.lines) == ("nothing to do", [], [], [])
 
 
-def test_the_coordinators_host_is_left_while_it_trains_and_updated_once_it_is_stopped(
-    hosts: Hosts, console: Console
-) -> None:
-    hosts.updates = {"head": ["openssl"], "w-a": ["openssl"]}
-    stop = (
-        "head was left: it has the coordinator\nThe run is saved and goes on: fab stop-cluster, fab update-hosts head"
-    )
-    with pytest.raises(ClusterTrouble, match=re.escape(stop)):
+@pytest.fixture
+def heeding(hosts: Hosts) -> Hosts:
+    """Hosts whose coordinator says that it has stopped, and trains a while after its next start."""
+    begun: list[float] = []
+
+    def tick(pretended: fleet.FakeHosts) -> None:
+        leads = pretended.units["chief-0"].up
+        begun[:] = [] if not leads else begun or [pretended.now]
+        state = "training" if leads and pretended.now > begun[0] + 4 else "stopped"
+        pretended.run_status = {**pretended.run_status, "state": state} if pretended.run_status else None
+
+    hosts.now += 10
+    begun.append(0.0)
+    hosts.tick = tick
+    return hosts
+
+
+def test_the_coordinators_host_is_updated_last_while_the_others_wait_for_it(heeding: Hosts, console: Console) -> None:
+    hosts = heeding
+    hosts.updates, hosts.reboots = {"head": ["openssl"], "w-a": ["openssl"]}, {"head": "a new kernel"}
+    update_hosts(cluster(hosts), console, UpdateRequest(reason="monthly"))
+    both = "chief-0,evaluator-0"
+    assert hosts.work == ["update w-a of worker-0", f"update head of {both}", f"reboot head of {both}, and back"]
+    ended = [each for each in hosts.done if each.split()[1] in ("head", "chief-0", "evaluator-0")]
+    assert ended == [
+        "mark head",
+        "stop chief-0",
+        "stop evaluator-0",
+        "unmark head",
+        "start chief-0",
+        "start evaluator-0",
+    ]
+    assert hosts.holds == ["held", "let go", "held"]  # the reboot has ended the first
+    assert (up(hosts), hosts.marks, hosts.recorded, hosts.leavers) == (ALL, {}, {}, set())
+    assert hosts.run_status is not None
+    assert hosts.run_status["state"] == "training"
+    assert answer(console)["outcome"] == "done"
+    assert [(row["host"], row["rebooted"]) for row in answer(console)["hosts"]] == [("w-a", False), ("head", True)]
+
+
+def test_an_update_of_the_coordinators_host_goes_on_where_it_was_left(heeding: Hosts, console: Console) -> None:
+    hosts = heeding
+    hosts.updates, hosts.reboots, hosts.dies = {"head": ["openssl"]}, {"head": "a new kernel"}, {"head"}
+    with pytest.raises(HostsUnreachable, match=r"head is unreachable: no route\n.*When it is back: fab update-hosts"):
+        update_hosts(cluster(hosts), console, UpdateRequest(timeout=60))
+    hosts.unreachable.clear()
+    hosts.updates["w-b"] = ["openssl"]
+    update_hosts(cluster(hosts), console, UpdateRequest())
+    assert hosts.work[2:] == ["update w-b of worker-1"]  # the coordinator trains before the next one's turn
+    assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
+
+
+def test_the_coordinator_trains_on_where_its_hosts_update_fails(heeding: Hosts, console: Console) -> None:
+    hosts = heeding
+    hosts.updates, hosts.broken = {"head": ["openssl"]}, {"head": "E: Sub-process dpkg failed"}
+    with pytest.raises(ClusterTrouble, match=r"head: E: Sub-process dpkg failed\. Fix it there, then fab update-hosts"):
         update_hosts(cluster(hosts), console, UpdateRequest())
-    assert hosts.work == ["update w-a of worker-0"]
-    assert answer(console)["outcome"] == "incomplete"
+    assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
+
+
+def test_a_plan_of_the_coordinators_host_says_that_all_wait(hosts: Hosts, console: Console) -> None:
+    hosts.updates = {"head": ["openssl"]}
+    update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
+    [row] = answer(console)["hosts"]
+    assert (row["outcome"], row["cost"]["stops"], row["cost"]["refusals"]) == (
+        "planned",
+        ["chief-0", "evaluator-0"],
+        [],
+    )
+    assert (row["cost"]["pause"], row["cost"]["steps_lost"]) == ("until the coordinator is back", 0)
+
+
+def test_the_coordinators_host_is_left_in_step_and_updated_once_it_is_stopped(hosts: Hosts, console: Console) -> None:
+    settings = {**hosts.inventory.run_settings, "strategy": "multi_worker_mirrored"}
+    variables = {host: {**each, "trainer_run": settings} for host, each in hosts.inventory.variables.items()}
+    hosts.inventory, hosts.updates = replace(hosts.inventory, variables=variables), {"head": ["openssl"]}
+    stop = "head was left: it has the coordinator, and its members train in step\nThe run is saved and goes on: "
+    with pytest.raises(ClusterTrouble, match=re.escape(f"{stop}fab stop-cluster, fab update-hosts head, then fab sta")):
+        update_hosts(cluster(hosts), console, UpdateRequest())
+    assert (hosts.work, answer(console)["outcome"]) == ([], "incomplete")
     stop_cluster(cluster(hosts), replace(console, json_out=None))
     update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest(["head"]))
-    assert hosts.work[1].startswith("update head of chief-0")
+    assert hosts.work[0].startswith("update head of chief-0")
     assert hosts.marks == {}
 
 

@@ -104,7 +104,8 @@ def come_back(case: plans.Case) -> Deed:
 
 def update(case: plans.Case) -> Deed:
     hosts = updates.make_hosts()
-    hosts.updates, hosts.reboots = {"ps-b": ["openssl"], "w-a": ["openssl"]}, {"ps-b": "linux-image"}
+    hosts.updates = {"ps-b": ["openssl"], "w-a": ["openssl"], "head": ["openssl"]}
+    hosts.reboots = {"ps-b": "linux-image", "head": "linux-image"}
     ask = {"reason": WHY}
 
     def act(console: Console, plan: bool) -> None:
