@@ -75,7 +75,7 @@ def undrain(call: VerbCall, host: str, reason: str | None = None, plan: bool = F
 @verb(
     {
         "hosts": "which hosts, with commas between them (default: all); `--hosts` before it is optional",
-        "reboot": "when-needed, always or never (default: when-needed)",
+        "reboot": "when-needed, always, never, or only: no updates (default: when-needed)",
         "timeout": "seconds until a rebooted host must answer (default: 900)",
         **REASON,
         **PLAN,
@@ -92,7 +92,7 @@ def update_hosts(
     reason: str | None = None,
     plan: bool = False,
 ) -> None:
-    """Install the distribution's updates, and reboot where that is needed, host by host while the others train."""
+    """Update Debian and reboot, host by host while the others train: a rolling reboot."""
     from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 
     chosen = [each for each in (hosts or "").split(",") if each]

@@ -40,7 +40,8 @@ from trainer.core.settings.config import Config
 from trainer.core.settings.strategies import STRATEGIES
 
 VERB = "update-hosts"
-REBOOTS = ("when-needed", "always", "never")
+REBOOTS = ("when-needed", "always", "never", "only")
+FORCED = ("always", "only")
 UNNAMED = "it serves the shared path, for which tasks wait meanwhile, and so it must be named"
 BOOT_SECONDS = 5.0  # between two looks at a host that boots
 
@@ -84,8 +85,13 @@ class Rounds:
     trains: bool
     """Whether the cluster is started, so that a host must leave before it is touched."""
     since: float
-    """With `always`, hosts that have booted after it are done."""
+    """With a reboot of all, hosts that have booted after it are done."""
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def as_wanted(self) -> str:
+        """What is said of hosts with nothing left to do."""
+        return "have booted since" if self.request.reboot == "only" else "are up to date"
 
     @property
     def quiet(self) -> Console:
@@ -96,8 +102,9 @@ class Rounds:
         return bool(state.updates) or self.reboots(state)
 
     def reboots(self, state: HostState) -> bool:
-        asked = {"always": state.began < self.since, "when-needed": bool(state.reboot)}
-        return asked.get(self.request.reboot, False)
+        if self.request.reboot in FORCED:
+            return state.began < self.since
+        return self.request.reboot == "when-needed" and bool(state.reboot)
 
     def stays(self, host: str) -> str | None:
         """Say why a host is not taken out of a training at all."""
@@ -246,14 +253,14 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     chief = cluster.inventory.chief
     reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
     rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), seen.clocks[chief.host])
-    if request.reboot == "always":
+    if request.reboot in FORCED:
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
     # What was broken off comes first, and what all wait for at the end.
     chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief.host))
     if lost := {host: seen.unreachable[host] for host in ours if host in seen.unreachable}:
         raise HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {rounds.again}")
-    states = look_at(cluster, [host for host in chosen if host not in seen.unreachable], REFRESH)
+    states = _look(cluster, [host for host in chosen if host not in seen.unreachable], request)
     away = {host: seen.unreachable[host] for host in chosen if host in seen.unreachable}
     rounds.rows = [Row(host, "away", why=why) for host, why in away.items()]
     work = [host for host, state in states.items() if rounds.has_work(state) or host in ours]
@@ -264,12 +271,19 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
         return
     if work:
         with Trail(cluster, console, VERB, request.reason) as trail:
-            trail.begin(hosts=work, **({"since": rounds.since} if request.reboot == "always" else {}))
+            trail.begin(hosts=work, **({"since": rounds.since} if request.reboot in FORCED else {}))
             for host in work:
                 rounds.rows.append(rounds.go_on(host, states[host]))
             if left := [row.host for row in rounds.rows if row.outcome == "left"]:
                 trail.end(left=left)
     _say_end(rounds, states, away)
+
+
+def _look(cluster: Cluster, hosts: Sequence[str], request: UpdateRequest) -> dict[str, HostState]:
+    """Ask hosts for their boot, and for their updates where these are wanted."""
+    if request.reboot == "only":
+        return {host: replace(state, updates=()) for host, state in look_at(cluster, hosts).items()}
+    return look_at(cluster, hosts, REFRESH)
 
 
 def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:
@@ -312,7 +326,7 @@ def _plan(
         lines += [f"{row.host}: {what or 'comes back'}", row.cost.render()]
         lines += [f"  refused {row.host}: {row.why}"] if row.why and not row.cost.refusals else []
     same = len(states) - len(hosts)
-    lines.append(f"{same} of {len(states)} hosts are up to date. Nothing was done. Do it: {rounds.again}")
+    lines.append(f"{same} of {len(states)} hosts {rounds.as_wanted}. Nothing was done. Do it: {rounds.again}")
     rounds.console.print("\n".join(lines))
     outcomes = {row.outcome for row in rounds.rows}
     _answer(rounds, "planned" if "planned" in outcomes else "refused" if outcomes else "nothing to do", rounds.again)
@@ -322,7 +336,7 @@ def _say_end(rounds: Rounds, states: Mapping[str, HostState], away: Mapping[str,
     left = [row for row in rounds.rows if row.outcome == "left"]
     done = [row for row in rounds.rows if row.outcome == "updated"]
     look = "" if left or away else ". Look: fab hosts"  # else the error has the next command
-    rounds.console.print(f"{len(states) - len(left)} of {len(states) + len(away)} hosts are up to date{look}")
+    rounds.console.print(f"{len(states) - len(left)} of {len(states) + len(away)} hosts {rounds.as_wanted}{look}")
     incomplete = rounds.for_left if left else rounds.again if away else ""
     _answer(rounds, "incomplete" if incomplete else "done" if done else "nothing to do", incomplete or "fab hosts")
     _end(rounds, away)

@@ -306,8 +306,18 @@ def test_a_reboot_may_be_forbidden(hosts: Hosts, console: Console) -> None:
     hosts.updates, hosts.reboots = {"w-a": ["linux-image-amd64"]}, {"w-a": "a new kernel", "w-b": "a new kernel"}
     update_hosts(cluster(hosts), console, UpdateRequest(reboot="never"))
     assert hosts.work == ["update w-a of worker-0"]
-    with pytest.raises(OperatorMistake, match="--reboot is 'often': expected when-needed, always or never"):
+    with pytest.raises(OperatorMistake, match="--reboot is 'often': expected when-needed, always, never or only"):
         update_hosts(cluster(hosts), console, UpdateRequest(reboot="often"))
+
+
+def test_a_rolling_reboot_installs_nothing_and_is_once_around(hosts: Hosts, console: Console) -> None:
+    hosts.updates = {"w-a": ["openssl"]}
+    asked = UpdateRequest(["w-a", "ps-b"], reboot="only")
+    update_hosts(cluster(hosts), console, asked)
+    assert hosts.work == ["reboot w-a of worker-0, and back", "reboot ps-b of ps-1, and back"]
+    assert [(row["rebooted"], row["updates"]) for row in answer(console)["hosts"]] == [(True, [])] * 2
+    assert "2 of 2 hosts have booted since" in fleet.printed(console)
+    assert (hosts.updates, up(hosts)) == ({"w-a": ["openssl"]}, ALL)
 
 
 def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console: Console) -> None:
