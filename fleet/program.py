@@ -30,6 +30,8 @@ from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
+# What others call a verb.
+_SYNONYMS = {"reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 
 
@@ -84,6 +86,8 @@ class Psfleet(Fab):
             where = "write it in trainer_run of the inventory (group_vars/all.yml)"
             return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
         close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+        if not flag and word in _SYNONYMS:
+            close = [_SYNONYMS[word]]
         verb = f"{context.name} " if flag and context and context.name else ""
         kind = "flag" if flag else "verb"
         fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"

@@ -24,6 +24,7 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     ("words", "message"),
     [
         ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
+        ("reboot", "psfleet has no verb 'reboot'. Did you mean update-hosts --reboot only?"),
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
         ("validate extra", "psfleet has no verb 'extra'"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
