@@ -39,10 +39,11 @@ def wait_for_save(cluster: Cluster, console: Console, seen: Observation) -> bool
     return wait(cluster, console, "the coordinator saves", is_saved, every + SAVE_SECONDS)
 
 
-def wait_for_services(cluster: Cluster, console: Console, host: str, again: str) -> None:
-    """Wait until what a host serves runs; raises ClusterTrouble where it does not in time."""
+def wait_for_services(cluster: Cluster, console: Console, seen: Observation, host: str, again: str) -> None:
+    """Wait until what a host has served before runs again; raises ClusterTrouble where it does not in time."""
+    ran = {unit.name for unit in seen.services.get(host, ()) if unit.up}
     end = console.clock() + SERVICE_SECONDS
-    while down := [unit for unit in cluster.observe([host]).services.get(host, ()) if not unit.up]:
+    while down := [u for u in cluster.observe([host]).services.get(host, ()) if u.name in ran and not u.up]:
         if console.clock() > end:
             why = ", ".join(f"{unit.name} {unit.describe_down()}" for unit in down)
             raise ClusterTrouble(f"{host} is updated, and {why}. Look: fab doctor. Then {again}")

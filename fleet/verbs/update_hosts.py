@@ -127,7 +127,7 @@ class Rounds:
 
     def go_on(self, host: str, state: HostState) -> Row:
         """Update a host, and have it back in the training; raises what stops the verb there."""
-        seen = self.cluster.observe(new_is_enough=True)
+        seen = self.cluster.observe(dict.fromkeys([*self.cluster.inventory.hosts, host]), new_is_enough=True)
         drained = host in seen.drains
         ours = seen.drains.get(host, {}).get("verb") == VERB
         if not self.has_work(state) and not ours:
@@ -148,11 +148,11 @@ class Rounds:
         except FleetError as error:
             self.give_up(host, error)
             raise
-        wait_for_services(self.cluster, self.console, host, self.again)
         if serves_path(self.cluster, host):
             wait_for_path(self.cluster, self.quiet, host, self.request.timeout, self.again)
         if ours:
             self.bring_back(host)
+        wait_for_services(self.cluster, self.console, seen, host, self.again)
         row = Row(host, "updated", state.updates, rebooted, self.console.clock() - begun)
         what = ", ".join(filter(None, (state.describe(), "rebooted" * rebooted)))
         self.console.print(f"{host}: {what or 'had its updates'}, and back after {row.seconds:.0f} s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -33,6 +34,7 @@ from tests.unit import test_doctor as doctors
 from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_update_hosts as updates
 from tests.unit.test_second_day import ALL, cluster, up
+from tests.unit.test_verb_rules import interrupt
 
 BESIDE = {"store": ("nfs_server", "192.0.2.40"), "mon": ("prometheus", "192.0.2.50"), "reader": ("data", "192.0.2.60")}
 
@@ -43,6 +45,8 @@ class Hosts(updates.Hosts):
 
     down: set[str] = field(default_factory=set)
     """Hosts whose services don't run."""
+    spoilt: set[str] = field(default_factory=set)
+    """Those where updates end them."""
     saves: bool = True
     hangs_until: float = 0.0
     """When the shared path answers again."""
@@ -59,6 +63,8 @@ class Hosts(updates.Hosts):
     def _answer(self, host: str, script: str) -> Answer:
         if " ls /srv/trainer" in script:
             return Answer(code=124 if self.now < self.hangs_until else 0)
+        if "--unit=psfleet-update" in script and host in self.spoilt:
+            self.down.add(host)
         if "systemctl reboot" in script and host == "store":
             self.hangs_until = self.now + updates.SLOW + 90
         return super()._answer(host, script)
@@ -161,10 +167,38 @@ def test_they_are_updated_without_a_drain(hosts: Hosts, console: Console) -> Non
 
 
 def test_a_service_that_is_not_back_ends_the_update(hosts: Hosts, console: Console) -> None:
-    hosts.updates, hosts.down = {"mon": ["prometheus"], "reader": ["openssl"]}, {"mon"}
+    hosts.updates, hosts.spoilt = {"mon": ["prometheus"], "reader": ["openssl"]}, {"mon"}
     with pytest.raises(ClusterTrouble, match=r"mon is updated, and prometheus\.service has failed\. Look"):
         update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update mon of "]
+    update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest())  # what was down before may stay so
+    hosts.updates["mon"] = ["openssl"]
+    update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest(["mon"]))
+    assert hosts.work[1:] == ["update reader of ", "update mon of "]
+
+
+def test_a_service_that_fails_keeps_no_host_out_of_the_training(hosts: Hosts, console: Console) -> None:
+    hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "tensorboard": ["w-b"]})
+    hosts.updates, hosts.spoilt = {"w-b": ["python3"]}, {"w-b"}
+    with pytest.raises(ClusterTrouble, match=r"w-b is updated, and tensorboard\.service has failed"):
+        update_hosts(cluster(hosts), console, UpdateRequest())
+    assert (up(hosts), hosts.marks) == (ALL, {})
+
+
+@pytest.mark.parametrize("at", range(1, 43))  # the questions to the hosts
+def test_an_update_of_them_goes_on_wherever_it_was_left(
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    hosts.updates = {"store": ["nfs-kernel-server"], "mon": ["prometheus"]}
+    hosts.reboots = {"store": "a new kernel"}
+    asked, quiet = UpdateRequest(["store", "mon"]), replace(console, json_out=None)
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        interrupt(hosts, patch, at)
+        update_hosts(cluster(hosts), quiet, asked)
+    hosts.now += 200
+    update_hosts(cluster(hosts), quiet, asked)
+    assert sorted(hosts.work) == ["reboot store of , and back", "update mon of ", "update store of "]
+    assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
 
 
 def test_the_server_of_the_path_is_updated_last_where_it_is_named(hosts: Hosts, console: Console) -> None:
