@@ -100,6 +100,34 @@ def test_training_with_no_shared_path_survives_its_coordinator_and_ends_its_serv
     assert (directory.path / "export" / "saved_model.pb").is_file()
 
 
+# As `fab update-hosts` has it, of a host with the coordinator alone and of one with a ps besides.
+@pytest.mark.parametrize("host", [["chief-0", "ps-0"], pytest.param(["chief-0"], marks=pytest.mark.matrix)])
+def test_a_coordinator_that_ends_in_order_and_is_back_loses_no_step(
+    runs: Runs, tmp_path: Path, host: list[str]
+) -> None:
+    hosts = Hosts(runs, tmp_path, steps=10**9)
+    for task in SERVERS:
+        hosts.start(task)
+    hosts.until_said(hosts.start("chief-0"), r"ckpt-[4-9]\d\d in")
+    for task in host:  # the coordinator first, which saves
+        hosts.processes[task][-1].send(signal.SIGTERM)
+        hosts.processes[task][-1].wait()
+    chief = hosts.processes["chief-0"][-1]
+    stopped = re.search(r"stopped at step (\d+) on request", chief.output)
+    assert (chief.code, stopped is None) == (143, False), chief.output
+    assert stopped is not None
+    assert [hosts.processes[task][-1].code for task in SERVERS if task not in host] == [None] * (4 - len(host))
+    for task in reversed(host):
+        hosts.start(task)
+    how = "going on at step" if "ps-0" in host else "attached to the variables on the ps, at step"
+    again = hosts.processes["chief-0"][-1]
+    hosts.until_said(again, rf"{how} {stopped[1]}\b[\s\S]*step [1-9]")
+    directory = RunDirectory(hosts.disk("chief-0"), RUN)
+    assert int(stopped[1]) in directory.catalogue.steps()
+    again.send(signal.SIGTERM)
+    assert again.wait() == 143
+
+
 def test_servers_that_are_started_for_a_finished_run_end_with_it(runs: Runs, tmp_path: Path) -> None:
     hosts = Hosts(runs, tmp_path, run="over")
     directory = RunDirectory(hosts.disk("chief-0"), "over")
