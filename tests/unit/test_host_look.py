@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import socket
 import subprocess
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_look import clock_problem, is_own, resolve, source_to, tunnel_problem, way_problems
+from host_look import clock_problem, is_own, resolve, source_to, tunnel_problem, user_problems, way_problems
 
 from fleet.site.host_check import member_addresses, sudo_fix
 
@@ -186,3 +188,43 @@ def test_a_tunnel_of_ipv6_is_refused_where_the_kernel_has_none(tmp_path: Path, s
 def test_a_tunnel_of_ipv6_is_right_where_it_is_on(tmp_path: Path) -> None:
     (tmp_path / "disable_ipv6").write_text("0\n")
     assert tunnel_problem("w", "fd6c:1d0e:77b2::1", tmp_path / "disable_ipv6") is None
+
+
+def users(monkeypatch: pytest.MonkeyPatch, passwd: list[tuple[str, int, str]], groups: list[tuple[str, int]]) -> None:
+    """Have the host know these users and groups alone."""
+    known = [pwd.struct_passwd((name, "x", uid, uid, "", home, "/bin/sh")) for name, uid, home in passwd]
+    grouped = [grp.struct_group((name, "x", gid, [])) for name, gid in groups]
+    monkeypatch.setattr(pwd, "getpwnam", lambda wanted: {each.pw_name: each for each in known}[wanted])
+    monkeypatch.setattr(pwd, "getpwuid", lambda wanted: {each.pw_uid: each for each in known}[wanted])
+    monkeypatch.setattr(grp, "getgrnam", lambda wanted: {each.gr_name: each for each in grouped}[wanted])
+    monkeypatch.setattr(grp, "getgrgid", lambda wanted: {each.gr_gid: each for each in grouped}[wanted])
+
+
+@pytest.mark.parametrize(
+    ("passwd", "groups", "words"),
+    [
+        ([], [], ""),
+        ([("trainer", 6006, "/var/lib/trainer")], [("trainer", 6006)], ""),  # a second run
+        ([("trainer", 7007, "/var/lib/trainer")], [("trainer", 7007)], ""),  # after a change of cluster_uid
+        ([], [("trainer", 6006)], ""),
+        (
+            [("trainer", 1001, "/home/trainer")],
+            [("trainer", 1001)],
+            "a user trainer already, with the number 1001 and the home /home/trainer, who would lose home and shell",
+        ),
+        ([], [("trainer", 1001)], "a group trainer already, with the number 1001; expected none, or one with"),
+        (
+            [("ana", 6006, "/home/ana")],
+            [("ana", 6006)],
+            "cluster_uid is 6006, the number of its user ana and of its group ana; expected",
+        ),
+        ([], [("builders", 6006)], "cluster_uid is 6006, the number of its group builders; expected one that is free"),
+    ],
+)
+def test_users_of_others_are_named(
+    monkeypatch: pytest.MonkeyPatch, passwd: list[tuple[str, int, str]], groups: list[tuple[str, int]], words: str
+) -> None:
+    users(monkeypatch, passwd, groups)
+    found = user_problems("w", 6006)
+    assert len(found) == bool(words)
+    assert words in "".join(found)

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import grp
 import ipaddress
 import json
 import os
+import pwd
 import socket
 import subprocess
 import time
@@ -38,6 +40,10 @@ options:
     description: The host's address in the encrypted tunnel; empty without encryption.
     type: str
     default: ""
+  number:
+    description: The number that user and group of the training tasks are to have; 0 where nobody needs them.
+    type: int
+    default: 0
 author:
   - psfleet
 """
@@ -79,6 +85,8 @@ MAX_NAMED = 3
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 CLUSTER = Path("/var/lib/psfleet/cluster.json")
 PACE = Path("/run/psfleet-pace.json")
+USER = "trainer"
+HOME = "/var/lib/trainer"
 PORT = 9  # of no service: nothing is sent there
 
 Resolve = Callable[[str], list[str]]
@@ -240,9 +248,46 @@ def tunnel_problem(name: str, address: str, setting: Path = IPV6_OFF) -> str | N
     )
 
 
-def check_host(name: str, members: Mapping[str, str], now: float, tunnel: str = "") -> tuple[list[str], list[str]]:
+def user_problems(name: str, number: int) -> list[str]:
+    """Say which other user or group has the name, or the number, that the tasks' user is to have."""
+    own, by_number = _known(pwd.getpwnam, USER), _known(pwd.getpwuid, number)
+    group, group_by_number = _known(grp.getgrnam, USER), _known(grp.getgrgid, number)
+    found = []
+    if own and own.pw_dir != HOME:
+        found.append(
+            f"host '{name}': it has a user {USER} already, with the number {own.pw_uid} and the home {own.pw_dir}, who "
+            f"would lose home and shell to the training tasks; expected none. Rename it; or where nobody uses it: "
+            f"userdel {USER}"
+        )
+    elif group and not own and group.gr_gid != number:
+        found.append(
+            f"host '{name}': it has a group {USER} already, with the number {group.gr_gid}; expected none, or one with "
+            f"cluster_uid, {number}. Rename it; or where nobody uses it: groupdel {USER}"
+        )
+    others = [f"user {by_number.pw_name}"] if by_number and by_number.pw_name != USER else []
+    others += [f"group {group_by_number.gr_name}"] if group_by_number and group_by_number.gr_name != USER else []
+    if others:
+        found.append(
+            f"host '{name}': cluster_uid is {number}, the number of its {' and of its '.join(others)}; expected one "
+            f"that is free for {USER}. Give all hosts another, free on each: see `getent passwd` and `getent group`"
+        )
+    return found
+
+
+def _known(ask: Callable[[Any], Any], what: str | int) -> Any:
+    try:
+        return ask(what)
+    except KeyError:
+        return None
+
+
+def check_host(
+    name: str, members: Mapping[str, str], now: float, tunnel: str = "", number: int = 0
+) -> tuple[list[str], list[str]]:
     """Look at everything; return problems and notes."""
     problems, notes = way_problems(name, members)
+    if number:
+        problems = [*user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
@@ -266,10 +311,11 @@ def main() -> None:
             "members": {"type": "dict", "required": True},
             "now": {"type": "float", "required": True},
             "tunnel": {"type": "str", "default": ""},
+            "number": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
-    problems, notes = check_host(**{name: module.params[name] for name in ("name", "members", "now", "tunnel")})
+    problems, notes = check_host(**module.params)
     known = {"cluster": noted(CLUSTER), "pace": noted(PACE)}
     module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), **known)
 
