@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from host_look import clock_problem, is_own, resolve, source_to, tunnel_problem, user_problems, way_problems
+from host_look import (
+    clock_problem,
+    is_own,
+    resolve,
+    source_to,
+    sudo_problem,
+    tunnel_problem,
+    user_problems,
+    way_problems,
+)
 
 from fleet.site.host_check import member_addresses, sudo_fix
 
@@ -228,3 +237,20 @@ def test_users_of_others_are_named(
     found = user_problems("w", 6006)
     assert len(found) == bool(words)
     assert words in "".join(found)
+
+
+@pytest.mark.parametrize(("code", "login", "named"), [(1, "admin", True), (0, "admin", False), (1, "", False)])
+def test_a_sudo_for_root_alone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, login: str, named: bool
+) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text(f'#!/bin/sh\n[ "$*" = "-n -l -U {login} -u nobody /bin/sh" ] && exit {code}\nexit 7\n')
+    sudo.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problem = sudo_problem("w", login) or ""
+    assert ("`admin ALL=(ALL) NOPASSWD: ALL` into /etc/sudoers.d/psfleet" in problem) is named
+
+
+def test_a_host_without_sudo_has_none_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert sudo_problem("w", "root") is None

@@ -274,6 +274,21 @@ def user_problems(name: str, number: int) -> list[str]:
     return found
 
 
+def sudo_problem(name: str, login: str) -> str | None:
+    """Say that a login becomes root alone: what the tasks' user owns is written as that user."""
+    asked = ["sudo", "-n", "-l", "-U", login, "-u", "nobody", "/bin/sh"]
+    try:
+        allowed = subprocess.run(asked, capture_output=True, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):  # no sudo, or one that asks a server: later steps say more
+        allowed = True
+    if not login or login == "root" or allowed:
+        return None
+    return (
+        f"host '{name}': its sudo lets {login} become root alone; expected any user, as {USER} too: put the line "
+        f"`{login} ALL=(ALL) NOPASSWD: ALL` into /etc/sudoers.d/psfleet"
+    )
+
+
 def _known(ask: Callable[[Any], Any], what: str | int) -> Any:
     try:
         return ask(what)
@@ -287,7 +302,8 @@ def check_host(
     """Look at everything; return problems and notes."""
     problems, notes = way_problems(name, members)
     if number:
-        problems = [*user_problems(name, number), *problems]
+        sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
+        problems = [*_some(sudo), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
