@@ -22,14 +22,16 @@ import paramiko
 from fabric import Config, Connection
 from fabric.runners import Remote
 from invoke.exceptions import CommandTimedOut, ThreadException
+from paramiko.common import OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED, OPEN_FAILED_CONNECT_FAILED
 from paramiko.ssh_exception import (
     AuthenticationException,
     BadHostKeyException,
+    ChannelException,
     NoValidConnectionsError,
     SSHException,
 )
 
-from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.site.routes import Host
 
 CONNECT_SECONDS = 10
@@ -41,6 +43,7 @@ ANSWER_SECONDS = 30
 KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
 MAX_AT_ONCE = 64
+MAX_SAID = 200
 
 # A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
 BEGIN = "psfleet-answers"
@@ -166,8 +169,7 @@ class SshHosts:
 
     def hold(self, host: str, script: str) -> Answer:
         try:
-            channel = self._connect(self._hosts[host]).create_session()
-            channel.get_pty(width=10_000)  # so that hanging up ends the script, as in `_stream`
+            channel = _open_terminal(self._connect(self._hosts[host]))  # hanging up ends the script, as in `_stream`
             channel.settimeout(ANSWER_SECONDS)
             channel.exec_command(_command(script))
             line = next(_answer_lines(channel.makefile("rb")), "")
@@ -200,6 +202,7 @@ class SshHosts:
             connection = self._connect(self._hosts[host])
         except (OSError, EOFError, SSHException) as error:
             raise HostsUnreachable({host: self._reason(self._hosts[host], error)}) from error
+        _try_forwarding(connection, host, address, remote_port)
         with connection.forward_local(port, remote_port, address):
             yield lambda: bool(connection.is_connected)
 
@@ -229,7 +232,7 @@ class SshHosts:
             return Answer(unreachable=f"no answer within {timeout:g} s")
         if result.exited == -1:
             return Answer(unreachable="the connection was lost")
-        return Answer(_answer(result.stdout), result.stderr, result.exited)
+        return _answer(host, result.stdout, result.stderr, result.exited)
 
     def _feed(self, host: Host, script: str, timeout: float, data: bytes) -> Answer:
         """Run a script that reads from standard input: Invoke would hand it over byte by byte."""
@@ -246,13 +249,12 @@ class SshHosts:
             return Answer(unreachable=f"no answer within {timeout:g} s")
         except (OSError, EOFError, SSHException) as error:
             return Answer(unreachable=self._reason(host, error))
-        return Answer(_answer(stdout), stderr, code) if code >= 0 else Answer(unreachable="the connection was lost")
+        return _answer(host, stdout, stderr, code) if code >= 0 else Answer(unreachable="the connection was lost")
 
     def _stream(self, host: Host, script: str, line: Callable[[str], None]) -> Answer:
         try:
-            channel = self._connect(host).create_session()
             # With a terminal, hanging up ends what runs there; without one, a silent command would stay for ever.
-            channel.get_pty(width=10_000)
+            channel = _open_terminal(self._connect(host))
             channel.exec_command(_command(script))
             for text in _answer_lines(channel.makefile("rb")):
                 line(text)
@@ -330,17 +332,54 @@ class SshHosts:
             return f"{where}: " + "; ".join(sorted({str(each) for each in error.errors.values()}))
         if isinstance(error, ThreadException):
             return f"{where}: the connection was lost"
+        if isinstance(error, ChannelException) and error.code == OPEN_FAILED_CONNECT_FAILED:
+            return f"{where}: its sshd takes no further session on a connection; expected MaxSessions 10, its default"
         return f"{where}: {error or type(error).__name__}"
 
 
+def _try_forwarding(connection: Connection, host: str, address: str, port: int) -> None:
+    try:
+        connection.transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0)).close()
+    except ChannelException as error:
+        what = f"nothing takes a connection at {address}:{port}, seen from {host}. What runs there: fab status"
+        if error.code == OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
+            what = f"the sshd of {host} forwards nothing; expected AllowTcpForwarding yes, in sshd_config there"
+        raise ClusterTrouble(what) from error
+
+
+def _open_terminal(connection: Connection) -> paramiko.Channel:
+    channel = connection.create_session()
+    try:
+        channel.get_pty(width=10_000)
+    except SSHException as error:
+        if not connection.is_connected:
+            raise
+        raise SSHException("its sshd gives no terminal; expected PermitTTY yes, in sshd_config there") from error
+    return channel
+
+
 def _command(script: str) -> str:
-    return f"sh -c {shlex.quote(f'echo {BEGIN}{PREAMBLE}{script}')}"
+    """Return what a login's shell is asked for.
+
+    Its quotes may mean something else than sh's: tcsh takes neither a new line nor a `!` between them, and fish takes
+    two backslashes there for one.
+    """
+    text = f"echo {BEGIN}{PREAMBLE}{script}"
+    plain = "".join(f"\\0{ord(each):03o}" if each in "\\\n!'" else each for each in text)
+    return f"""sh -c 'eval "$(printf %b "$1")"' sh '{plain}'"""
 
 
-def _answer(printed: str) -> str:
-    """Return what a script printed, without what its login's shell did before."""
+def _answer(host: Host, printed: str, errors: str, code: int) -> Answer:
+    """Return a script's answer, without what its login's shell printed before; or that this shell did not run it."""
     before, begin, answer = printed.partition(f"{BEGIN}\n")
-    return answer if begin else before
+    if begin:
+        return Answer(answer, errors, code)
+    text = " ".join(f"{before} {errors}".split())[:MAX_SAID]
+    said = repr(text) if text else "nothing"
+    return Answer(
+        unreachable=f"{host.address}:{host.port or 22} let the login in, and its shell ran no command: it printed "
+        f"{said} and ended with {code}; expected a shell such as bash: `getent passwd {host.user or ''}`, there"
+    )
 
 
 def _answer_lines(lines: Iterable[bytes]) -> Iterator[str]:

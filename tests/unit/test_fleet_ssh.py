@@ -21,11 +21,15 @@ from typing import IO
 import paramiko
 import pytest
 from fabric import Config
-from paramiko.common import MSG_CHANNEL_SUCCESS
+from paramiko.common import (
+    MSG_CHANNEL_SUCCESS,
+    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
+    OPEN_FAILED_CONNECT_FAILED,
+)
 from paramiko.ssh_exception import AuthenticationException, SSHException
 
 import fleet.hosts.ssh
-from fleet.errors import OperatorMistake
+from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.hosts.ssh import Answer, SshHosts
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -201,6 +205,74 @@ def test_what_the_logins_shell_prints_is_none_of_the_answer(server: Server) -> N
     assert lines == ["caf\ufffd", "two"]
     assert hosts.hold("here", "echo held; sleep 1").stdout == "held"
     hosts.let_go()
+    hosts.close()
+
+
+def test_what_a_login_is_asked_for_is_the_same_to_every_shell(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sh, tcsh and fish read a text between single quotes alike where it has none of what follows."""
+    execute, asked = Session._execute, list[str]()
+
+    def note(self: Session, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
+        asked.append(command)
+        execute(self, channel, command, answered)
+
+    monkeypatch.setattr(Session, "_execute", note)
+    hosts = ssh(server.host(**ACCEPT))
+    script = r"""it="it's 100%"; printf '%s ' "$it" 'a\\b' $((1 + 1))! \
+  x; printf '%s\n' /ab | sed 's/\(.\)$/<\1>/'"""
+    assert hosts.run({"here": script})["here"].stdout == r"it's 100% a\\b 2! x /a<b>" + "\n"
+    hosts.close()
+    quoted = asked[0].split("'")[1::2]
+    assert len(quoted) == 2
+    assert not [each for each in ("\n", "!", "\\\\", "\\'") if each in asked[0]]
+
+
+@pytest.mark.parametrize("said", ["This account is not available", ""])
+def test_a_shell_that_runs_no_command_is_named(server: Server, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    execute = Session._execute
+
+    def nologin(self: Session, channel: paramiko.Channel, _: str, answered: threading.Event) -> None:
+        execute(self, channel, f"echo '{said}'; exit 1", answered)
+
+    monkeypatch.setattr(Session, "_execute", nologin)
+    hosts = ssh(server.host(**ACCEPT))
+    for data in ({}, {"here": b"x"}):
+        why = hosts.run({"here": "echo out"}, data=data)["here"].unreachable or ""
+        assert f"its shell ran no command: it printed {repr(said) if said else 'nothing'} and ended with 1" in why
+    hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("asks", "answers", "words"),
+    [
+        ("check_channel_pty_request", False, "its sshd gives no terminal; expected PermitTTY yes"),
+        ("check_channel_request", OPEN_FAILED_CONNECT_FAILED, "takes no further session on a connection; expected Max"),
+    ],
+)
+def test_what_sshd_forbids_is_named_as_its_settings_are(
+    server: Server, monkeypatch: pytest.MonkeyPatch, asks: str, answers: object, words: str
+) -> None:
+    monkeypatch.setattr(Session, asks, lambda *_: answers)
+    hosts = ssh(server.host(**ACCEPT))
+    assert words in (hosts.hold("here", "echo held").unreachable or "")
+    assert words in (hosts.follow({"here": "echo a line"}, lambda *_: None)["here"].unreachable or "")
+    hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED, "the sshd of here forwards nothing; expected AllowTcpForwarding yes"),
+        (OPEN_FAILED_CONNECT_FAILED, "nothing takes a connection at 192.0.2.10:6006, seen from here"),
+    ],
+)
+def test_a_tunnel_that_leads_nowhere_is_no_tunnel(
+    server: Server, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    monkeypatch.setattr(Session, "check_channel_direct_tcpip_request", lambda *_: code)
+    hosts = ssh(server.host(**ACCEPT))
+    with pytest.raises(ClusterTrouble, match=words), hosts.tunnel("here", closed_port(), "192.0.2.10", 6006):
+        pass
     hosts.close()
 
 
