@@ -16,6 +16,7 @@ import yaml
 from host_look import (
     clock_problem,
     is_own,
+    own_name_problem,
     resolve,
     source_to,
     sudo_problem,
@@ -254,3 +255,11 @@ def test_a_sudo_for_root_alone_is_named(
 def test_a_host_without_sudo_has_none_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert sudo_problem("w", "root") is None
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(24.0, True), (0.1, False)])
+def test_a_name_server_that_each_sudo_waits_for_is_named(seconds: float, named: bool) -> None:
+    times = iter([0.0, seconds])
+    problem = own_name_problem("w", "Box.example", lambda _: [], lambda: next(times)) or ""
+    assert ("own name Box.example takes 24 s" in problem) is named
+    assert ("`127.0.1.1 Box.example` into /etc/hosts" in problem) is named

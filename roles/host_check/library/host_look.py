@@ -81,6 +81,7 @@ notes:
 
 # Beyond that, signed lists of packages and certificates may count as expired, or as not yet good.
 CLOCK_SECONDS = 600
+NAME_SECONDS = 3.0  # fab gives a host 30 s for an answer, and most take several sudos
 MAX_NAMED = 3
 IPV6_OFF = Path("/proc/sys/net/ipv6/conf/default/disable_ipv6")
 CLUSTER = Path("/var/lib/psfleet/cluster.json")
@@ -274,6 +275,21 @@ def user_problems(name: str, number: int) -> list[str]:
     return found
 
 
+def own_name_problem(
+    name: str, own: str, resolve: Resolve = resolve, clock: Callable[[], float] = time.monotonic
+) -> str | None:
+    """Say that each sudo waits for a name server that does not answer: sudo looks up the machine's own name."""
+    began = clock()
+    resolve(own)
+    took = clock() - began
+    if took < NAME_SECONDS:
+        return None
+    return (
+        f"host '{name}': to look up its own name {own} takes {took:.0f} s, and each sudo waits for that; expected an "
+        f"answer at once. Put the line `127.0.1.1 {own}` into /etc/hosts, and look at the servers in /etc/resolv.conf"
+    )
+
+
 def sudo_problem(name: str, login: str) -> str | None:
     """Say that a login becomes root alone: what the tasks' user owns is written as that user."""
     asked = ["sudo", "-n", "-l", "-U", login, "-u", "nobody", "/bin/sh"]
@@ -303,7 +319,8 @@ def check_host(
     problems, notes = way_problems(name, members)
     if number:
         sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
-        problems = [*_some(sudo), *user_problems(name, number), *problems]
+        own = own_name_problem(name, socket.gethostname())
+        problems = [*_some(sudo), *_some(own), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
