@@ -65,7 +65,8 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
         raise OperatorMistake(
             f"{error.filename or directory} can't be written: {error.strerror}; expected a folder of yours"
         ) from error
-    say(f"next: cd {directory}, and type what README.md says there")
+    here = directory.resolve() == Path.cwd()
+    say(f"next: {'type' if here else f'cd {directory}, and type'} what README.md says {'here' if here else 'there'}")
     if missing := _missing_settings(directory / "ansible.cfg"):
         say(f"ansible.cfg lacks settings that psfleet relies on; add them: {'; '.join(missing)}")
 

@@ -30,8 +30,12 @@ from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
+<<<<<<< HEAD
 # What others call a verb.
 _SYNONYMS = {"reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
+=======
+_LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
+>>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 
 
@@ -75,6 +79,9 @@ class Psfleet(Fab):
         if no_value := _NO_VALUE.match(str(error)):
             dashes = "-" if len(no_value[1]) == 1 else "--"
             return Exit(f"{dashes}{no_value[1]} has no value; expected one after it", 2)
+        if lacks := _LACKS.fullmatch(str(error)):
+            what = lacks[2].replace("', '", " and ")
+            return Exit(f"psfleet {lacks[1]} lacks its {what}. `psfleet {lacks[1]} --help` lists what it takes", 2)
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
             return Exit(f"{error}. `psfleet VERB --help` lists a verb's arguments", 2)
@@ -85,9 +92,14 @@ class Psfleet(Fab):
         if flag and setting in DECLARED:
             where = "write it in trainer_run of the inventory (group_vars/all.yml)"
             return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
+<<<<<<< HEAD
         close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
+=======
+        name = word.partition("=")[0]
+        close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
+>>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
         verb = f"{context.name} " if flag and context and context.name else ""
         kind = "flag" if flag else "verb"
         fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
@@ -105,7 +117,7 @@ class Psfleet(Fab):
     },
 )
 def init(context: Context, directory: str, host: list[str] | None = None, example: str = "") -> None:
-    """Make a site's folder: inventory, a program to change, and what leads to psfleet."""
+    """Make a site's folder with an inventory and a program: psfleet init ~/mine alpha=192.0.2.11 beta=192.0.2.12."""
     if directory.startswith("-"):
         raise Exit(f"psfleet init has no flag {directory!r}. `psfleet init --help` lists them", 2)
     try:

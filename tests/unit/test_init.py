@@ -76,6 +76,11 @@ def test_a_second_time_nothing_is_lost(tmp_path: Path) -> None:
     assert make(site)  # no host need be named where there is an inventory
 
 
+def test_in_the_folder_itself_it_says_only_what_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert make(Path(), "a", "b")[-1] == "next: type what README.md says here"
+
+
 def test_an_example_is_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_site(tmp_path / "site", [], lambda _: None, "cloud-static")
     for name in ("hosts.yml", "group_vars/all.yml"):

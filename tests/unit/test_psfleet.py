@@ -24,7 +24,12 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     ("words", "message"),
     [
         ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
+<<<<<<< HEAD
         ("reboot", "psfleet has no verb 'reboot'. Did you mean update-hosts --reboot only?"),
+=======
+        ("start", "psfleet has no verb 'start'. Did you mean start-cluster?"),
+        ("stop", "psfleet has no verb 'stop'. Did you mean stop-cluster?"),
+>>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
         ("validate extra", "psfleet has no verb 'extra'"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
@@ -35,7 +40,8 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),
-        ("init", "'init' did not receive required positional arguments: 'directory'. `psfleet VERB --help`"),
+        ("init", "psfleet init lacks its directory. `psfleet init --help` lists what it takes"),
+        ("drain", "psfleet drain lacks its host. `psfleet drain --help` lists what it takes"),
         ("init --hosts a", "psfleet init has no flag '--hosts'. `psfleet init --help` lists them"),
         ("init new a --hots", "psfleet init has no flag '--hots'. Did you mean --host?"),
         ("init new", "no host is named; expected one or more, the coordinator's first: psfleet init new alpha="),
