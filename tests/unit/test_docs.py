@@ -60,6 +60,13 @@ def test_links_lead_somewhere(page: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", pages())
+def test_each_table_has_a_head(page: str) -> None:
+    """Rows behind a blank line are no table: a page shows them as text with bars."""
+    tables = re.findall(r"(?:^\|.*\n?)+", prose(page), re.MULTILINE)
+    assert [table for table in tables if not re.match(r".*\n\|(?: *:?-+:? *\|)+ *(?:\n|\Z)", table)] == []
+
+
 def records() -> list[Path]:
     return sorted((ROOT / "docs/decisions").glob("0*.md"))
 
