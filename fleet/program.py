@@ -30,12 +30,9 @@ from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
-<<<<<<< HEAD
 # What others call a verb.
 _SYNONYMS = {"reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
-=======
 _LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
->>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 
 
@@ -92,14 +89,10 @@ class Psfleet(Fab):
         if flag and setting in DECLARED:
             where = "write it in trainer_run of the inventory (group_vars/all.yml)"
             return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
-<<<<<<< HEAD
-        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
-        if not flag and word in _SYNONYMS:
-            close = [_SYNONYMS[word]]
-=======
         name = word.partition("=")[0]
         close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
->>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
+        if not flag and word in _SYNONYMS:
+            close = [_SYNONYMS[word]]
         verb = f"{context.name} " if flag and context and context.name else ""
         kind = "flag" if flag else "verb"
         fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"

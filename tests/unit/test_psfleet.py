@@ -24,12 +24,9 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     ("words", "message"),
     [
         ("stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
-<<<<<<< HEAD
         ("reboot", "psfleet has no verb 'reboot'. Did you mean update-hosts --reboot only?"),
-=======
         ("start", "psfleet has no verb 'start'. Did you mean start-cluster?"),
         ("stop", "psfleet has no verb 'stop'. Did you mean stop-cluster?"),
->>>>>>> 0060ab9c (Name the verb that a word begins and the argument that is missing, and what to read after psfleet init where it was typed)
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
         ("validate extra", "psfleet has no verb 'extra'"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),

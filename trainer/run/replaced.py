@@ -1,11 +1,7 @@
 """A machine whose place another one has (`fab replace-host`): should it come back, its tasks must not join.
 
-<<<<<<< HEAD
-On a shared path <shared>/replaced.json has the addresses that tasks had before. Where none is shared that is not known.
-=======
 On a shared path <shared>/replaced.json has, by task, the names and the addresses that earlier machines had. Where none
-is shared nobody knows.
->>>>>>> a7f18445 (Keep a replaced machine out by its name too, as an evaluator or at the same address)
+is shared that is not known.
 """
 
 from __future__ import annotations
