@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.errors import FleetError, first_line
 from fleet.hosts.agent_request import sources
-from fleet.hosts.cluster import Cluster, Observation
+from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import CURRENT
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -82,9 +82,7 @@ def trace_step(
     """
     keras = keras_of(model)
     own_step, first = keras.step(), FirstTrace()
-    # AutoGraph translates the model's step alone: to translate what is around it takes a tenth of an import.
-    autograph = tf.__internal__.autograph
-    translated = autograph.tf_convert(own_step, autograph.control_status_ctx())
+    translated = by_autograph(own_step)
 
     def states() -> list[Variable]:
         counted = [one for each in (stale, wait, asked) if each for one, _ in each.states]
@@ -120,6 +118,12 @@ def trace_step(
             f'{type(model).__name__}.train_step returned {wrong}; expected tensors alone, such as {{"loss": loss}}'
         )
     return traced
+
+
+def by_autograph(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a model's step as AutoGraph translates it: to translate what is around it too takes a tenth of an import."""
+    autograph = tf.__internal__.autograph
+    return cast(Callable[..., Any], autograph.tf_convert(step, autograph.control_status_ctx()))
 
 
 def metric_pieces(model: Model) -> list[Variable]:
