@@ -134,15 +134,16 @@ def rendered(task):
     )
     environment.filters.update(FILTERS)
     template = environment.from_string(TEMPLATE.read_text())
-    return template.render(item=task, ansible_managed="ours", trainer_settings={"shared_dir": "/srv/trainer"})
+    known = {"inventory_hostname": "box", "trainer_settings": {"shared_dir": "/srv/trainer"}}
+    return template.render(item=task, ansible_managed="ours", **known)
 
 
 def test_without_the_group_the_rendered_file_is_as_before():
     groups, hostvars = cluster(gpu=())
     (task,) = [task for task in host_tasks(cluster_spec(groups, hostvars), "box") if task["job"] == "worker"]
     assert rendered(task) == (
-        f"# ours\nTF_CONFIG='{task['tf_config']}'\nTRAINER_SETTINGS=/etc/trainer/run.json\nTF_USE_LEGACY_KERAS=1\n"
-        "GRPC_FAIL_FAST=use_caller\nDATA_DIR=/srv/trainer/data\n"
+        f"# ours\nTF_CONFIG='{task['tf_config']}'\nTRAINER_SETTINGS=/etc/trainer/run.json\n"
+        "TRAINER_HOST=box\nTF_USE_LEGACY_KERAS=1\nGRPC_FAIL_FAST=use_caller\nDATA_DIR=/srv/trainer/data\n"
     )
 
 
