@@ -33,7 +33,7 @@ class Module:
     """What a module of Ansible's is given, and what it does to the machine."""
 
     def __init__(self, root: Path, check: bool = False, **params: Any) -> None:
-        self.params = {"root": str(root), "mount": "", "packages": [], "keep": [], **params}
+        self.params = {"root": str(root), "mount": "", "packages": [], "keep": [], "empty": [], **params}
         self.check_mode = check
         self.called: list[list[str]] = []
 
@@ -158,6 +158,21 @@ def test_runs_that_the_host_serves_stay_too(machine: Path) -> None:
     assert [note for note in done.notes if "stays, with the runs" in note] == [
         "/var/lib/trainer/nfs stays, with the runs: -e reset_runs=true removes it"
     ]
+
+
+def test_a_directory_that_was_mounted_or_served_goes_where_nothing_is_left_in_it(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("srv/trainer", "srv/served/runs", "srv/disk"):
+        (machine / name).mkdir(parents=True)
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "disk")
+    paths = ["/srv/trainer", "/srv/served", "/srv/disk", "/srv/nowhere"]
+    done = reset(machine, empty=paths)
+    assert [name for name in done.removed if name.startswith("/srv")] == ["/srv/trainer"]
+    assert sorted(path.name for path in (machine / "srv").iterdir()) == ["disk", "served"]
+    (machine / "srv/served/runs").rmdir()
+    reset(machine, empty=paths)
+    assert [path.name for path in (machine / "srv").iterdir()] == ["disk"]
 
 
 @pytest.mark.parametrize("failing", ["purge", "srv-trainer.mount"])

@@ -39,6 +39,11 @@ options:
     type: list
     elements: path
     default: []
+  empty:
+    description: Directories that go where nothing is left in them, as mount points of psfleet's own.
+    type: list
+    elements: path
+    default: []
 author:
   - psfleet
 """
@@ -130,6 +135,8 @@ class Reset:
         if self.removed and self._does:
             self._call("systemctl", "try-restart", *READERS)
         self._remove_home()
+        for each in self._module.params["empty"]:
+            self._remove_empty(self._root / each.lstrip("/"))
         self._remove(self._root / NOTED)
 
     def _call(self, *command: str) -> tuple[int, str]:
@@ -290,7 +297,7 @@ class Reset:
             path.unlink()
 
     def _remove_empty(self, path: Path) -> None:
-        if path.is_dir() and not any(path.iterdir()):
+        if path.is_dir() and not path.is_mount() and not any(path.iterdir()):
             self._remove(path)
 
 
@@ -317,6 +324,7 @@ def main() -> None:
             "mount": {"type": "str", "default": ""},
             "packages": {"type": "list", "elements": "str", "default": []},
             "keep": {"type": "list", "elements": "path", "default": []},
+            "empty": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,
     )
