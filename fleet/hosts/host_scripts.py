@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.hosts.drain_records import LEAVING
 from fleet.hosts.run import AS_TRAINER, SETTINGS
 
 CURRENT = "/opt/trainer/current"
@@ -18,9 +19,9 @@ STATUS = (
 # What a planned reboot has stopped, whom the coordinator lets go of (roles/trainer/tasks/leave.yml), and what begins
 # parked. A stop by hand replaces all of them. A start leaves alone which tasks leave that are not among its own.
 PARKED = "/run/psfleet-parked"
-_STOPPED, _LEAVING = "/opt/trainer/drained", "/run/psfleet-leaving"
-FORGET_STARTED = f'rm -rf {_STOPPED} {PARKED}; if cd {_LEAVING} 2>/dev/null; then rm -f "$@"; fi'
-_FORGET = f"rm -rf {_STOPPED} {_LEAVING} {PARKED}"
+_STOPPED = "/opt/trainer/drained"
+FORGET_STARTED = f'rm -rf {_STOPPED} {PARKED}; if cd {LEAVING} 2>/dev/null; then rm -f "$@"; fi'
+_FORGET = f"rm -rf {_STOPPED} {LEAVING} {PARKED}"
 DISABLE = f'{_FORGET}; systemctl reset-failed "$@" 2>/dev/null; systemctl disable --quiet "$@"'
 BEFORE = "/opt/trainer/before"
 _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
