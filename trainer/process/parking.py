@@ -14,19 +14,18 @@ PARKED_SECONDS = 900.0  # then it goes on by itself: a `fab` that died leaves no
 class Parking:
     """What the operator's machine has asked of a supervisor."""
 
+    file: Path | None = None
+    """It begins parked where this file is there, which `fab` removes before it sends SIGUSR1."""
     asked: bool = False
     goes_on: bool = False  # asked to while the child was still about to end
     begins: bool = False  # there was no child before: who is asked for nothing ends, and trains nothing
     until: float = 0.0
 
-    def begin(self, file: Path | None) -> None:
-        """Be parked from the start where this file is there, which `fab` removes before it sends SIGUSR1.
-
-        A file that is old is of a `fab` that has died.
-        """
+    def begin(self) -> None:
+        """Be parked from the start where its file is there; one that is old is of a `fab` that has died."""
         with contextlib.suppress(FileNotFoundError):
-            if file is not None:
-                age = max(0.0, time.time() - file.stat().st_mtime)
+            if self.file is not None:
+                age = max(0.0, time.time() - self.file.stat().st_mtime)
                 self.until = time.monotonic() + PARKED_SECONDS - age
                 self.asked = self.begins = True
 

@@ -18,7 +18,6 @@ import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,11 +33,11 @@ from trainer.process.children import (
     read_process,
     shell_code,
 )
-from trainer.process.fork_server import WarmParent, open_door
+from trainer.process.door import Door
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
-from trainer.process.warm_start import adopt_orphans, fork, import_from, warm_up, warm_up_server, why_unsafe
-from trainer.run.release import same_kit
+from trainer.process.warm_start import adopt_orphans, fork, warm_up, warm_up_server, why_unsafe
+from trainer.process.workplace import Workplace
 from trainer.telemetry.outlets.prometheus import inherit_listener
 from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, CRASH, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
 
@@ -80,18 +79,14 @@ class Supervisor:
         self._name, self._serves = name, serves
         self._run, self._wait_first, self._fresh = run, wait, fresh
         self._notifier = notifier
-        self._release = release
+        self._workplace = Workplace(release)
         self._listener = listener
-        self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
         self._child: Child | None = None
         self._restarts = 0
         self._crash = ""
         self._was_ready = self._stopping = False
-        self._parking = Parking()
-        self._park_file = park_file
-        self._door_path = door
-        self._door: socket.socket | None = None
-        self._lent: set[int] = set()  # servers of those who came to the door
+        self._parking = Parking(park_file)
+        self._door = Door(door)
         self._pinged = 0.0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = socket.socketpair()
@@ -99,10 +94,10 @@ class Supervisor:
     def run(self) -> int:
         """Keep the task alive until it is done or asked to stop; returns its exit code."""
         adopt_orphans()
-        if self._release is not None:  # elsewhere SIGHUP says that the terminal is gone
+        if self._workplace.is_release:  # elsewhere SIGHUP says that the terminal is gone
             signal.signal(signal.SIGHUP, self._heed_park)
             signal.signal(signal.SIGUSR1, self._heed_go_on)
-            self._parking.begin(self._park_file)
+            self._parking.begin()
         warm = self._parking.begins
         if warm:
             self._warm_up()
@@ -115,9 +110,7 @@ class Supervisor:
     def _warm_up(self) -> None:
         with more_time(self._notifier):
             (warm_up_server if self._serves else warm_up)()  # meanwhile a signal ends this process as it would any
-        if self._door_path is not None:
-            self._selector.register(door := open_door(self._door_path), selectors.EVENT_READ)
-            self._door = door
+        self._door.open(self._selector)
 
     def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
         """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
@@ -130,7 +123,7 @@ class Supervisor:
                     if afresh:
                         return TRY_AGAIN
                     continue
-                if not self._moves():
+                if not self._workplace.follow(self._name):
                     return TRY_AGAIN
                 child = self._start(run)
                 if child is None:
@@ -177,9 +170,7 @@ class Supervisor:
 
     def _become(self, run: Callable[[Notifier], int], ours: socket.socket, theirs: socket.socket) -> int:
         """Be the child."""
-        if self._release is not None:
-            os.chdir(self._place)
-            import_from([str(self._place) if each == str(self._home) else each for each in sys.path])
+        self._workplace.enter()
         self._leave_to_child()
         ours.close()
         theirs.settimeout(1.0)
@@ -188,30 +179,14 @@ class Supervisor:
 
     def _leave_to_child(self) -> None:
         """In a process that was forked, give up what is this one's."""
-        if self._release is not None:
+        if self._workplace.is_release:
             for number in (signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)
         self._selector.close()
-        for end in (self._woken, self._waker, *filter(None, [self._door])):
+        for end in (self._woken, self._waker, self._door):
             end.close()
         if self._child is not None:
             self._child.channel.close()
-
-    def _lend(self, door: socket.socket) -> None:
-        """Fork a server for one who has come to the door, where this process can fork; it ends with its client."""
-
-        def serve() -> int:
-            self._leave_to_child()
-            adopt_orphans()
-            code = WarmParent().run(client=client)
-            end_orphans(())
-            return code
-
-        with contextlib.suppress(OSError):
-            client, _ = door.accept()
-            with client:
-                if not why_unsafe():
-                    self._lent.add(fork(serve))
 
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
@@ -219,11 +194,8 @@ class Supervisor:
         environment[CRASH] = self._crash
         environment |= inherit_listener(self._listener)
         command = [*self._fresh, "--parent", str(os.getpid())]
-        os.chdir(self._place)
-        try:
+        with self._workplace.entered():
             return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
-        finally:
-            os.chdir(self._home)
 
     def _park(self) -> bool:
         """Have no child until it is asked to go on or to stop; returns whether it goes on.
@@ -245,19 +217,6 @@ class Supervisor:
             self._notifier.status("goes on")
         return goes_on
 
-    def _moves(self) -> bool:
-        """Have the next child work in the release that is current; returns whether this process can have one there."""
-        if self._release is None:
-            return True
-        current = self._release.resolve()
-        if current != self._home and not same_kit(self._home, current):
-            log.info("%s needs another kit or environment: leaving it to systemd", self._name)
-            return False
-        if current != self._place:
-            log.info("%s goes on with release %s", self._name, current.name)
-        self._place = current
-        return True
-
     def _follow(self, child: Child) -> int:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
         while child.code is None:
@@ -271,7 +230,7 @@ class Supervisor:
         self._ignore(child)
         child.channel.close()
         self._child = None
-        end_orphans(self._lent)
+        end_orphans(self._door.lent)
         return child.code
 
     def _wait(self, seconds: float | None, once: bool = False) -> None:
@@ -283,8 +242,8 @@ class Supervisor:
                 if key.fileobj is self._woken:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
-                elif self._door and key.fileobj is self._door:
-                    self._lend(self._door)
+                elif self._door.is_knocked_at(key.fileobj):
+                    self._door.lend(self._leave_to_child, can_fork=not why_unsafe())
                 elif self._child is not None:
                     self._hear(self._child)
             self._reap()
@@ -299,7 +258,7 @@ class Supervisor:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                self._lent.discard(pid)
+                self._door.lent.discard(pid)
                 if self._child is not None and pid == self._child.pid:
                     self._child.code = os.waitstatus_to_exitcode(status)
 

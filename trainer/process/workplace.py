@@ -1,0 +1,57 @@
+"""Where a supervisor's children work: in the release that is current, as long as this process's own kit is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer.process.warm_start import import_from
+from trainer.run.release import same_kit
+
+log = logging.getLogger(__name__)
+
+
+class Workplace:
+    """The directory of the next child."""
+
+    def __init__(self, release: Path | None) -> None:
+        """`release` is the link to the current release, and this process works in a release too; None elsewhere."""
+        self._release = release
+        self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
+
+    @property
+    def is_release(self) -> bool:
+        """Whether this is a host's release, and no directory of a user's own."""
+        return self._release is not None
+
+    def follow(self, task: str) -> bool:
+        """Have the next child work in the release that is current; returns whether this process can have one there."""
+        if self._release is None:
+            return True
+        current = self._release.resolve()
+        if current != self._home and not same_kit(self._home, current):
+            log.info("%s needs another kit or environment: leaving it to systemd", task)
+            return False
+        if current != self._place:
+            log.info("%s goes on with release %s", task, current.name)
+        self._place = current
+        return True
+
+    def enter(self) -> None:
+        """Work there, in a process that was forked."""
+        if self._release is not None:
+            os.chdir(self._place)
+            import_from([str(self._place) if each == str(self._home) else each for each in sys.path])
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Be there for a moment, so that a process that is started has it as its own directory."""
+        os.chdir(self._place)
+        try:
+            yield
+        finally:
+            os.chdir(self._home)
