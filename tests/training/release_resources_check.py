@@ -25,6 +25,7 @@ from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.tasks.training import Training  # noqa: E402
 from trainer.telemetry.counters import Counters  # noqa: E402
 from trainer.training.release_resources import freed  # noqa: E402
+from trainer.training.run_context import RunContext  # noqa: E402
 from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
 from trainer.training.strategies import make_strategy  # noqa: E402
 
@@ -97,7 +98,7 @@ config = Config(program="release_resources_check:Waiting", strategy="parameter_s
 cluster = start_cluster("parameter_server", 1 + ("other members" in sys.argv), 1)
 none: Any = None
 progress: Any = SimpleNamespace(counters=Counters())  # all that an end of a generation asks of it
-training = Training(config, cluster, none, none, progress, none)
+training = Training(RunContext(config, none, none, progress, none, None, None, none), cluster)
 variants = {"ragged", "sparse"} & set(sys.argv)
 program = WaitingForVariants() if variants else Waiting()
 training._runner = runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)

@@ -55,6 +55,10 @@ MEMBERS = {"worker-0": "w0", "ps-0": "p0"}
 CLUSTER = ClusterConfig({"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:9"], "ps": ["127.0.0.1:9"]}, "chief", 0)
 
 
+def training_of(config: Config, program: Any, directory: RunDirectory, progress: Progress, members: Any) -> Training:
+    return Training(RunContext(config, program, directory, progress, Phases({}), members, None, StopRequest()), CLUSTER)
+
+
 class Formed(Membership):
     """Has its members already."""
 
@@ -181,7 +185,7 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     lost: list[str] = []
     member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lost.append, began=0, hurt=False)
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+    training = training_of(config, None, directory, progress, member)
 
     def train_generation(*arguments: Any) -> None:
         training._runner = SimpleNamespace(is_recovering=recovering, close=lambda: None)
@@ -213,7 +217,7 @@ def run_generations(
     known = {"form": lambda: CLUSTER, "generation_over": lambda message: None, "began": 0, "hurt": False}
     membership: Any = SimpleNamespace(**{**known, **member})
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=membership)
+    training = training_of(config, None, directory, progress, membership)
 
     def train_generation(*arguments: Any) -> None:
         training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
@@ -283,7 +287,7 @@ def test_only_generations_that_trained_nothing_end_the_process(
         form=lambda: CLUSTER, generation_over=lambda message: None, lost_ps=lambda: ["ps-0"], began=0, hurt=True
     )
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+    training = training_of(config, None, directory, progress, member)
 
     def train_generation(*arguments: Any) -> None:
         training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
@@ -326,7 +330,7 @@ def test_the_next_generation_waits_for_the_threads_of_the_one_before(
     """They are still at work on a worker, where they make its iterator for example."""
     member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0, hurt=False)
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, None, directory, progress, Phases({}), membership=member)
+    training = training_of(config, None, directory, progress, member)
     closed, released, seen = threading.Event(), threading.Event(), list[bool]()
 
     def work() -> None:
@@ -372,7 +376,7 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
     handler = signal.getsignal(signal.SIGTERM)
     member: Any = SimpleNamespace(form=lambda: CLUSTER, generation_over=lambda message: None, began=0)
     progress = Progress(config, directory, Notifier())
-    training = Training(config, CLUSTER, program, directory, progress, Phases({}), membership=member)
+    training = training_of(config, program, directory, progress, member)
     generations: list[int] = []
 
     def train_generation(*arguments: Any) -> None:

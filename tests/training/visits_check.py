@@ -33,6 +33,7 @@ from trainer.tasks.training import Training
 from trainer.telemetry.counters import Counters
 from trainer.training.data.input import own_train_dataset
 from trainer.training.data.places import pass_after_pass
+from trainer.training.run_context import RunContext
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
 
@@ -128,7 +129,7 @@ class Generation:
     def __init__(self, config: Config, program: Any, workers: int) -> None:
         cluster = start_cluster("parameter_server", workers, 1)
         self.runner = RemoteStepRunner(config, program, make_strategy(config, cluster), workers)
-        self._training = Training(config, cluster, NONE, NONE, PROGRESS, NONE)
+        self._training = Training(RunContext(config, NONE, NONE, PROGRESS, NONE, None, None, NONE), cluster)
         directory = RunDirectory(config.shared_dir, config.run)
         self.checkpoints = Checkpoints(
             directory, self.runner.trained, self.runner.step, config, position=lambda: self.runner.position

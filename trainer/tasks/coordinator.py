@@ -37,6 +37,7 @@ from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.outlets.webhook import Notifications
 from trainer.telemetry.progress import Progress
 from trainer.telemetry.resources import record_resources
+from trainer.training.run_context import RunContext
 
 log = logging.getLogger(__name__)
 FLUSH_SECONDS = 10.0
@@ -193,9 +194,9 @@ def train_run(
     load_tensorflow()
     program = load_program(config.program, config.program_args, partial(end_import, held.directory))
     held.program_file = program_file(program)
-    Training(
-        config, cluster, program, held.directory, held.progress, phases, held.membership, held.lease, stopping
-    ).run()
+    stopping = stopping or StopRequest()
+    context = RunContext(config, program, held.directory, held.progress, phases, held.membership, held.lease, stopping)
+    Training(context, cluster).run()
 
 
 def leave(held: HeldResources, notifier: Notifier, run: str, error: BaseException) -> int:

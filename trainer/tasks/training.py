@@ -30,7 +30,6 @@ from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import Phase, RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.lease import Lease
 from trainer.tasks.waits import wait_for_members, wait_for_the_end
 from trainer.telemetry.progress import Progress
 from trainer.training.run_context import RunContext
@@ -48,27 +47,15 @@ def train(
     config: Config, cluster: ClusterConfig, program: Program, directory: RunDirectory, progress: Progress
 ) -> None:
     """Train to the end on members that live as long as this process does; raises Stopped when asked to stop."""
-    Training(config, cluster, program, directory, progress, Phases.from_config(config, progress.phase)).run()
+    phases = Phases.from_config(config, progress.phase)
+    Training(RunContext(config, program, directory, progress, phases, None, None, StopRequest()), cluster).run()
 
 
 class Training:
     """One process's part of a run: the generations that it trains, each on the members that are present."""
 
-    def __init__(
-        self,
-        config: Config,
-        cluster: ClusterConfig,
-        program: Program,
-        directory: RunDirectory,
-        progress: Progress,
-        phases: Phases,
-        membership: Membership | None = None,
-        lease: Lease | None = None,
-        stopping: StopRequest | None = None,
-    ) -> None:
-        self._context = RunContext(
-            config, program, directory, progress, phases, membership, lease, stopping or StopRequest()
-        )
+    def __init__(self, context: RunContext, cluster: ClusterConfig) -> None:
+        self._context = context
         self._cluster = cluster
         self._store: Any = None
         self._began = time.monotonic()
