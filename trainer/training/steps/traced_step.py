@@ -121,7 +121,7 @@ def trace_step(
 
 
 def by_autograph(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a model's step as AutoGraph translates it: to translate what is around it too takes a tenth of an import."""
+    """Return a model's step as AutoGraph translates it: what is around it would take a tenth of an import."""
     autograph = tf.__internal__.autograph
     return cast(Callable[..., Any], autograph.tf_convert(step, autograph.control_status_ctx()))
 
