@@ -113,3 +113,9 @@ def test_pages_that_code_and_messages_name_are_there() -> None:
             if not (ROOT / page).exists() or (anchor and anchor not in anchors(page)):
                 wrong.append(f"{source}: {page}#{anchor}")
     assert wrong == []
+
+
+def test_no_file_holds_two_versions_of_a_merge() -> None:
+    command = ["git", "grep", "-InE", "^(<{7}|>{7}) "]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 1, found.stdout + found.stderr  # 1: git grep finds nothing
