@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import MINUTE, PROGRAMS, Process, Runs, environment, until
+from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, environment, until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.cluster.spec import free_addresses
@@ -136,3 +136,35 @@ def test_curves_are_grouped_by_run(board: str) -> None:
 
     names = until(lambda: len(known()) >= 3 and known(), "the run's curves", MINUTE)
     assert {name.split("/")[-1] for name in names} >= {"train", "eval"}
+
+
+HANGING = """
+import os, sys, threading, time
+from pathlib import Path
+from trainer.telemetry.outlets import tensorboard
+
+writer = tensorboard.EventWriter(Path(sys.argv[1]))
+name = f"events.out.tfevents.{7:017.6f}.{tensorboard.socket.gethostname()}.{os.getpid()}.0"
+os.mkfifo(Path(sys.argv[1]) / name)
+reader = os.open(Path(sys.argv[1]) / name, os.O_RDONLY | os.O_NONBLOCK)
+writer.write(1, {"loss": 1.0}, 7.0)
+
+
+def fill():
+    for step in range(10_000):
+        writer.write(step, {"loss": 1.0}, 8.0)
+
+
+thread = threading.Thread(target=fill, daemon=True)
+thread.start()
+thread.join(5)
+print("hangs" if thread.is_alive() else "written", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_path_that_hangs_holds_up_no_other_thread(tmp_path: Path) -> None:
+    """A pipe that nobody empties takes as long as a path whose server is away."""
+    command = [sys.executable, "-c", HANGING, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "hangs\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import logging
 import os
@@ -70,13 +72,18 @@ class EventWriter:
         self._directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names.
         name = f"events.out.tfevents.{at:017.6f}.{socket.gethostname()}.{os.getpid()}.{next(_files)}"
-        self._file = self._tf.io.TFRecordWriter(str(self._directory / name))
+        # TensorFlow's writer holds Python's lock while the path hangs, and so all threads of the process.
+        self._file = (self._directory / name).open("ab", buffering=0)
         self._append(wall_time=at, file_version="brain.Event:2")
         return self._file
 
     def _append(self, **fields: Any) -> None:
-        self._file.write(self._tf.compat.v1.Event(**fields).SerializeToString())
-        self._file.flush()
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(self._tf.compat.v1.Event(**fields).SerializeToString())
+        if self._file.write(record.getvalue()) != len(record.getvalue()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def write_mark(board: EventWriter, number: int, record: Mapping[str, Any]) -> None:
