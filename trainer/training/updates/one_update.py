@@ -37,7 +37,7 @@ def gather(optimizer: Optimizer) -> None:
     def update_step(gradient: Tensor, variable: Variable) -> None:
         if needs_no_update(optimizer):
             return
-        with updating(optimizer), number.replaced():
+        with updating(optimizer, gradient, variable), number.replaced():
             decay(variable, optimizer.learning_rate)
             plain(gradient, variable)
             if optimizer.use_ema and (average := moving_average(optimizer, variable)) is not None:
@@ -72,7 +72,7 @@ def gather_legacy(optimizer: Optimizer) -> None:
         def updated(gradient: Tensor, variable: Variable, *more: object, **named: object) -> Any:
             if needs_no_update(optimizer):
                 return tf.no_op()
-            with updating(optimizer):
+            with updating(optimizer, gradient, variable):
                 done = update(gradient, variable, *more, **named)
                 constrain(variable)
             return done
@@ -95,7 +95,7 @@ def gather_keras3(optimizer: Optimizer) -> None:
     def update_step(gradient: Tensor, variable: Variable, rate: Tensor) -> None:
         if needs_no_update(optimizer):
             return
-        with updating(optimizer):
+        with updating(optimizer, gradient, variable):
             decay(variable, rate)
             plain(gradient, variable, rate)
         if optimizer.use_ema:

@@ -14,10 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Optimizer
+from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.tf_internals.graphs import APART, CHOICES, handle_shape, outermost
 from trainer.training.updates.atomic_updates import WHOLE_BY_THEMSELVES, WRITING, written_handles
+from trainer.training.updates.part_totals import reject_part_totals
 
 RESTS = ("FloorMod", "Mod", "TruncateMod")
 DIVIDING = ("FloorDiv", "TruncateDiv")
@@ -55,14 +56,18 @@ def applying(optimizer: Optimizer) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def updating(optimizer: Optimizer) -> Iterator[None]:
-    """Take what is traced meanwhile for an update; raises UserError where it depends on whose turn a step is."""
+def updating(optimizer: Optimizer, gradient: Tensor, variable: Variable) -> Iterator[None]:
+    """Take what is traced meanwhile for an update of a variable.
+
+    Raises UserError where it depends on whose turn a step is, or on numbers of one part of a split variable.
+    """
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
     made = graph.get_operations()[before:]
     _updates.setdefault(graph, set()).update(one.name for one in made)
     reject_turns(optimizer, made)
+    reject_part_totals(optimizer, variable, gradient, made)
 
 
 def writes(operation: Any) -> bool:

@@ -1,0 +1,127 @@
+"""What a step or an optimizer of one's own computes of a whole weight is no sum of what it computes of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
+from trainer.core.failures import UserError
+from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.updates.one_update import gather, gather_keras3
+
+# isort: split
+import keras
+import tensorflow as tf
+
+pytestmark = pytest.mark.timeout(300)
+ShardedVariable = tf.__internal__.distribute.ShardedVariable
+Pairs = list[tuple[Any, Any]]
+
+
+class Centralized(tf.keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        super().update_step(gradient - tf.reduce_mean(gradient, axis=0, keepdims=True), variable)
+
+
+class ByRows(tf.keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        super().update_step(gradient - tf.reduce_mean(gradient, axis=1, keepdims=True), variable)
+
+
+class CentralizedOfKeras3(keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        super().update_step(gradient - keras.ops.mean(gradient), variable, learning_rate)
+
+
+class Clipping(tf.keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars: Any, **named: Any) -> Any:
+        return super().apply_gradients([(tf.clip_by_norm(one, 1.0), weight) for one, weight in grads_and_vars], **named)
+
+
+def plain(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return gradients
+
+
+def clipped(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.clip_by_norm(one, 1.0) for one in gradients]
+
+
+def clipped_rows(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.clip_by_norm(one, 1.0, axes=[1]) for one in gradients]
+
+
+def clipped_together(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return tf.clip_by_global_norm(gradients, 1.0)[0]
+
+
+def adapted(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one * tf.norm(weight) for one, weight in zip(gradients, weights, strict=True)]
+
+
+def train(optimizer: Any, change: Callable[..., Any], is_split: bool = True, is_sparse: bool = False) -> None:
+    """Trace two applications of the gradients of a weight, split or not."""
+    parts = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
+    whole = ShardedVariable(parts, name="table") if is_split else None
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        split = keras.Variable(tf.zeros([4, 3]), dtype="float32", name="table")
+        split._value = whole
+        weights = shards_of(split)
+        optimizer.build(weights)
+        gather_keras3(optimizer)
+    else:
+        weights = parts
+        (optimizer._create_all_weights if hasattr(optimizer, "get_slot") else optimizer.build)(parts)
+        gather(optimizer)
+
+    @tf.function
+    def step() -> None:
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                read = [tf.gather(one, [1, 0]) if is_sparse else tf.convert_to_tensor(one) for one in parts]
+                loss = tf.reduce_mean(tf.concat(read, 0) ** 2)
+            gradients = change(tape.gradient(loss, parts), parts)
+            optimizer.apply_gradients(list(zip(gradients, weights, strict=True)))
+
+    step.get_concrete_function()
+
+
+@pytest.mark.parametrize(("change", "is_sparse"), [(clipped, False), (clipped, True), (adapted, False)])
+def test_a_step_that_computes_a_number_of_each_part_is_refused(change: Any, is_sparse: bool) -> None:
+    with pytest.raises(UserError, match="the step computes a norm, a mean or the like of each part of table"):
+        train(tf.keras.optimizers.SGD(0.1), change, is_sparse=is_sparse)
+    train(tf.keras.optimizers.SGD(0.1), change, is_split=False, is_sparse=is_sparse)
+
+
+def test_a_step_of_keras3_is_refused_likewise() -> None:
+    with pytest.raises(UserError, match=r"the step computes .* Set partitioner to none"):
+        train(keras.optimizers.SGD(0.1), clipped)
+
+
+@pytest.mark.parametrize("change", [plain, clipped_rows, clipped_together])
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adam, keras.optimizers.Adam])
+def test_numbers_of_rows_and_of_all_gradients_are_right_of_parts(make: Any, change: Any) -> None:
+    train(make(0.1), change)
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_an_optimizers_own_clipnorm_is_that_of_the_whole(is_sparse: bool) -> None:
+    train(tf.keras.optimizers.SGD(0.1, clipnorm=1.0), plain, is_sparse=is_sparse)
+
+
+@pytest.mark.parametrize("make", [Centralized, CentralizedOfKeras3])
+def test_an_update_that_computes_a_number_of_each_part_is_refused(make: Any) -> None:
+    with pytest.raises(UserError, match=f"{make.__name__}'s update computes"):
+        train(make(0.1), plain)
+
+
+def test_an_apply_gradients_that_does_so_is_refused() -> None:
+    with pytest.raises(UserError, match="the step computes"):
+        train(Clipping(0.1), plain)
+
+
+def test_an_update_by_rows_or_of_a_whole_weight_works() -> None:
+    train(ByRows(0.1), plain)
+    train(Centralized(0.1), plain, is_split=False)

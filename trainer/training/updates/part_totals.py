@@ -1,0 +1,84 @@
+"""Refuse numbers of a whole weight, as its norm, that are computed of each part of a split one.
+
+What a program trains are the parts: to clip the gradient of each by its norm, or to take its mean away, would do so
+part by part. A norm of all gradients is one number for all parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
+from trainer.core.failures import UserError
+from trainer.training.tf_internals.variables import whole_of
+from trainer.training.updates.rows import own
+
+TOTALS = ("EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
+OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
+# Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
+_shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[str]]]] = weakref.WeakKeyDictionary()
+
+
+def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
+    """Raise UserError where a part's gradient, or its update with these operations, has a number of that part alone."""
+    part = own(variable)
+    if (whole := whole_of(part)) is None:
+        return
+    kind = type(optimizer)
+    size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
+    is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
+    where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
+    is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
+    if is_own and any(is_total(one) and one.inputs[0].shape.num_elements() == size for one in made):
+        where = f"{kind.__name__}'s update"
+    if where:
+        raise UserError(
+            f"{where} computes a norm, a mean or the like of each part of {whole.name} or of its gradient, which is "
+            "split over the ps: no part would get the whole's. Set partitioner to none, so that weights stay whole, or "
+            "clip by global_clipnorm"
+        )
+
+
+def differs(whole: Variable, part: Variable, totals: set[str]) -> bool:
+    """Return whether another part's gradient of the same `apply_gradients` has other numbers in it."""
+    weights = _shared.setdefault(tf.compat.v1.get_default_graph(), {})
+    parts, first = weights.get(id(whole), ([], totals))
+    if part.name in parts:  # the next apply_gradients of the step
+        parts, first = [], totals
+    weights[id(whole)] = ([*parts, part.name], first)
+    return totals != first
+
+
+def totals_of(gradient: Tensor) -> set[str]:
+    """Return the names of what is computed over all rows of something between the tape and this gradient."""
+    given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if not tf.is_symbolic_tensor(given):
+        return set()
+    todo, known = [given], {given.name}
+    found: set[str] = set()
+    while todo:
+        tensor = todo.pop()
+        one = tensor.op
+        if one.name.startswith(OF_TAPE):
+            continue
+        if is_total(one):
+            found.add(one.name)
+        inputs = one.inputs[tensor.value_index :][:1] if one.type == "IdentityN" else one.inputs
+        more = [each for each in inputs if each.dtype != tf.resource and each.name not in known]
+        todo += more
+        known.update(each.name for each in more)
+    return found
+
+
+def is_total(operation: Operation) -> bool:
+    """Return whether an operation makes one number, or row, of all rows."""
+    if operation.type not in TOTALS or not (rank := operation.inputs[0].shape.rank):
+        return False
+    if operation.type == "L2Loss" or (axes := tf.get_static_value(operation.inputs[1])) is None:
+        return True
+    return any(axis % rank == 0 for axis in np.ravel(axes))
