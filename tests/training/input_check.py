@@ -108,6 +108,9 @@ def making(dataset: Any) -> Any:
 def refused(strategy: Any) -> dict[str, str]:
     """What is said to programs whose pipelines can't run on workers."""
     outside = tf.data.Dataset.range(16)
+    with strategy.scope():
+        numbers = tf.lookup.KeyValueTensorInitializer(WORDS, tf.range(len(WORDS), dtype=tf.int64))
+        vocabulary = tf.lookup.StaticVocabularyTable(numbers, 1)
     programs = {
         "from_generator": making(lambda context: generated().batch(2)),
         "py_function": making(lambda context: called_back(tf.py_function).batch(2)),
@@ -116,6 +119,7 @@ def refused(strategy: Any) -> dict[str, str]:
         "outside": making(lambda context: outside.batch(2)),
         "outside_whole": making(lambda context: outside),
         "table": making(lambda context: tf.data.Dataset.from_tensors(WORDS).map(words())),
+        "vocabulary": making(lambda context: tf.data.Dataset.from_tensors(WORDS).map(vocabulary.lookup)),
         "own_operations": making(lambda context: tf.data.Dataset.range(16).map(lambda x: x + 1).batch(2)),
         "loop": making(looped),
         "one_of_them": making(lambda context: tf.data.Dataset.from_tensors(next(iter(tf.data.Dataset.range(16))))),

@@ -68,6 +68,10 @@ def test_a_table_made_outside_the_scope_is_refused(input_check: dict[str, Any]) 
     assert "build_model" in message
 
 
+def test_a_table_that_the_scope_leaves_in_the_coordinator_is_named(input_check: dict[str, Any]) -> None:
+    assert "StaticVocabularyTable stays in the coordinator" in input_check["refused"]["vocabulary"]
+
+
 def test_tensorflows_own_operations_are_not_refused(input_check: dict[str, Any]) -> None:
     assert input_check["refused"]["own_operations"] == ""
 

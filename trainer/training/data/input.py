@@ -69,7 +69,8 @@ DATASET_FROM_OUTSIDE = (
 )
 RESOURCE_FROM_OUTSIDE = (
     "uses a lookup table, a variable or a random generator that lives in the coordinator: workers would ask there for "
-    "every element, or find nothing. Make it in build_model, which is called in the strategy's scope"
+    "every element, or find nothing. Make it in build_model, which is called in the strategy's scope; a "
+    "StaticVocabularyTable stays in the coordinator even so: take a StringLookup, IntegerLookup or StaticHashTable"
 )
 NO_FILES = (
     "asks for no files, and input_sharding: dynamic gives them out one by one: begin with context.files(PATTERN), "
