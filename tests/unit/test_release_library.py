@@ -491,3 +491,17 @@ def test_recent_current_and_used_releases_stay(tmp_path):
     (tmp_path / "current").symlink_to("releases/current")
     found = release_prune.superfluous(tmp_path, 2, {tmp_path / "releases" / "used"})
     assert [path.name for path in found] == ["oldest", ".shared.cache", "lonely"]
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        ("error: Failed to download `tensorflow`\n  cause: No space left on device (os error 28)", True),
+        ("cause: Disk quota exceeded (os error 122)", True),
+        ("error: no matching distribution", False),
+    ],
+)
+def test_a_disk_that_was_full_is_said_first(tmp_path, error, full):
+    said = python_environment.say_full(tmp_path / "cpu-3.11-abc", error)
+    assert said.startswith(f"an environment does not fit into {tmp_path}: ") is full
+    assert bool(said) is full

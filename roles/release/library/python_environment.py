@@ -315,9 +315,8 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
     code, _out, error = module.run_command([*command, module.params["lock"]], **run)
     shutil.rmtree(cache, ignore_errors=True)
     if code != 0:
-        module.fail_json(
-            msg=f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}", cmd=command
-        )
+        what = f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}"
+        module.fail_json(msg=say_full(environment, error) + what, cmd=command)
     python = str(environment / "bin" / "python")
     _code, magic, _ = module.run_command([python, "-c", "import importlib.util as u; print(u.MAGIC_NUMBER.hex())"])
     for site in environment.glob("lib/python3.*/site-packages"):
@@ -327,6 +326,17 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
         # Not the packages' own tests, which are a fifth of all and which nobody imports. Some hold examples of what
         # can't be compiled: those stay as they are, and the exit code says no more than that.
         module.run_command([python, "-m", "compileall", "-q", "-q", "-j", "0", "-x", "/tests/", str(site)])
+
+
+def say_full(environment: Path, error: str) -> str:
+    """Say in the first words that a disk was full, where uv says so in its last; empty where it was not."""
+    if "No space left on device" not in error and "Disk quota exceeded" not in error:
+        return ""
+    free = shutil.disk_usage(environment.parent).free / 1e6
+    return (
+        f"an environment does not fit into {environment.parent}: {free:,.0f} MB are free there now; expected 2,000 MB, "
+        "or 8,000 with GPUs. "
+    )
 
 
 def put_bytecode(site: Path, archive: Path, digest: str, magic: str) -> bool:
