@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -451,3 +453,15 @@ def test_a_start_is_refused_with_every_problem(site: Path) -> None:
     (site / "group_vars" / "all.yml").write_text(SITE.replace("6006", "7") + "cluster_foo: 1\n")
     with pytest.raises(OperatorMistake, match=r"(?s)cluster_foo.*cluster_uid is 7"):
         load_inventory(str(site), check=True)
+
+
+def test_each_line_of_ansible_cfg_is_a_setting_of_ansibles() -> None:
+    """A name that it does not know has no effect, and no message."""
+    settings_file = configparser.ConfigParser(interpolation=None)
+    settings_file.read(KIT / "ansible.cfg")
+    root = Path(settings.__file__).parent
+    texts = [path.read_text() for path in (root / "config" / "base.yml", *(root / "plugins").rglob("*.py"))]
+    known = {key for text in texts for key in re.findall(r"\bkey: '?([a-z_]+)'?", text)}
+    names = [name for section in settings_file.sections() for name in settings_file[section]]
+    assert [name for name in names if name not in known] == []
+    assert len(names) > 10
