@@ -58,7 +58,7 @@ def test_the_saved_model_predicts(lab, trained):
     assert float(printed.split("accuracy ")[-1]) >= 0.95
 
 
-@pytest.mark.slow  # tests/unit/test_fleet_verbs.py says it without a lab
+@pytest.mark.slow  # tests/unit/test_fleet_start.py says it without a lab
 def test_a_finished_run_started_again_says_so(lab, trained):
     again = fab("start-cluster", "--run", RUN)
     assert again.returncode == 0, again.stdout + again.stderr

@@ -20,7 +20,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.verbs.advise import advise as advise_verb
 from fleet.verbs.advise import read, script
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_second_day as day
 
 TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
@@ -267,13 +267,13 @@ class Hosts(day.Hosts):
         return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n\n{units}")
 
 
-def trains(hosts: fleet.FakeHosts) -> None:
+def trains(hosts: fake_hosts.FakeHosts) -> None:
     steps = int(hosts.now) * 5
     workers = {
         "worker-0": {"steps": steps, "steps_per_second": 5.0},
         "worker-1": {"steps": steps // 10, "steps_per_second": 0.5},
     }
-    hosts.run_status = fleet.status("training", steps, hosts.now, workers=workers)
+    hosts.run_status = fake_hosts.status("training", steps, hosts.now, workers=workers)
 
 
 def make_hosts() -> Hosts:
@@ -284,22 +284,22 @@ def make_hosts() -> Hosts:
 
 def test_the_verb_looks_twice_and_changes_nothing() -> None:
     hosts = make_hosts()
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     console = Console(io.StringIO(), clock, clock.sleep)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert hosts.done == []
     assert clock.now == 120
-    assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fleet.printed(console)
+    assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fake_hosts.printed(console)
 
 
 def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
     hosts = make_hosts()
     hosts.unreachable = {"ps-b": "no route"}
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     console = Console(io.StringIO(), clock, clock.sleep)
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route"):
         advise_verb(Cluster(hosts.inventory, hosts), console, 120)
-    assert "worker: worker-1 is slow" in fleet.printed(console)
+    assert "worker: worker-1 is slow" in fake_hosts.printed(console)
     hosts.recorded = {"ps-b": '{"host": "ps-b"}'}
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
 
@@ -307,23 +307,23 @@ def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
 def test_a_run_that_has_just_begun_is_waited_for() -> None:
     looks = itertools.count()
 
-    def begins(hosts: fleet.FakeHosts) -> None:
+    def begins(hosts: fake_hosts.FakeHosts) -> None:
         trains(hosts)
         if next(looks) < 3:
-            hosts.run_status = fleet.status("training", 1, hosts.now, workers={})
+            hosts.run_status = fake_hosts.status("training", 1, hosts.now, workers={})
 
     made = day.make_hosts()
     hosts = Hosts(made.inventory, units=made.units, tick=begins)
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     console = Console(io.StringIO(), clock, clock.sleep)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert clock.now == 126
-    assert "worker: worker-1 is slow" in fleet.printed(console)
+    assert "worker: worker-1 is slow" in fake_hosts.printed(console)
 
 
 def test_without_a_training_there_is_nothing_to_measure() -> None:
     hosts = day.make_hosts()
-    hosts.run_status = fleet.status("stopped", 20)
+    hosts.run_status = fake_hosts.status("stopped", 20)
     with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
         advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO()), 120)
 
@@ -332,8 +332,8 @@ def test_a_cluster_without_ps_is_refused_at_once() -> None:
     made = day.make_hosts()
     tasks = tuple(task for task in made.inventory.tasks if task.job != "ps")
     hosts = Hosts(dataclasses.replace(made.inventory, tasks=tasks), units=made.units)
-    hosts.run_status = fleet.status("training", 1, 0, workers={})
-    clock = fleet.Clock(hosts=hosts)
+    hosts.run_status = fake_hosts.status("training", 1, 0, workers={})
+    clock = fake_hosts.Clock(hosts=hosts)
     with pytest.raises(OperatorMistake, match="advise is for strategy parameter_server"):
         advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO(), clock, clock.sleep), 120)
     assert clock.now == 0

@@ -27,7 +27,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.site.inventory import load_inventory
 from fleet.verbs import bundle as verb
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_json_output as answers
 
 KEY = """-----BEGIN OPENSSH PRIVATE KEY-----
@@ -274,7 +274,7 @@ def test_the_inventorys_secrets_are_known_and_not_shown(site: Path) -> None:
     assert '"program": "p:P"' in shown
 
 
-class Hosts(fleet.FakeHosts):
+class Hosts(fake_hosts.FakeHosts):
     """Hosts whose journals have secrets."""
 
     def _answer(self, host: str, script: str) -> Answer:
@@ -296,11 +296,11 @@ class Hosts(fleet.FakeHosts):
 
 def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "diagnose", lambda *_: [])
-    pretended = fleet.make_inventory()
+    pretended = fake_hosts.make_inventory()
     inventory = replace(load_inventory(str(site)), tasks=pretended.tasks, hosts=pretended.hosts)
     hosts = Hosts(
         inventory,
-        run_status={**fleet.status("training", 5), "message": f"it read {VAULTED}"},
+        run_status={**fake_hosts.status("training", 5), "message": f"it read {VAULTED}"},
         unreachable={"far": f"no {BECOME}"},
     )
     console = Console(io.StringIO(), json_out=io.StringIO(), progress_out=io.StringIO())
@@ -310,7 +310,7 @@ def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeyp
     assert place.stat().st_mode & 0o777 == 0o600
     with tarfile.open(place) as archive:
         texts = {member.name: (archive.extractfile(member) or io.BytesIO()).read().decode() for member in archive}
-    whole = "\n".join([*texts, *texts.values(), fleet.printed(console), json.dumps(found)])
+    whole = "\n".join([*texts, *texts.values(), fake_hosts.printed(console), json.dumps(found)])
     planted = [VAULTED, INLINE, quote(INLINE), BECOME, "quite-secret", "private-words", "AAAABG5vbm", "pw12345"]
     planted += ["wJalr", "arg-word", "event-word", "env word", "db-word", "glpat-", "inventory-word", "url-word"]
     for secret in planted:
@@ -325,17 +325,19 @@ def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeyp
 def test_nothing_is_written_where_a_secret_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb, "inventory_secrets", lambda _: {"very-secret"})
     monkeypatch.setattr(verb, "gather", lambda *_: ({"a.txt": "very-secret"}, {}))
-    inventory = fleet.make_inventory()
+    inventory = fake_hosts.make_inventory()
     with pytest.raises(ClusterTrouble, match=r"nothing was written: .* is still in a.txt"):
-        verb.bundle(Cluster(inventory, fleet.FakeHosts(inventory)), Console(io.StringIO()), str(tmp_path / "b.tar.gz"))
+        verb.bundle(
+            Cluster(inventory, fake_hosts.FakeHosts(inventory)), Console(io.StringIO()), str(tmp_path / "b.tar.gz")
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_can_not_be_written_is_refused_first(tmp_path: Path) -> None:
-    inventory = fleet.make_inventory()
+    inventory = fake_hosts.make_inventory()
     for out in (str(tmp_path), "/nowhere/at/all.tar.gz"):
         with pytest.raises(OperatorMistake, match="expected a file to write"):
-            verb.bundle(Cluster(inventory, fleet.FakeHosts(inventory)), Console(io.StringIO()), out)
+            verb.bundle(Cluster(inventory, fake_hosts.FakeHosts(inventory)), Console(io.StringIO()), out)
 
 
 def test_what_a_host_prints_is_cut_into_files() -> None:
@@ -347,7 +349,7 @@ def test_what_hangs_on_a_host_takes_nothing_away_from_the_rest(monkeypatch: pyte
     monkeypatch.setattr(contents, "COMMANDS", {"disks.txt": "echo one; sleep 30", "system.txt": "echo two"})
     monkeypatch.setattr(contents, "JOURNAL", "false")
     monkeypatch.setattr(contents, "EACH_SECONDS", 1)
-    script = contents._script(fleet.make_inventory(), "ps-a", None, 10)
+    script = contents._script(fake_hosts.make_inventory(), "ps-a", None, 10)
     done = subprocess.run(["sh", "-c", f'root() {{ "$@"; }}; {script}'], capture_output=True, text=True, check=True)
     assert contents.split_files(done.stdout) == {
         "disks.txt": "one\n(no end within 1 s)\n", "system.txt": "two\n", "journal.txt": "\n",
@@ -355,7 +357,7 @@ def test_what_hangs_on_a_host_takes_nothing_away_from_the_rest(monkeypatch: pyte
 
 
 def test_a_host_that_lets_nobody_become_root_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    inventory = fleet.make_inventory()
+    inventory = fake_hosts.make_inventory()
     hosts = Hosts(inventory)
     monkeypatch.setattr(hosts, "_answer", lambda *_: Answer("", "sudo: a password is required", 1))
     _, missing = contents.host_files(Cluster(inventory, hosts), None, 10)

@@ -20,7 +20,7 @@ from fleet.rollout.release import Shipment, ShipmentResult
 from fleet.rollout.trial import TrialRun, TrialState
 from fleet.verbs import canary as subject
 from fleet.verbs.canary import CanaryRequest, canary
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_second_day as day
 from trainer.command_line import parse
 from trainer.core.settings.config import Config, read_assignments
@@ -182,9 +182,9 @@ def make_hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
 
 def console_of(hosts: Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     build, find = (lambda _: "new"), (lambda *_: None)
-    return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=io.StringIO())
+    return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, find, build, json_out=io.StringIO())
 
 
 def lines_of(hosts: Hosts) -> list[tuple[str, str]]:
@@ -198,7 +198,7 @@ def test_a_canary_that_passes_touches_one_host_and_no_task(hosts: Hosts) -> None
     console = console_of(hosts)
     canary(day.cluster(hosts), console, CanaryRequest("w-b", 20, reason="faster"))
     assert hosts.done == TRIAL
-    assert "Switch all of them: fab start-cluster --detach --reason faster" in fleet.printed(console)
+    assert "Switch all of them: fab start-cluster --detach --reason faster" in fake_hosts.printed(console)
     assert lines_of(hosts) == [("canary", "begun"), ("canary", "done")]
     assert json.loads(hosts.lines[-1])["hosts"] == ["w-b"]
 
@@ -238,7 +238,7 @@ def test_a_plan_does_nothing(hosts: Hosts) -> None:
     console = console_of(hosts)
     canary(day.cluster(hosts), console, CanaryRequest("w-b", 20, plan_only=True))
     assert (hosts.done, hosts.lines, hosts.holds) == ([], [], [])
-    assert "20 steps of a copy of run digits from step 15" in fleet.printed(console)
+    assert "20 steps of a copy of run digits from step 15" in fake_hosts.printed(console)
 
 
 def test_a_canary_without_memory_or_a_checkpoint_is_refused(hosts: Hosts) -> None:
@@ -269,7 +269,7 @@ def test_a_trial_has_an_end_and_what_is_left_over_of_its_host(monkeypatch: pytes
             return self.values[name]
 
     monkeypatch.setattr(trial, "Role", Role)
-    words = trial.command_of(make_trial(), fleet.make_inventory(), "far")
+    words = trial.command_of(make_trial(), fake_hosts.make_inventory(), "far")
     properties = {word.removeprefix("--property=") for word in words if word.startswith("--property=")}
     assert {"RuntimeMaxSec=60", "CPUWeight=10", "OOMScoreAdjust=1000", f"MemoryMax={2**31}"} <= properties
     assert {"ProtectSystem=strict", "LoadCredential=key:/etc/trainer/secrets-coming/key"} <= properties

@@ -31,7 +31,7 @@ from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as second_day
 
@@ -187,7 +187,7 @@ def hosts() -> Foreign:
 
 @pytest.fixture
 def console(hosts: Foreign) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(io.StringIO(), clock, clock.sleep)
 
 
@@ -224,11 +224,11 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "hosts.yml").write_text(removals.HOSTS)
     (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
-    hosts = Foreign(load_inventory(str(tmp_path)), run_status=fleet.status("training", 20))
+    hosts = Foreign(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
     for name in hosts.units:  # also the other cluster's, which has the same name
-        hosts.set(name, file_state="enabled", **fleet.UP)
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
     hosts.theirs, scripts = frozenset({"w-b"}), list[str]()
-    answer, clock = hosts._answer, fleet.Clock(hosts=hosts)
+    answer, clock = hosts._answer, fake_hosts.Clock(hosts=hosts)
     hosts._answer = lambda host, script: (  # type: ignore[method-assign]
         scripts.append(script) if host == "w-b" else None,
         answer(host, script),
@@ -244,7 +244,7 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
     assert all("@units" in script for script in scripts)  # it was only looked at
     where = "the old host" if new else "the host"
     said = f"nothing on {where}: it belongs to another cluster" if plan else "w-b belongs to another cluster, and was"
-    assert said in fleet.printed(console)
+    assert said in fake_hosts.printed(console)
 
 
 def test_another_clusters_coordinator_is_replaced_by_nothing(hosts: Foreign, console: Console) -> None:
@@ -266,7 +266,7 @@ def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: Con
     hosts.theirs = frozenset({"w-b"})
     stop_cluster(Cluster(hosts.inventory, hosts), console)
     assert (hosts.units["worker-1"].active, hosts.units["worker-0"].active) == ("active", "inactive")
-    assert "left alone: host 'w-b': it belongs to the cluster 198.51.100.7" in fleet.printed(console)
+    assert "left alone: host 'w-b': it belongs to the cluster 198.51.100.7" in fake_hosts.printed(console)
 
 
 def test_a_host_that_was_removed_is_free_for_another_cluster() -> None:

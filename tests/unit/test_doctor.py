@@ -31,12 +31,12 @@ from fleet.hosts.ssh import Answer
 from fleet.hosts.units import Unit
 from fleet.site.inventory import Host
 from fleet.verbs import doctor as verb
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_json_output as answers
 from trainer.cluster.reach.ways import Way
 
 GB = 10**9
-INVENTORY = fleet.make_inventory()
+INVENTORY = fake_hosts.make_inventory()
 FACTS: dict[str, Any] = {
     "apart": 0.1,
     "room": {"/": {"size": 100 * GB, "free": 50 * GB, "files": 10**6, "files_free": 10**6}, "/srv/trainer": None},
@@ -353,21 +353,21 @@ def console_of() -> Console:
 
 def test_a_right_cluster_ends_with_0_and_says_the_next_command(calm: Examination) -> None:
     console = console_of()
-    verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
+    verb.doctor(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), console)
     assert answers.answer_of(console)["findings"] == []
-    assert "nothing is wrong with 3 hosts" in fleet.printed(console)
-    assert fleet.printed(console).endswith("next: fab status\n")
+    assert "nothing is wrong with 3 hosts" in fake_hosts.printed(console)
+    assert fake_hosts.printed(console).endswith("next: fab status\n")
 
 
 def test_a_finding_ends_with_1_and_begins_with_the_worst_fix(calm: Examination) -> None:
     calm.facts = facts(unreadable=["/etc/trainer/run.json"], limits={"trainer@ps-0.service": 1024})
     console = console_of()
     with pytest.raises(ClusterTrouble) as ended:
-        verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
+        verb.doctor(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), console)
     assert (ended.value.code, str(ended.value)) == (1, "")
     found = answers.answer_of(console)
     assert (found["errors"], found["warnings"]) == (1, 1)
-    assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fleet.printed(console)
+    assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fake_hosts.printed(console)
 
 
 def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +377,7 @@ def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch
     set_run(without={"worker-1": "drained"})(calm)
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["ps-0 can't reach worker-1 at 192.0.2.31:2400 (no)"]))
     console = console_of()
-    verb.doctor(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), console)
+    verb.doctor(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), console)
     assert answers.answer_of(console)["findings"] == []
 
 
@@ -394,7 +394,7 @@ def test_a_typed_password_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch
 
 def test_ways_that_are_broken_or_slow_are_found(calm: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     """What each host found is made up; test_doctor_causes.py has a way without a route, and nothing a slow one."""
-    cluster = Cluster(INVENTORY, fleet.FakeHosts(INVENTORY))
+    cluster = Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY))
     monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, ["worker-1 to ps-0: no answer"]))
     (found,) = verb.judge_ways(cluster, calm)
     assert (found.level, found.fix) == (ERROR, "fab ways")
@@ -412,7 +412,7 @@ def way(seconds: float) -> Way:
 def test_gpus_that_are_not_as_expected_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is made up; test_doctor_causes.py has that of this machine."""
     monkeypatch.setattr(verb, "ask_gpus", lambda *_: ({"far": {"problems": ["no driver"]}}, {}))
-    (found,) = verb.judge_gpus(Cluster(INVENTORY, fleet.FakeHosts(INVENTORY)), ["far"])
+    (found,) = verb.judge_gpus(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), ["far"])
     assert (found.where, found.part, found.what) == ("far", "GPU", "no driver")
 
 
@@ -436,7 +436,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
         def judge(self, answers: Mapping[str, Any], hosts: list[str]) -> dict[str, str]:
             return {"far": "/etc/x differs"}
 
-    class Hosts(fleet.FakeHosts):
+    class Hosts(fake_hosts.FakeHosts):
         def run(self, scripts: Any, timeout: float = 30, data: Any = None) -> dict[str, Answer]:
             if not data:
                 return {host: Answer("1000.5\n") for host in scripts}
@@ -459,7 +459,7 @@ def test_the_hosts_are_asked_all_at_once_and_their_answers_taken(
             }
 
     monkeypatch.setattr(looking, "ShortWay", Short)
-    seen = looking.examine(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fleet.status("new", None))))
+    seen = looking.examine(Cluster(INVENTORY, Hosts(INVENTORY, run_status=fake_hosts.status("new", None))))
     assert (seen.differs, seen.broken, sorted(seen.facts)) == (
         {"far": "/etc/x differs"},
         {"head": "no disk", "store": "OSError: no place for files"},

@@ -33,8 +33,7 @@ from fleet.rollout.release import make_release
 from fleet.site.inventory import Host
 from fleet.verbs.doctor import judge_gpus, judge_ways
 from fleet.verbs.ways import read as read_ways
-from tests.unit import test_doctor, test_run_look, test_short_way
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts, test_doctor, test_run_look, test_short_way
 from tests.unit.test_doctor import INVENTORY, judge
 from trainer.cluster.reach.ways import status_of
 from trainer.run.directory import RunDirectory
@@ -173,7 +172,7 @@ def test_a_host_without_a_route_and_one_whose_packets_leave_from_another_address
 
 def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
     """By `fab doctor` itself, and by the coordinator in the run's status."""
-    hosts = fleet.FakeHosts(INVENTORY)
+    hosts = fake_hosts.FakeHosts(INVENTORY)
     hosts.run = lambda scripts, *_: {host: Answer(parted[1] if host == "far" else "") for host in scripts}  # type: ignore[method-assign]
     found = judge_ways(Cluster(INVENTORY, hosts), Examination(Observation()))
     (broken,) = [each for each in found if each.where == "worker-1"]
@@ -185,7 +184,7 @@ def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
     assert (found.level, found.where, found.fix) == ("error", "run digits", "fab ways")
 
 
-class Machine(fleet.FakeHosts):
+class Machine(fake_hosts.FakeHosts):
     """A host of the group gpu that is this machine, of which another driver is expected than any machine has."""
 
     def run(self, scripts: Mapping[str, str], *_: Any, **__: Any) -> dict[str, Answer]:

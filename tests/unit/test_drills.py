@@ -8,7 +8,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from itertools import islice
@@ -44,6 +44,7 @@ from fleet.hosts.ssh import Answer
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
+from tests.unit.fake_hosts import ScriptedHosts
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_WAYS = ("address-doubled", "ps-unreached")
@@ -57,45 +58,13 @@ TASKS = [
 RUNS = Process("a1", "active", "running", "success", 0, 100)
 
 
-class FakeHosts:
-    """Hosts that answer a script by the first pattern that it contains."""
-
-    def __init__(self, answers: Mapping[str, str | Answer] | None = None) -> None:
-        self.answers = dict(answers or {})
-        self.scripts: list[tuple[str, str]] = []
-
-    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
-        self.scripts += scripts.items()
-        return {host: self._answer(script) for host, script in scripts.items()}
-
-    def _answer(self, script: str) -> Answer:
-        found = next((answer for pattern, answer in self.answers.items() if pattern in script), "")
-        return found if isinstance(found, Answer) else Answer(found)
-
-    def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
-        raise NotImplementedError
-
-    def hold(self, host: str, script: str) -> Answer:
-        self.scripts.append((host, script))
-        return self._answer(script)
-
-    def is_holding(self) -> bool:
-        raise NotImplementedError
-
-    def let_go(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def inventory(**site: Any) -> Inventory:
     hosts = {name: Host(name, f"192.0.2.{name}") for name in dict.fromkeys(task.host for task in TASKS)}
     variables = {name: {"cluster_shared_dir": "/srv/t", **site} for name in hosts}
     return Inventory("test", {}, hosts, TASKS, variables)
 
 
-def make_testbed(hosts: FakeHosts, **site: Any) -> Testbed:
+def make_testbed(hosts: ScriptedHosts, **site: Any) -> Testbed:
     time = iter(range(10_000))
     console = Console(out=io.StringIO(), clock=lambda: float(next(time)), sleep=lambda _: None)
     made = Testbed(Cluster(inventory(**site), hosts), console)
@@ -112,7 +81,7 @@ def named(name: str) -> Drill:
 
 
 def test_no_drill_is_begun_while_a_start_is_at_work() -> None:
-    hosts = FakeHosts({"flock": "taken by a start of ann@laptop since 10:41:07 UTC"})
+    hosts = ScriptedHosts({"flock": "taken by a start of ann@laptop since 10:41:07 UTC"})
     with pytest.raises(OperatorMistake, match="this cluster is taken by a start of ann@laptop"):
         runner.drill(Cluster(inventory(), hosts), Console(out=io.StringIO()), ["worker"])
     ((host, script),) = hosts.scripts
@@ -120,7 +89,7 @@ def test_no_drill_is_begun_while_a_start_is_at_work() -> None:
     assert "a drill of " in script
 
 
-class Loses(FakeHosts):
+class Loses(ScriptedHosts):
     """Hosts of which the chief's has lost the connection that keeps starts away."""
 
     def is_holding(self) -> bool:
@@ -139,7 +108,7 @@ def as_left(**changes: str | Answer) -> dict[str, str | Answer]:
     }
 
 
-def drilled(hosts: FakeHosts) -> Testbed:
+def drilled(hosts: ScriptedHosts) -> Testbed:
     """The testbed after a drill's run."""
     made = make_testbed(hosts)
     made._before, made._settings = Observation(selection={"run": "big"}), dict.fromkeys(made.inventory.hosts, "{}")
@@ -318,16 +287,16 @@ def test_a_factor_loosens_the_bounds() -> None:
 @pytest.mark.parametrize("factor", [0.5, 0.0, float("nan"), float("inf")])
 def test_a_bounds_factor_that_is_no_factor_is_refused(factor: float) -> None:
     with pytest.raises(OperatorMistake, match=f"--bounds-factor {factor:g}.*from 1 on"):
-        runner.drill(Cluster(inventory(), FakeHosts()), Console(out=io.StringIO()), ["worker"], factor=factor)
+        runner.drill(Cluster(inventory(), ScriptedHosts()), Console(out=io.StringIO()), ["worker"], factor=factor)
 
 
 def test_a_host_that_says_half_of_it_is_named() -> None:
     with pytest.raises(ClusterTrouble, match="head: systemd does not say how chief-0 is"):
-        make_testbed(FakeHosts({"date": "12.5\n@unit\n@status\n@files\n@events\n"})).sample()
+        make_testbed(ScriptedHosts({"date": "12.5\n@unit\n@status\n@files\n@events\n"})).sample()
 
 
 def test_hosts_that_are_asked_for_must_answer() -> None:
-    hosts = FakeHosts({"show": Answer(unreachable="no answer")})
+    hosts = ScriptedHosts({"show": Answer(unreachable="no answer")})
     assert make_testbed(hosts).processes() == {}
     with pytest.raises(HostsUnreachable):
         make_testbed(hosts).processes(["far"])
@@ -344,7 +313,7 @@ def test_hosts_that_are_asked_for_must_answer() -> None:
 )
 def test_what_the_inventory_does_not_permit_is_refused_with_the_fix(name: str, site: Any, message: str) -> None:
     assert message in (runner.why_not_allowed(named(name), inventory(**site)) or "")
-    hosts = FakeHosts()
+    hosts = ScriptedHosts()
     with pytest.raises(OperatorMistake, match=re.escape(message)):
         runner.drill(Cluster(inventory(**site), hosts), Console(out=io.StringIO()), [name])
     assert hosts.scripts == []
@@ -394,7 +363,7 @@ UNITS = "Id=trainer@worker-1.service\nInvocationID=x\nActiveState=active\nSubSta
 
 
 def test_a_fault_that_did_not_happen_stops_the_drill() -> None:
-    hosts = FakeHosts({"systemctl show": UNITS, "kill": Answer(stderr="process 41 lives on", code=1)})
+    hosts = ScriptedHosts({"systemctl show": UNITS, "kill": Answer(stderr="process 41 lives on", code=1)})
     with pytest.raises(DrillFailed, match="lives on"):
         Kill(one("worker")).inject(make_testbed(hosts))
     with pytest.raises(DrillFailed, match="the fault on far"):
@@ -409,7 +378,7 @@ def test_a_fault_hits_the_task_or_the_whole_unit() -> None:
         (Freeze(one("worker")), "worker-1's process 42 stopped"),
         (Freeze(one("worker"), part="unit"), "worker-1's processes 41 and 42 stopped"),
     ):
-        hosts = FakeHosts({"systemctl show": both})
+        hosts = ScriptedHosts({"systemctl show": both})
         assert fault.inject(make_testbed(hosts)) == proof
         killed = re.findall(r"kill -\w+ ([\d ]+)", hosts.scripts[-1][1])
         assert [int(pid) for pids in killed for pid in pids.split()] == [int(pid) for pid in re.findall(r"4\d", proof)]
@@ -417,24 +386,24 @@ def test_a_fault_hits_the_task_or_the_whole_unit() -> None:
 
 def test_a_victim_without_a_process_stops_the_drill() -> None:
     with pytest.raises(DrillFailed, match="worker-1 on far has no process"):
-        Kill(one("worker")).inject(make_testbed(FakeHosts({"systemctl show": UNITS.replace("41", "0")})))
+        Kill(one("worker")).inject(make_testbed(ScriptedHosts({"systemctl show": UNITS.replace("41", "0")})))
 
 
 def test_a_cut_needs_a_dropped_packet_for_proof() -> None:
     dropped = "chain in { counter packets 3 bytes 9 drop }\nchain out { counter packets 4 bytes 9 drop }"
-    assert Cut(one("worker")).inject(make_testbed(FakeHosts({"nft list": dropped}))) == "far dropped 7 packets"
+    assert Cut(one("worker")).inject(make_testbed(ScriptedHosts({"nft list": dropped}))) == "far dropped 7 packets"
     with pytest.raises(DrillFailed, match="far drops a packet"):
-        Cut(one("worker")).inject(make_testbed(FakeHosts({"nft list": "counter packets 0 bytes 0 drop"})))
+        Cut(one("worker")).inject(make_testbed(ScriptedHosts({"nft list": "counter packets 0 bytes 0 drop"})))
 
 
 def test_victims_are_not_on_the_coordinators_host() -> None:
-    made = make_testbed(FakeHosts())
+    made = make_testbed(ScriptedHosts())
     assert [made.victim(job).name for job in ("ps", "worker", "chief")] == ["ps-1", "worker-1", "chief-0"]
 
 
 def test_power_goes_off_by_the_sites_own_command(tmp_path: Path) -> None:
     site = {"drill_power_off": f"echo {{host}} {{address}} > {tmp_path}/off", "drill_power_on": "false"}
-    made = make_testbed(FakeHosts({"true": Answer(unreachable="no answer")}), **site)
+    made = make_testbed(ScriptedHosts({"true": Answer(unreachable="no answer")}), **site)
     assert PowerOff(one("worker")).inject(made) == "far is unreachable"
     assert (tmp_path / "off").read_text() == "far 192.0.2.far\n"
     with pytest.raises(DrillFailed, match="`false` ended with 1"):
@@ -447,7 +416,7 @@ def test_damage_finds_the_newest_checkpoint_by_its_step(tmp_path: Path) -> None:
         (tmp_path / f"{name}.manifest.json").write_text("{}")
     (tmp_path / "ckpt-300.index").write_text("no manifest")
     units = "\n".join(UNITS.replace("worker-1", task) for task in ("chief-0", "ps-1"))
-    hosts = FakeHosts({"systemctl show": units})
+    hosts = ScriptedHosts({"systemctl show": units})
     made = make_testbed(hosts)
     made.run = "x"
     Damage('echo "$newest"').inject(made)
@@ -480,7 +449,7 @@ class Simulated(Testbed):
         self.now, self.injected, self.reverted = 100.0, 1e9, 0.0
         self.after, self.back_to, self.again = after, back_to, restarted
         console = Console(out=io.StringIO(), clock=lambda: self.now, sleep=self.sleep)
-        super().__init__(Cluster(inventory(), FakeHosts()), console)
+        super().__init__(Cluster(inventory(), ScriptedHosts()), console)
         self.run = "drill-1"
 
     def sleep(self, seconds: float) -> None:
@@ -653,7 +622,7 @@ def by_chance(seed: int, number: int = MANY) -> list[Round]:
     drills = [
         each for each in CATALOGUE if each.name in BY_CHANCE and not runner.why_not_allowed(each, inventory(**SITE))
     ]
-    return list(islice(rounds(seed, make_testbed(FakeHosts(), **SITE), drills), number))
+    return list(islice(rounds(seed, make_testbed(ScriptedHosts(), **SITE), drills), number))
 
 
 def test_a_seed_decides_on_every_fault() -> None:
@@ -686,7 +655,7 @@ def test_two_faults_at_once_leave_each_other_alone_unless_both_kill() -> None:
 
 
 def test_a_fault_by_chance_hits_the_task_that_was_drawn() -> None:
-    drill, made = named("ps-frozen"), make_testbed(FakeHosts())
+    drill, made = named("ps-frozen"), make_testbed(ScriptedHosts())
     assert Injection(drill, TASKS[1], 0.0, 10.0).fault.hits(made) == [TASKS[1]]
     assert Injection(drill, TASKS[1], 0.0, 10.0).fault.lasts == 0
     cut, full = Injection(named("worker-cut"), TASKS[2], 0.0, 10.0), Injection(named("path-full"), None, 0.0, 10.0)
@@ -763,7 +732,7 @@ def test_a_round_is_held_against_what_is_promised(
     ],
 )
 def test_chance_without_a_fault_or_a_time_is_refused(site: Any, words: Any, message: str) -> None:
-    hosts = FakeHosts()
+    hosts = ScriptedHosts()
     with pytest.raises(OperatorMistake, match=message):
         runner.soak(Cluster(inventory(**site), hosts), Console(out=io.StringIO()), **words)
     assert hosts.scripts == []

@@ -20,7 +20,7 @@ from fleet.hosts.journal import JournalQuery, parse, read_time, script
 from fleet.hosts.ssh import PREAMBLE, Answer
 from fleet.site.topology import Task
 from fleet.verbs.logs import clock, show_logs
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 
 TASK = Task("worker", 0, "store", "192.0.2.20", 2400, server=True)
 NOW = datetime(2026, 3, 2, 15, 0).timestamp()
@@ -122,7 +122,7 @@ def test_an_entry_has_its_run_and_step() -> None:
     }
 
 
-class Journals(fleet.FakeHosts):
+class Journals(fake_hosts.FakeHosts):
     """Hosts whose journals have these lines, of (time, run, message)."""
 
     lines: ClassVar[list[tuple[int, str | None, str]]] = [
@@ -145,20 +145,20 @@ class Journals(fleet.FakeHosts):
 
 @pytest.fixture
 def hosts() -> Journals:
-    return Journals(fleet.make_inventory())
+    return Journals(fake_hosts.make_inventory())
 
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_lines_of_another_run_are_left_out(hosts: Journals, follow: bool) -> None:
     console = Console(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow, JournalQuery(run="digits"))
-    assert sorted(line.split()[-1] for line in fleet.printed(console).splitlines()) == ["first", "third"]
+    assert sorted(line.split()[-1] for line in fake_hosts.printed(console).splitlines()) == ["first", "third"]
 
 
 def test_lines_without_a_choice_are_all_in_order(hosts: Journals) -> None:
     console = Console(io.StringIO())
     show_logs(Cluster(hosts.inventory, hosts), console, "ps-0", None, follow=False)
-    assert [line.split()[-1] for line in fleet.printed(console).splitlines()] == ["first", "second", "third"]
+    assert [line.split()[-1] for line in fake_hosts.printed(console).splitlines()] == ["first", "second", "third"]
 
 
 def test_a_line_has_its_time_here_and_its_date_where_it_is_another_days() -> None:
@@ -171,7 +171,7 @@ def test_a_pattern_that_is_found_nowhere_is_no_trouble_and_a_bad_one_is_the_oper
     cluster, console, chosen = Cluster(hosts.inventory, hosts), Console(io.StringIO()), JournalQuery(grep="(")
     hosts.failed = Answer("", "", 1)
     show_logs(cluster, console, None, None, follow=False, chosen=chosen)
-    assert fleet.printed(console) == ""
+    assert fake_hosts.printed(console) == ""
     hosts.failed = Answer("", 'Bad pattern "(": missing closing parenthesis', 1)
     with pytest.raises(OperatorMistake, match="--grep: expected a regular expression"):
         show_logs(cluster, console, None, None, follow=False, chosen=chosen)

@@ -16,6 +16,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.verbs.ways import show_ways
+from tests.unit.fake_hosts import AnsweringHosts
 from trainer.cluster.reach.ways import Way
 
 TASKS = [
@@ -25,18 +26,6 @@ TASKS = [
     Task("worker", 0, "far", "192.0.2.3", 2400, server=True),
     Task("worker", 1, "far", "192.0.2.3", 2401, server=True),
 ]
-
-
-class FakeHosts:
-    """Hosts that answer what a test says, or are reached by nobody."""
-
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
-        self.answers = answers
-        self.asked: dict[str, str] = {}
-
-    def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
-        self.asked = dict(scripts)
-        return {host: self.answers.get(host, Answer("")) for host in scripts}
 
 
 def answer_of(source: str, **ways: Way) -> str:
@@ -60,8 +49,8 @@ RIGHT = {
 }
 
 
-def shown(answers: Mapping[str, Answer]) -> tuple[str, FakeHosts]:
-    hosts, out = FakeHosts(answers), io.StringIO()
+def shown(answers: Mapping[str, Answer]) -> tuple[str, AnsweringHosts]:
+    hosts, out = AnsweringHosts(answers), io.StringIO()
     try:
         show_ways(Cluster(inventory(), hosts), Console(out=out))  # type: ignore[arg-type]
     finally:
@@ -99,4 +88,4 @@ def test_a_host_that_says_nothing_or_is_away_is_named() -> None:
 
 def test_without_ps_there_is_no_matrix() -> None:
     with pytest.raises(OperatorMistake, match="has no ps"):
-        show_ways(Cluster(inventory(TASKS[:1]), FakeHosts({})), Console(out=io.StringIO()))  # type: ignore[arg-type]
+        show_ways(Cluster(inventory(TASKS[:1]), AnsweringHosts({})), Console(out=io.StringIO()))  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from fleet.verbs.gpu_check import check_gpus
+from tests.unit.fake_hosts import AnsweringHosts
 
 RIGHT = {
     "expected": {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]},
@@ -30,16 +31,6 @@ WRONG = RIGHT | {
 }
 
 
-class FakeHosts:
-    def __init__(self, **answers):
-        self.answers = answers
-        self.asked = {}
-
-    def run(self, scripts, timeout):
-        self.asked = scripts
-        return {host: self.answers[host] for host in scripts}
-
-
 def answer_with(report):
     return Answer(stdout=json.dumps(report) + "\n", code=1 if report["problems"] else 0)
 
@@ -48,7 +39,7 @@ def show(as_json=False, gpu=("a", "b"), **answers):
     hosts = {name: Host(name, "192.0.2.1") for name in ("head", *answers)}
     tasks = [Task("chief", 0, "head", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("inventory/x", {"gpu": list(gpu)}, hosts, tasks, {})
-    pretence, out = FakeHosts(**answers), io.StringIO()
+    pretence, out = AnsweringHosts(answers), io.StringIO()
     try:
         check_gpus(Cluster(inventory, pretence), Console(out, json_out=out if as_json else None))
     finally:

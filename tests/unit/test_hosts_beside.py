@@ -30,8 +30,8 @@ from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.remove_host import remove_host
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
+from tests.unit import fake_hosts
 from tests.unit import test_doctor as doctors
-from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_update_hosts as updates
 from tests.unit.test_second_day import ALL, cluster, up
 from tests.unit.test_verb_rules import interrupt
@@ -87,7 +87,7 @@ def hosts() -> Hosts:
 
 @pytest.fixture
 def console(hosts: Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
 
 
@@ -124,25 +124,25 @@ def test_hosts_shows_them_and_what_they_serve(hosts: Hosts, console: Console) ->
     shown = replace(console, json_out=None)
     with pytest.raises(HostsUnreachable, match="mon is unreachable"):
         show_hosts(cluster(hosts), shown)
-    assert re.search(r"^store +ready +nfs_server", fleet.printed(shown), re.MULTILINE)
+    assert re.search(r"^store +ready +nfs_server", fake_hosts.printed(shown), re.MULTILINE)
 
 
 def test_the_server_of_the_path_must_not_go_and_others_may(hosts: Hosts, console: Console) -> None:
     quiet = replace(console, json_out=None)
     with pytest.raises(ClusterTrouble, match="not now: store serves the shared path"):
         ok_to_stop(cluster(hosts), quiet, ["store"])
-    printed = fleet.printed(quiet)
+    printed = fake_hosts.printed(quiet)
     assert "pause   of what reads or writes the shared path, until it is back" in printed
     assert "serves  the shared path: what reads or writes there waits" in printed
     ok_to_stop(cluster(hosts), quiet, ["mon", "reader"])
-    assert "serves  Prometheus: it keeps no metrics and raises no alert" in fleet.printed(quiet)
-    assert "yes: mon, reader may be taken away now" in fleet.printed(quiet)
+    assert "serves  Prometheus: it keeps no metrics and raises no alert" in fake_hosts.printed(quiet)
+    assert "yes: mon, reader may be taken away now" in fake_hosts.printed(quiet)
 
 
 def test_a_drain_of_them_says_that_there_is_nothing_to_drain(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "mon")
     assert (answer(console)["outcome"], answer(console)["next"]) == ("nothing to do", "fab hosts")
-    assert "mon has no task: there is nothing to drain" in fleet.printed(console)
+    assert "mon has no task: there is nothing to drain" in fake_hosts.printed(console)
     with pytest.raises(OperatorMistake, match="store has no task to drain, and serves the shared path"):
         drain(cluster(hosts), console, "store")
     assert (hosts.marks, hosts.recorded, hosts.lines) == ({}, {}, [])
@@ -155,7 +155,7 @@ def test_a_host_that_was_drained_before_it_lost_its_tasks_can_be_undrained(hosts
     hosts.marks["reader"] = '{"host": "reader"}'
     undrain(cluster(hosts), console, "reader")
     assert (hosts.marks, hosts.recorded) == ({}, {})
-    assert "reader is drained no more, and has no task" in fleet.printed(console)
+    assert "reader is drained no more, and has no task" in fake_hosts.printed(console)
 
 
 def test_they_are_updated_without_a_drain(hosts: Hosts, console: Console) -> None:
@@ -229,7 +229,7 @@ def test_the_server_of_the_path_waits_for_a_save(hosts: Hosts, console: Console)
 def test_a_plan_says_what_waits_for_them(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"store": ["nfs-kernel-server"], "mon": ["prometheus"]}
     update_hosts(cluster(hosts), console, UpdateRequest(["store", "mon"], plan_only=True))
-    printed = re.sub("  +", " ", fleet.printed(console))
+    printed = re.sub("  +", " ", fake_hosts.printed(console))
     assert "mon: 1 update (prometheus), then a reboot where they ask for one\n stops nothing\n pause none" in printed
     assert "\n pause of what reads or writes the shared path, until it is back\n lost no step\n serves the" in printed
     assert [row["outcome"] for row in answer(console)["hosts"]] == ["planned", "planned"]

@@ -56,7 +56,7 @@ def test_nobody_joins_a_coordinator_that_starts_too() -> None:
     assert "join" not in render_plan(plan([]))
 
 
-class FakeHosts:
+class FakeMembers:
     """Members, a runner and calls that write down what they are asked."""
 
     def __init__(self, *, takes_in: bool = True, divides: bool | None = True) -> None:
@@ -95,7 +95,7 @@ class FakeHosts:
 
 
 def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined() -> None:
-    all_of_them = FakeHosts()
+    all_of_them = FakeMembers()
     joining = Joining(all_of_them, all_of_them, all_of_them)
     joining.poll(is_recovering=False)
     assert all_of_them.calls == []
@@ -108,14 +108,14 @@ def test_a_worker_is_counted_before_it_is_taken_in_and_told_when_it_has_joined()
 
 
 def test_where_workers_join_at_a_save_nobody_is_asked() -> None:
-    pretence = FakeHosts(takes_in=False)
+    pretence = FakeMembers(takes_in=False)
     pretence.new = {"worker-2": "e:1"}
     Joining(pretence, pretence, pretence).poll(is_recovering=False)
     assert pretence.calls == []
 
 
 def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
-    pretence = FakeHosts(divides=False)
+    pretence = FakeMembers(divides=False)
     pretence.new = {"worker-2": "e:1", "worker-3": "f:1"}
     joining = Joining(pretence, pretence, pretence)
     joining.poll(is_recovering=False)
@@ -124,7 +124,7 @@ def test_where_the_data_can_t_be_divided_meanwhile_nobody_joins() -> None:
 
 
 def test_others_read_for_a_drained_worker_until_it_is_back() -> None:
-    pretence = FakeHosts(takes_in=False)  # which no drain needs
+    pretence = FakeMembers(takes_in=False)  # which no drain needs
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll(is_recovering=False)
@@ -145,7 +145,7 @@ def test_a_drained_worker_whose_part_can_t_be_given_ends_the_generation_once_it_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    pretence = FakeHosts(divides=False)
+    pretence = FakeMembers(divides=False)
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll(is_recovering=False)
@@ -167,7 +167,7 @@ def test_a_worker_that_is_back_gets_its_part_once_the_data_can_be_divided(
     caplog.set_level("INFO")
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pretence = FakeHosts()
+    pretence = FakeMembers()
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll(is_recovering=False)
@@ -188,7 +188,7 @@ def test_a_worker_that_is_back_gets_its_part_once_the_data_can_be_divided(
 
 
 def test_the_data_are_not_divided_while_tensorflow_takes_in_a_worker() -> None:
-    pretence = FakeHosts()
+    pretence = FakeMembers()
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll(is_recovering=True)
@@ -199,7 +199,7 @@ def test_the_data_are_not_divided_while_tensorflow_takes_in_a_worker() -> None:
 
 def test_of_data_without_parts_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    pretence = FakeHosts(divides=None)
+    pretence = FakeMembers(divides=None)
     joining = Joining(pretence, pretence, pretence)
     pretence.drained = ["worker-1"]
     joining.poll(is_recovering=False)
@@ -211,7 +211,7 @@ def test_of_data_without_parts_nothing_is_logged(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_the_data_are_not_divided_while_a_worker_joins(is_lost: bool) -> None:
     """It has been promised a part; one that dies meanwhile may never join."""
-    pretence = FakeHosts()
+    pretence = FakeMembers()
     joining = Joining(pretence, pretence, pretence)
     pretence.new = {"worker-2": "e:1"}
     pretence.serving.add("worker-2")

@@ -52,15 +52,12 @@ from fleet.verbs.tensorboard import open_tensorboard
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from fleet.verbs.validate import validate
 from fleet.verbs.ways import show_ways
-from tests.unit import test_canary, test_update_hosts
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts, test_canary, test_update_hosts
 from tests.unit import test_second_day as day
 from tests.unit.test_advise import make_hosts as make_advised
 from tests.unit.test_fleet_ways import RIGHT as WAYS
-from tests.unit.test_fleet_ways import FakeHosts as WaysHosts
 from tests.unit.test_fleet_ways import inventory as of_ways
 from tests.unit.test_gpu_fab import RIGHT
-from tests.unit.test_gpu_fab import FakeHosts as GpuHosts
 from tests.unit.test_queue_verbs import make_hosts as make_queue
 from trainer.core.states import RunState
 from trainer.telemetry.status import Status
@@ -100,8 +97,8 @@ STRICT = jsonschema.Draft202012Validator({**closed(SCHEMA), "unevaluatedProperti
 
 
 @pytest.fixture
-def hosts() -> fleet.FakeHosts:
-    hosts = fleet.FakeHosts(fleet.make_inventory(), run_status=fleet.status("new", None))
+def hosts() -> fake_hosts.FakeHosts:
+    hosts = fake_hosts.FakeHosts(fake_hosts.make_inventory(), run_status=fake_hosts.status("new", None))
     run = json.loads(json.dumps(Status("digits", "/srv/x", state="training", step=20).__dict__))  # type: ignore[arg-type]
     run |= {"loss": "NaN", "metrics": {"accuracy": 0.5}, "workers": WORKERS, "events": [EVENT], "host": "x", "pid": 1}
     run |= {"evaluation": {"step": 10, "metrics": {"loss": 0.5}}, "ledger": {"goodput": 0.5, "elapsed": 2.0}}
@@ -113,10 +110,10 @@ def hosts() -> fleet.FakeHosts:
 
 
 @pytest.fixture
-def console(hosts: fleet.FakeHosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+def console(hosts: fake_hosts.FakeHosts) -> Console:
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(
-        io.StringIO(), clock, clock.sleep, fleet.nothing, lambda _: hosts.release or "", json_out=io.StringIO()
+        io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda _: hosts.release or "", json_out=io.StringIO()
     )
 
 
@@ -129,7 +126,7 @@ def answer_of(console: Console) -> dict[str, Any]:
     return found
 
 
-def cluster_of(hosts: fleet.FakeHosts) -> Cluster:
+def cluster_of(hosts: fake_hosts.FakeHosts) -> Cluster:
     return Cluster(hosts.inventory, hosts)
 
 
@@ -149,45 +146,45 @@ def test_each_verb_has_json_a_schema_and_a_row_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_start_that_is_followed_to_its_end(hosts: fleet.FakeHosts, console: Console, restart: bool) -> None:
-    hosts.tick = fleet.train()
+def test_a_start_that_is_followed_to_its_end(hosts: fake_hosts.FakeHosts, console: Console, restart: bool) -> None:
+    hosts.tick = fake_hosts.train()
     start_cluster(cluster_of(hosts), console, StartRequest(restart=restart))
     found = answer_of(console)
     assert found["verb"] == ("restart-cluster" if restart else "start-cluster")
     assert (found["outcome"], found["run"]["state"], found["evaluated"]) == ("finished", "finished", True)
-    assert "run digits finished" in fleet.printed(console)
+    assert "run digits finished" in fake_hosts.printed(console)
 
 
-def test_a_start_that_is_left(hosts: fleet.FakeHosts, console: Console) -> None:
-    hosts.tick = fleet.train()
+def test_a_start_that_is_left(hosts: fake_hosts.FakeHosts, console: Console) -> None:
+    hosts.tick = fake_hosts.train()
     start_cluster(cluster_of(hosts), console, StartRequest("digits-2", detach=True))
     found = answer_of(console)
     assert (found["outcome"], found["plan"]["select"]) == ("training", {"run": "digits-2"})
 
 
-def test_a_plan(hosts: fleet.FakeHosts, console: Console) -> None:
+def test_a_plan(hosts: fake_hosts.FakeHosts, console: Console) -> None:
     start_cluster(cluster_of(hosts), console, StartRequest(plan_only=True))
     assert answer_of(console)["plan"]["start"] == [task.name for task in hosts.inventory.tasks]
 
 
-def test_a_run_that_was_finished_before(hosts: fleet.FakeHosts, console: Console) -> None:
-    hosts.run_status = fleet.status("finished", 30, evaluation={"step": 30, "metrics": {}})
+def test_a_run_that_was_finished_before(hosts: fake_hosts.FakeHosts, console: Console) -> None:
+    hosts.run_status = fake_hosts.status("finished", 30, evaluation={"step": 30, "metrics": {}})
     start_cluster(cluster_of(hosts), console, StartRequest())
     assert answer_of(console)["outcome"] == "finished before"
 
 
-def test_what_is_refused_leaves_standard_output_empty(hosts: fleet.FakeHosts, console: Console) -> None:
+def test_what_is_refused_leaves_standard_output_empty(hosts: fake_hosts.FakeHosts, console: Console) -> None:
     with pytest.raises(OperatorMistake):
         start_cluster(cluster_of(hosts), console, StartRequest("a/b"))
     assert isinstance(console.json_out, io.StringIO)
     assert console.json_out.getvalue() == ""
 
 
-def test_a_sweep_that_is_left_or_looked_at(hosts: fleet.FakeHosts, console: Console) -> None:
-    start_cluster(cluster_of(hosts), console, StartRequest(detach=True, sweep=fleet.SWEEP))
+def test_a_sweep_that_is_left_or_looked_at(hosts: fake_hosts.FakeHosts, console: Console) -> None:
+    start_cluster(cluster_of(hosts), console, StartRequest(detach=True, sweep=fake_hosts.SWEEP))
     found = answer_of(console)
     assert (found["verb"], found["outcome"], found["sweep"]) == ("sweep", "training", None)
-    hosts.sweep = fleet.swept("finished", "training", present="s-2") | {"attempt": 1}
+    hosts.sweep = fake_hosts.swept("finished", "training", present="s-2") | {"attempt": 1}
     console.json_out = io.StringIO()
     show_sweep(cluster_of(hosts), console)
     assert answer_of(console)["sweep"]["present"] == "s-2"
@@ -220,22 +217,22 @@ def test_the_queue_and_its_changes(console: Console, tmp_path: Path) -> None:
 
 def test_advice(console: Console) -> None:
     hosts = make_advised()
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     advise(Cluster(hosts.inventory, hosts), replace(console, clock=clock, sleep=clock.sleep), 60.0)
     found = answer_of(console)
     assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
 
-def test_a_stop(hosts: fleet.FakeHosts, console: Console) -> None:
-    hosts.run_status = fleet.status("stopped", 20)
+def test_a_stop(hosts: fake_hosts.FakeHosts, console: Console) -> None:
+    hosts.run_status = fake_hosts.status("stopped", 20)
     stop_cluster(cluster_of(hosts), console)
     found = answer_of(console)
     assert (found["verb"], found["run"]["step"]) == ("stop-cluster", 20)
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_status(hosts: fleet.FakeHosts, console: Console, deep: bool) -> None:
-    fleet.run_up(hosts)
+def test_a_status(hosts: fake_hosts.FakeHosts, console: Console, deep: bool) -> None:
+    fake_hosts.run_up(hosts)
     hosts.run_status = json.loads(hosts.runs)[0]
     hosts.unreachable["far"] = "no route"
     console.verify_hosts = lambda *_: {"head": "a file differs"}
@@ -247,7 +244,7 @@ def test_a_status(hosts: fleet.FakeHosts, console: Console, deep: bool) -> None:
     assert found.get("damage") == ({"head": "a file differs"} if deep else None)
 
 
-def test_lists_and_an_export(hosts: fleet.FakeHosts, console: Console) -> None:
+def test_lists_and_an_export(hosts: fake_hosts.FakeHosts, console: Console) -> None:
     for verb, key, show in (
         ("runs", "runs", show_runs),
         ("checkpoints", "checkpoints", show_checkpoints),
@@ -260,7 +257,7 @@ def test_lists_and_an_export(hosts: fleet.FakeHosts, console: Console) -> None:
         assert found[key]
 
 
-def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: Console, tmp_path: Path) -> None:
+def test_a_page_that_was_written(hosts: fake_hosts.FakeHosts, console: Console, tmp_path: Path) -> None:
     hosts.report = Answer(json.dumps({"runs": ["digits"], "html": "<html>"}))
     make_report(cluster_of(hosts), console, [], tmp_path / "page.html")
     found = answer_of(console)
@@ -268,7 +265,7 @@ def test_a_page_that_was_written(hosts: fleet.FakeHosts, console: Console, tmp_p
     assert Path(found["report"]).read_text(encoding="utf-8") == "<html>"
 
 
-def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: Console) -> None:
+def test_each_line_of_a_journal_is_an_object(hosts: fake_hosts.FakeHosts, console: Console) -> None:
     show_logs(cluster_of(hosts), console, None, None, follow=False)
     assert isinstance(console.json_out, io.StringIO)
     lines = [json.loads(line) for line in console.json_out.getvalue().splitlines()]
@@ -277,9 +274,11 @@ def test_each_line_of_a_journal_is_an_object(hosts: fleet.FakeHosts, console: Co
     assert [line["message"] for line in lines if line["task"] == "ps-0"] == ["ps-0 says"]
 
 
-def test_the_address_of_tensorboard(hosts: fleet.FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    inventory = fleet.board_at(hosts, "http://10.0.0.9:6006")
-    monkeypatch.setattr(hosts, "tunnel", partial(fleet.led, hosts, 0), raising=False)
+def test_the_address_of_tensorboard(
+    hosts: fake_hosts.FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = fake_hosts.board_at(hosts, "http://10.0.0.9:6006")
+    monkeypatch.setattr(hosts, "tunnel", partial(fake_hosts.led, hosts, 0), raising=False)
     with pytest.raises(HostsUnreachable):
         open_tensorboard(Cluster(inventory, hosts), console, 7007)
     assert answer_of(console)["url"] == "http://localhost:7007"
@@ -298,12 +297,12 @@ def test_gpus(console: Console) -> None:
     report = Answer(json.dumps(RIGHT))
     tasks = [Task("chief", 0, "a", "192.0.2.1", 2222, server=False)]
     inventory = Inventory("x", {"gpu": ["a"]}, {"a": Host("a", "192.0.2.1")}, tasks, {})
-    check_gpus(Cluster(inventory, GpuHosts(a=report)), console)
+    check_gpus(Cluster(inventory, fake_hosts.AnsweringHosts({"a": report})), console)
     assert answer_of(console)["hosts"] == {"a": RIGHT}
 
 
 def test_ways(console: Console) -> None:
-    show_ways(Cluster(of_ways(), WaysHosts(WAYS)), console)  # type: ignore[arg-type]
+    show_ways(Cluster(of_ways(), fake_hosts.AnsweringHosts(WAYS)), console)  # type: ignore[arg-type]
     assert answer_of(console)["ways"]["ps-0"]["worker-0"]["listens"] is False
 
 
@@ -318,7 +317,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     class Empty:
         def keep(self) -> None: ...
 
-    monkeypatch.setattr(runner, "taken", fleet.contextmanager(lambda cluster, console: iter([Empty()])))
+    monkeypatch.setattr(runner, "taken", contextlib.contextmanager(lambda cluster, console: iter([Empty()])))
     monkeypatch.setattr(
         runner, "why_not_allowed", lambda each, inventory: "no power" if each.name == "ps-off" else None
     )
@@ -327,7 +326,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
 
 @pytest.mark.parametrize("problems", [[], ["nobody noticed"]])
 def test_drills(
-    hosts: fleet.FakeHosts, console: Console, drilled: Callable[[list[str]], None], problems: list[str]
+    hosts: fake_hosts.FakeHosts, console: Console, drilled: Callable[[list[str]], None], problems: list[str]
 ) -> None:
     drilled(problems)
     try:
@@ -350,7 +349,7 @@ def test_who_takes_part() -> None:
     cluster = cluster_of(hosts)
 
     def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
-        clock = fleet.Clock(hosts=hosts)
+        clock = fake_hosts.Clock(hosts=hosts)
         console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
         with pytest.raises(OperatorMistake) if words == ("head",) else contextlib.nullcontext():
             verb(cluster, console, *words, **more)
@@ -371,7 +370,7 @@ def test_who_takes_part() -> None:
 def test_an_update_of_hosts(plan: bool, outcome: str) -> None:
     hosts = test_update_hosts.make_hosts()
     hosts.updates = {"w-b": ["openssl"]}
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
     update_hosts(cluster_of(hosts), console, UpdateRequest(["ps-a", "w-b"], "always", plan_only=plan))
     found = answer_of(console)
@@ -394,7 +393,7 @@ def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = day.make_hosts()
     day.keep_releases(hosts, monkeypatch)
     hosts.lines = [day.shipped("old1", day.OLD)]
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
     rollback(cluster_of(hosts), console, plan_only=True)
     found = answer_of(console)

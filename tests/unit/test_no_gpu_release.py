@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_fleet_verbs import make_inventory
 
 from fleet.places import KIT
 from fleet.rollout.release import make_release
 from fleet.rollout.roles import Role
 from fleet.site.inventory import Inventory
 from fleet.verbs.prune import wheel_sets
+from tests.unit.fake_hosts import make_inventory
 
 
 def cluster(gpu: Sequence[str] = (), **variables: Any) -> Inventory:

@@ -22,7 +22,7 @@ from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_queue_verbs as queues
 from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as day
@@ -39,9 +39,9 @@ def hosts() -> day.Hosts:
 
 @pytest.fixture
 def console(hosts: day.Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     build = lambda _: "abc123"  # noqa: E731
-    return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, build=build, json_out=io.StringIO())
+    return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, build=build, json_out=io.StringIO())
 
 
 def with_release(hosts: day.Hosts, monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
@@ -63,7 +63,7 @@ def start(hosts: day.Hosts, console: Console, **asked: Any) -> dict[str, Any]:
 def test_a_start_that_changes_nothing_costs_nothing(hosts: day.Hosts, console: Console) -> None:
     cost = start(hosts, console)
     assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], "none: what trains goes on", 0)
-    assert "  pause   none: what trains goes on\n  lost    no step\nnothing was done" in fleet.printed(console)
+    assert "  pause   none: what trains goes on\n  lost    no step\nnothing was done" in fake_hosts.printed(console)
 
 
 def test_another_release_costs_a_restart_of_tensorflow(hosts: day.Hosts, console: Console) -> None:
@@ -90,7 +90,7 @@ def test_a_ps_that_restarts_alone_costs_the_steps_since_the_checkpoint(
     with_release(hosts, monkeypatch, "ps-b")
     cost = start(hosts, console)
     assert (cost["stops"], cost["steps_lost"]) == (["ps-1"], 5)
-    assert "  lost    5 steps: the newest checkpoint has step 15, saved" in fleet.printed(console)
+    assert "  lost    5 steps: the newest checkpoint has step 15, saved" in fake_hosts.printed(console)
 
 
 def test_a_worker_that_restarts_alone_costs_nothing(
@@ -120,23 +120,23 @@ def test_a_restart_costs_all_tasks_and_no_step(hosts: day.Hosts, console: Consol
 
 
 def test_where_nothing_trains_a_plan_names_no_pause(hosts: day.Hosts, console: Console) -> None:
-    hosts.run_status = fleet.status("stopped", 20)
+    hosts.run_status = fake_hosts.status("stopped", 20)
     for name in hosts.units:
         hosts.set(name, active="inactive", sub="dead")
     cost = start(hosts, console)
     assert (cost["stops"], cost["pause"], cost["lost"]) == ([], "none: nothing of it trains", "no step")
-    assert "  pause  " not in fleet.printed(console)
+    assert "  pause  " not in fake_hosts.printed(console)
 
 
 def test_a_stop_costs_the_training_until_the_next_start(hosts: day.Hosts, console: Console) -> None:
     stop_cluster(day.cluster(hosts), console, plan_only=True)
     found = answer_of(console)
     assert (found["cost"]["stops"], found["cost"]["pause"]) == (found["planned"], "until the next fab start-cluster")
-    assert f"  lost    {SAVED}\nnothing was done. Do it: fab stop-cluster" in fleet.printed(console)
+    assert f"  lost    {SAVED}\nnothing was done. Do it: fab stop-cluster" in fake_hosts.printed(console)
 
 
 def test_a_stop_that_stops_no_training_costs_nothing(hosts: day.Hosts, console: Console) -> None:
-    hosts.run_status = fleet.status("finished", 30)
+    hosts.run_status = fake_hosts.status("finished", 30)
     for name in ("chief-0", "evaluator-0"):
         hosts.set(name, active="inactive", sub="dead")
     stop_cluster(day.cluster(hosts), console, plan_only=True)
@@ -175,7 +175,7 @@ def test_what_is_taken_out_of_the_queue_costs_only_what_trains(
     queue_remove(queues.cluster(hosts), console, name, stop=True, plan_only=True)
     cost = answer_of(console)["cost"]
     assert (cost["pause"], cost["steps_lost"], cost["lost"][: len(lost)]) == (pause, 0, lost)
-    assert f"  pause   {pause}\n  lost    {lost}" in fleet.printed(console)
+    assert f"  pause   {pause}\n  lost    {lost}" in fake_hosts.printed(console)
 
 
 def test_a_rollback_costs_a_restart_and_then_the_drains(
@@ -193,7 +193,7 @@ def test_a_rollback_costs_a_restart_and_then_the_drains(
         "; then some seconds: the model is laid out again from a checkpoint that is saved first"
     )
     assert [line[:27] for line in cost["room"]] == ["ps-a will hold 0.00 GiB of "]
-    assert f"  lost     {SAVED}\n  room     ps-a will hold 0.00 GiB" in fleet.printed(console)
+    assert f"  lost     {SAVED}\n  room     ps-a will hold 0.00 GiB" in fake_hosts.printed(console)
 
 
 def test_a_rollback_that_drains_alone_costs_the_drains(
@@ -227,9 +227,9 @@ def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "hosts.yml").write_text(removals.HOSTS)
     (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
-    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fleet.status("training", 20))
+    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
     for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fleet.UP)
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
     drain(day.cluster(hosts), console, "w-a")
     for name in () if trains else hosts.units:
         hosts.set(name, active="inactive", sub="dead")
@@ -239,4 +239,4 @@ def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
     assert cost["stops"] == (["chief-0", "ps-0", "ps-1", "worker-1", "worker-2"] if trains else [])
     pause, lost = (f"at site.yml, {RESTART}", SAVED) if trains else ("none: nothing of it trains", "no step")
     assert (cost["pause"], cost["lost"], cost["steps_lost"]) == (pause, lost, 0)
-    assert f"  pause   {pause}\n  lost    {lost}\nnothing was done. Do it: fab re" in fleet.printed(console)
+    assert f"  pause   {pause}\n  lost    {lost}\nnothing was done. Do it: fab re" in fake_hosts.printed(console)

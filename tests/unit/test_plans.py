@@ -30,8 +30,8 @@ from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
+from tests.unit import fake_hosts
 from tests.unit import test_canary as canaries
-from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_queue_verbs as queues
 from tests.unit import test_remove_host as removals
 from tests.unit import test_runs_verbs as runs
@@ -53,9 +53,9 @@ class Case:
         self.answers = io.StringIO()
 
     def console(self, hosts: Any, release: str = "abc123") -> Console:
-        clock = fleet.Clock(hosts=hosts)
+        clock = fake_hosts.Clock(hosts=hosts)
         find, build = (lambda *_: None), (lambda _: release)
-        return Console(io.StringIO(), clock, clock.sleep, fleet.nothing, find, build, json_out=self.answers)
+        return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, find, build, json_out=self.answers)
 
     def config(self) -> Config:
         for name in ("backups", "shared"):
@@ -67,7 +67,9 @@ class Case:
 
     def keeper(self) -> Cluster:
         hosts = runs.Hosts(
-            fleet.make_inventory(), run_status=fleet.status("new", None), settings_file=str(self.path / "run.json")
+            fake_hosts.make_inventory(),
+            run_status=fake_hosts.status("new", None),
+            settings_file=str(self.path / "run.json"),
         )
         return Cluster(hosts.inventory, hosts)
 
@@ -81,7 +83,7 @@ class Case:
 
 def start(case: Case) -> Act:
     hosts = day.make_hosts()
-    hosts.runs = json.dumps([{**fleet.status("stopped", 20), "run": name} for name in ("old", "new")])
+    hosts.runs = json.dumps([{**fake_hosts.status("stopped", 20), "run": name} for name in ("old", "new")])
     request = {"run_name": "new", "source": "old@20"}
     return lambda plan: start_cluster(
         day.cluster(hosts), case.console(hosts), StartRequest(**request, plan_only=plan)  # type: ignore[arg-type]
@@ -129,8 +131,8 @@ def take_out(case: Case) -> Act:
 
 
 def queues_desk(hosts: queues.Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: "abc123")
+    clock = fake_hosts.Clock(hosts=hosts)
+    console = Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: "abc123")
     console.prove = lambda *_: None
     return console
 
@@ -182,16 +184,16 @@ def go_back(case: Case) -> Act:
 
 
 def take_away(case: Case) -> Act:
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
     for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fleet.UP)
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
     return lambda plan: remove_host(day.cluster(hosts), case.console(hosts), "w-a", plan_only=plan)
 
 
 def replace(case: Case) -> Act:
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
     for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fleet.UP)
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
     return lambda plan: replace_host(
         day.cluster(hosts), case.console(hosts), "w-a", "w-x", "192.0.2.99", plan_only=plan
     )
@@ -306,7 +308,7 @@ def test_a_plan_of_a_stop_names_the_tasks_and_stops_none(tmp_path: Path, monkeyp
     stop_cluster(day.cluster(hosts), console, plan_only=True)
     assert hosts.done == []
     assert json.loads(case.answers.getvalue())["planned"] == ["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"]
-    first, *then, last = fleet.printed(console).splitlines()
+    first, *then, last = fake_hosts.printed(console).splitlines()
     assert (first, last) == ("stop-cluster", "nothing was done. Do it: fab stop-cluster")
     assert then == [
         "  stops after a checkpoint  chief-0",
@@ -330,6 +332,6 @@ def test_of_a_host_that_is_away_a_stop_says_what_is_true_of_a_plan_too(
 @pytest.mark.parametrize("plan", [True, False])
 def test_a_host_that_is_gone_is_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool) -> None:
     case = Case(tmp_path, monkeypatch)
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fleet.status("training", 20))
+    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
     remove_host(day.cluster(hosts), case.console(hosts), "w-gone", plan_only=plan)
     assert json.loads(case.answers.getvalue())["outcome"] == "nothing to do"

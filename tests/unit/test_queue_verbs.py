@@ -24,7 +24,7 @@ from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove,
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_second_day as day
 from trainer.__main__ import main
 from trainer.core.settings.parameters import parse_assignments
@@ -90,14 +90,16 @@ def proven() -> list[Any]:
 
 @pytest.fixture
 def console(hosts: Hosts, proven: list[Any]) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
 
     def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: Display) -> None:
         if selection.get("run") == "broken":
             raise OperatorMistake("program p:P: build_model failed")
         proven.append((release, selection))
 
-    console = Console(io.StringIO(), clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: hosts.release or "")
+    console = Console(
+        io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: hosts.release or ""
+    )
     console.prove = prove
     return console
 
@@ -127,7 +129,7 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
         ("queue-add", "begun", "next", "as agreed"),
         ("queue-add", "done", "next", "as agreed"),
     ]
-    assert fleet.printed(console).endswith("next is added after digits\nlook: fab queue\n")
+    assert fake_hosts.printed(console).endswith("next is added after digits\nlook: fab queue\n")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_plan_names_the_whole_command(
     hosts: Hosts, console: Console, asked: QueueRequest, as_shipped: bool, command: str
 ) -> None:
     queue_add(cluster(hosts), console, asked, True, as_shipped)
-    assert fleet.printed(console).endswith(f"nothing was done. Do it: {command}\n")
+    assert fake_hosts.printed(console).endswith(f"nothing was done. Do it: {command}\n")
     sets = [after for flag, after in itertools.pairwise(shlex.split(command)) if flag == "--set"]
     assert parse_assignments(sets) == ({} if asked.sweep_file else asked.program_args)
 
@@ -161,16 +163,16 @@ def test_typed_twice_it_is_added_once(hosts: Hosts, console: Console, proven: li
         queue_add(cluster(hosts), console, QueueRequest("next"))
     assert len(proven) == 1
     assert len(hosts.lines) == 2
-    assert "next waits already after digits\n" in fleet.printed(console)
+    assert "next waits already after digits\n" in fake_hosts.printed(console)
 
 
 def test_a_plan_says_where_it_would_go_and_adds_nothing(hosts: Hosts, console: Console, proven: list[Any]) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
     before = (hosts.place / "queue.json").read_text()
     queue_add(cluster(hosts), console, QueueRequest("two", priority=3), plan_only=True)
-    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fleet.printed(console)
+    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fake_hosts.printed(console)
     queue_add(cluster(hosts), console, QueueRequest("one"), plan_only=True)
-    assert "one waits already after digits\nnothing was done" in fleet.printed(console)
+    assert "one waits already after digits\nnothing was done" in fake_hosts.printed(console)
     assert (hosts.place / "queue.json").read_text() == before
     assert len(proven) == 1
 
@@ -197,7 +199,7 @@ def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: Con
     queue_add(cluster(hosts), console, QueueRequest("next", reason="as agreed"))
     assert proven == []  # the start proves it
     assert "start chief-0" in hosts.done
-    output = fleet.printed(console)
+    output = fake_hosts.printed(console)
     assert "next is added as the next\nthe cluster has nothing else to train: it is started\n" in output
     assert "the queue is worked off without this machine. Look: fab queue." in output
     assert json.loads(hosts.lines[-1])["reason"] == "as agreed"
@@ -213,7 +215,7 @@ def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: Conso
     with pytest.raises(OperatorMistake, match="build_model failed"):
         queue_add(cluster(hosts), replace(console, ship=refuse), QueueRequest("broken"))
     assert hosts.queue.present() is None
-    assert "broken is taken back\n" in fleet.printed(console)
+    assert "broken is taken back\n" in fake_hosts.printed(console)
 
 
 def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console: Console) -> None:
@@ -222,7 +224,7 @@ def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console:
     hosts.done.clear()
     queue_add(cluster(hosts), console, QueueRequest("next"))
     assert hosts.done == []
-    assert "the cluster is stopped: `fab start-cluster` proves what waits" in fleet.printed(console)
+    assert "the cluster is stopped: `fab start-cluster` proves what waits" in fake_hosts.printed(console)
     start_cluster(cluster(hosts), console, StartRequest())
     assert "start chief-0" in hosts.done
 
@@ -233,7 +235,7 @@ def test_a_coordinator_that_has_just_found_the_queue_empty_is_started_again(host
         hosts.finish(run)
     looks = iter(range(100))
 
-    def end(_: fleet.FakeHosts) -> None:
+    def end(_: fake_hosts.FakeHosts) -> None:
         if next(looks) == 4:
             idle(hosts)
 
@@ -249,21 +251,21 @@ def test_a_start_leaves_a_queue_that_is_over_idle_and_says_so(hosts: Hosts, cons
     idle(hosts)
     start_cluster(cluster(hosts), console, StartRequest())
     assert hosts.done == []
-    output = fleet.printed(console)
+    output = fake_hosts.printed(console)
     assert "queue: over, 1 failed; nothing is left to train\n" in output
     assert output.endswith("nothing is left to train, and the cluster stays idle. Add a run: fab queue-add RUN\n")
 
 
 def test_a_run_of_ones_own_goes_first_and_the_queue_goes_on_when_asked(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("one"))
-    hosts.tick = fleet.train()
+    hosts.tick = fake_hosts.train()
     start_cluster(cluster(hosts), console, StartRequest("mine", detach=True))
     assert json.loads(hosts.selection) == {"run": "mine"}
     show_queue(cluster(hosts), console)
-    assert fleet.printed(console).endswith("go on with it: fab start-cluster --queue\n")
+    assert fake_hosts.printed(console).endswith("go on with it: fab start-cluster --queue\n")
     start_cluster(cluster(hosts), console, StartRequest(queue=True, reason="his turn"))
     assert json.loads(hosts.selection) == {"queue": {}}
-    assert "  select  the queue\n" in fleet.printed(console)
+    assert "  select  the queue\n" in fake_hosts.printed(console)
     assert json.loads(hosts.lines[-1])["reason"] == "his turn"
 
 
@@ -285,16 +287,16 @@ def test_an_empty_queue_is_not_started(hosts: Hosts, console: Console) -> None:
 
 
 def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, console: Console) -> None:
-    def tick(_: fleet.FakeHosts) -> None:
+    def tick(_: fake_hosts.FakeHosts) -> None:
         begun.setdefault("at", hosts.now)
         seconds = hosts.now - begun["at"]
         name = "digits" if seconds < 10 else "next"
-        hosts.run_status = fleet.status("training", int(seconds), hosts.now) | {"run": name}
+        hosts.run_status = fake_hosts.status("training", int(seconds), hosts.now) | {"run": name}
 
     begun: dict[str, float] = {}
     hosts.tick = tick
     start_cluster(cluster(hosts), console, StartRequest())
-    assert fleet.printed(console).endswith(
+    assert fake_hosts.printed(console).endswith(
         "run digits is trained no more, and another one is. Look: fab status, fab queue\n"
     )
 
@@ -304,19 +306,19 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
         queue_add(cluster(hosts), console, QueueRequest(name))
     queue_move(cluster(hosts), console, "b", "first", plan_only=True)
     queue_move(cluster(hosts), console, "b", "first", "it is urgent")
-    output = fleet.printed(console)
+    output = fake_hosts.printed(console)
     assert "the order would be digits, b, a\nnothing was done. Do it: fab queue-move b --first\n" in output
     assert "the order is digits, b, a\nlook: fab queue\n" in output
     queue_remove(cluster(hosts), console, "a", plan_only=True)
     assert "a" in [point.run for point in hosts.queue.to_prove()]
     queue_remove(cluster(hosts), console, "a", reason="no need")
     queue_remove(cluster(hosts), console, "a")
-    assert fleet.printed(console).endswith("a does not wait in the queue, and does not train\nlook: fab queue\n")
+    assert fake_hosts.printed(console).endswith("a does not wait in the queue, and does not train\nlook: fab queue\n")
     for plan in (True, False):
         with pytest.raises(OperatorMistake, match="digits has begun: with --stop"):
             queue_remove(cluster(hosts), console, "digits", plan_only=plan)
     queue_remove(cluster(hosts), console, "digits", stop=True, plan_only=True)
-    assert fleet.printed(console).endswith("Do it: fab queue-remove digits --stop\n")
+    assert fake_hosts.printed(console).endswith("Do it: fab queue-remove digits --stop\n")
     queue_remove(cluster(hosts), console, "digits", stop=True)
     acts = [json.loads(line) for line in hosts.lines][4:]
     assert [(act["verb"], act["outcome"], act.get("reason")) for act in acts] == [
@@ -332,7 +334,7 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
 def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: Console) -> None:
     queue_add(cluster(hosts), console, QueueRequest("next"))
     show_status(cluster(hosts), console)
-    assert "\nof the queue: fab queue\n" in fleet.printed(console)
+    assert "\nof the queue: fab queue\n" in fake_hosts.printed(console)
 
 
 def test_hosts_with_an_older_release_are_named(hosts: Hosts, console: Console) -> None:

@@ -24,7 +24,7 @@ from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
 from fleet.verbs.drain import drain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit.test_second_day import Hosts
 
 HOSTS = """---
@@ -70,15 +70,15 @@ def place(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hosts(place: Path) -> Hosts:
-    found = Hosts(load_inventory(str(place)), run_status=fleet.status("training", 20))
+    found = Hosts(load_inventory(str(place)), run_status=fake_hosts.status("training", 20))
     for name in found.units:
-        found.set(name, file_state="enabled", **fleet.UP)
+        found.set(name, file_state="enabled", **fake_hosts.UP)
     return found
 
 
 @pytest.fixture
 def console(hosts: Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(io.StringIO(), clock, clock.sleep)
 
 
@@ -105,7 +105,7 @@ def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts
     assert hosts.leavers == set()
     inventory = load_inventory(str(place))
     remove_host(Cluster(inventory, hosts), console, "w-a")  # typed twice
-    assert "has no host w-a with a task: it is removed already" in fleet.printed(console)
+    assert "has no host w-a with a task: it is removed already" in fake_hosts.printed(console)
 
 
 def test_an_inventory_is_never_half_written(
@@ -157,7 +157,7 @@ def test_a_host_that_takes_part_is_not_removed(
 def test_a_dead_host_is_removed(place: Path, hosts: Hosts, console: Console) -> None:
     hosts.unreachable["w-c"] = "no route"
     remove_host(cluster(hosts), console, "w-c")
-    assert "w-c does not answer, and was not cleaned" in fleet.printed(console)
+    assert "w-c does not answer, and was not cleaned" in fake_hosts.printed(console)
     assert "worker-2" not in tasks(place)
 
 
@@ -180,7 +180,7 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: Console) -> 
     with pytest.raises(OperatorMistake, match="w-b stays: worker-1 on w-b runs"):
         remove_host(cluster(hosts), console, "w-b", plan_only=True)
     assert (place / "hosts.yml").read_text() == HOSTS
-    assert "refused worker-1 on w-b runs: fab drain w-b first" in fleet.printed(console)
+    assert "refused worker-1 on w-b runs: fab drain w-b first" in fake_hosts.printed(console)
     assert isinstance(console.json_out, io.StringIO)
     assert re.findall(r'"next": "([^"]+)"', console.json_out.getvalue()) == [
         "fab undrain w-a",
@@ -264,8 +264,8 @@ def test_a_dead_machine_stays_out_by_its_name_also_without_an_address_of_its_own
     replace_host(there, console, old, "new", address)
     assert written == kept_out
     same = address == "192.0.2.30"
-    assert ("new gets the address of w-a: keep w-a off this network" in fleet.printed(console)) is same
-    assert "keep it off" not in fleet.printed(console)
+    assert ("new gets the address of w-a: keep w-a off this network" in fake_hosts.printed(console)) is same
+    assert "keep it off" not in fake_hosts.printed(console)
 
 
 def test_a_machine_that_is_replaced_by_the_one_before_is_taken_back(
@@ -298,7 +298,7 @@ def test_where_no_path_says_that_a_machine_is_replaced_the_verb_does(
     (place / "group_vars/all.yml").write_text(kept + variables)
     hosts.unreachable[old] = "no route"
     replace_host(read_again(place, hosts), console, old, "new", "192.0.2.99", plan_only=True)
-    found = re.findall(rf"nothing on {old} will say that it is replaced: keep it off (.*)", fleet.printed(console))
+    found = re.findall(rf"nothing on {old} will say that it is replaced: keep it off (.*)", fake_hosts.printed(console))
     assert found == ([kept_off] if kept_off else [])
 
 
@@ -309,7 +309,7 @@ def test_the_dead_server_of_the_shared_path_is_kept_off_by_the_operator(
     (place / "hosts.yml").write_text(f"{HOSTS}nfs_server:\n  hosts:\n    head:\n")
     hosts.unreachable["head"] = "no route"
     replace_host(read_again(place, hosts), console, "head", "new", "192.0.2.99", plan_only=True)
-    assert "nothing on head will say that it is replaced: keep it off until site.yml" in fleet.printed(console)
+    assert "nothing on head will say that it is replaced: keep it off until site.yml" in fake_hosts.printed(console)
 
 
 def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, console: Console) -> None:
@@ -318,8 +318,8 @@ def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, co
     drain(cluster(hosts), console, "w-a")
     remove_host(cluster(hosts), console, "w-a")
     assert (place / "hosts.yml").read_text() == text
-    assert "by hand (line 23 has several hosts in braces):\n  remove the host w-a" in fleet.printed(console)
-    assert "give w-b worker_index: 1" in fleet.printed(console)
+    assert "by hand (line 23 has several hosts in braces):\n  remove the host w-a" in fake_hosts.printed(console)
+    assert "give w-b worker_index: 1" in fake_hosts.printed(console)
     assert list(place.parent.glob("*before*")) == []
 
 
@@ -331,7 +331,7 @@ def test_a_host_that_is_replaced_by_hand_stays_out_too(
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
-    assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fleet.printed(console)
+    assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fake_hosts.printed(console)
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}}
 
 
@@ -444,16 +444,16 @@ def test_what_is_written_for_several_hosts_is_changed_by_hand(
     drain(read_again(place, hosts), console, "w-a")
     remove_host(cluster(hosts), console, "w-a")
     assert (place / "hosts.yml").read_text() == text
-    assert "by hand" in fleet.printed(console)
-    assert why in fleet.printed(console)
+    assert "by hand" in fake_hosts.printed(console)
+    assert why in fake_hosts.printed(console)
 
 
 def test_a_plan_says_what_is_to_be_changed_by_hand(place: Path, hosts: Hosts, console: Console) -> None:
     (place / "more.ini").write_text("[others]\n")
     drain(cluster(hosts), console, "w-a")
     remove_host(cluster(hosts), console, "w-a", plan_only=True)
-    assert "more.ini is no YAML file" in fleet.printed(console)
-    assert "with a backup" not in fleet.printed(console)
+    assert "more.ini is no YAML file" in fake_hosts.printed(console)
+    assert "with a backup" not in fake_hosts.printed(console)
 
 
 def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, console: Console) -> None:
@@ -462,7 +462,7 @@ def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, c
     with pytest.raises(OperatorMistake, match="w-b stays: it serves the shared path, with all runs"):
         remove_host(cluster(hosts), console, "w-b")
     replace_host(cluster(hosts), console, "w-b", "w-x", plan_only=True)
-    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fleet.printed(console)
+    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fake_hosts.printed(console)
 
 
 def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
@@ -483,7 +483,7 @@ def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     (place / "group_vars/all.yml").write_text(VARIABLES + (f"cluster_name: {name}\n" if name else ""))
     hosts.unreachable["head"] = "no route"
     replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
-    assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fleet.printed(console)) is (not name)
+    assert ("site.yml -e cluster_takes_over=192.0.2.10`" in fake_hosts.printed(console)) is (not name)
     console.json_out = io.StringIO()
     replace_host(cluster(hosts), console, "head", "head-2", "192.0.2.99")
     takes_over = "" if name else " -e cluster_takes_over=192.0.2.10"
@@ -501,7 +501,7 @@ def test_a_plan_promises_no_save_by_a_dead_coordinator(
         hosts.unreachable["head"] = "no route"
     with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):
         replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
-    assert cost in fleet.printed(console)
+    assert cost in fake_hosts.printed(console)
 
 
 @pytest.mark.usefixtures("silent")
@@ -540,7 +540,7 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), console, "w-a", "w-x", "192.0.2.99")
-    assert fleet.printed(console).endswith("has w-x, and no w-a: it is replaced already, or was never listed\n")
+    assert fake_hosts.printed(console).endswith("has w-x, and no w-a: it is replaced already, or was never listed\n")
 
 
 @pytest.mark.parametrize("serves", [True, False])

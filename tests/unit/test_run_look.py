@@ -22,7 +22,7 @@ from fleet.hosts.observation import Observation
 from fleet.hosts.ssh import Answer
 from fleet.planning.decision import RunChoice
 from fleet.planning.plan import Plan
-from tests.unit.test_fleet_verbs import FakeHosts, make_inventory, status
+from tests.unit.fake_hosts import FakeHosts, make_inventory, status
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.telemetry.events import EventLog

@@ -30,7 +30,7 @@ from fleet.verbs.clone_run import clone_run
 from fleet.verbs.delete_run import delete_run
 from fleet.verbs.prune import prune, wheel_sets
 from fleet.verbs.restore_run import restore_run
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_json_output as answers
 from tests.unit.test_upkeep import make, train
 from trainer.__main__ import main
@@ -40,7 +40,7 @@ from trainer.run.records import write_record
 
 
 @dataclass
-class Hosts(fleet.FakeHosts):
+class Hosts(fake_hosts.FakeHosts):
     """Hosts with one shared path, a folder here; fleet/hosts/agent.py finds releases, environments and wheels."""
 
     settings_file: str = ""
@@ -106,7 +106,7 @@ def config(tmp_path: Path) -> Config:
 def hosts(config: Config, tmp_path: Path) -> Hosts:
     path = tmp_path / "run.json"
     path.write_text(json.dumps({"program": "p:P", "run": "digits", "shared_dir": config.shared_dir}))
-    return Hosts(fleet.make_inventory(), run_status=fleet.status("new", None), settings_file=str(path))
+    return Hosts(fake_hosts.make_inventory(), run_status=fake_hosts.status("new", None), settings_file=str(path))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from trainer.cluster.members import draining
 
 TASKS = [
@@ -51,7 +51,7 @@ APPEND = (ROLES / "release/files/append_history.sh").read_text(encoding="utf-8")
 
 
 @dataclass
-class Hosts(fleet.FakeHosts):
+class Hosts(fake_hosts.FakeHosts):
     """Hosts with the files of a drain, and a coordinator that heeds them."""
 
     lines: list[str] = field(default_factory=list)
@@ -137,21 +137,21 @@ def hosts() -> Hosts:
 
 def make_hosts() -> Hosts:
     """Hosts on which a run trains at step 20, saved at 15."""
-    inventory = fleet.make_inventory(TASKS)
+    inventory = fake_hosts.make_inventory(TASKS)
     run = {**inventory.variables["head"]["trainer_run"], "strategy": "parameter_server"}
     variables = {host: {**values, "trainer_run": run} for host, values in inventory.variables.items()}
     jobs = ("chief", "ps", "worker", "evaluator")
     groups = {job: [task.host for task in TASKS if task.job == job] for job in jobs}
-    found = Hosts(replace(inventory, variables=variables, groups=groups), run_status=fleet.status("training", 20))
+    found = Hosts(replace(inventory, variables=variables, groups=groups), run_status=fake_hosts.status("training", 20))
     found.checkpoints = Answer(json.dumps([{"step": 15, "created": 990.0, "size": 2**20, "kept": []}]))
     for name in found.units:
-        found.set(name, file_state="enabled", **fleet.UP)
+        found.set(name, file_state="enabled", **fake_hosts.UP)
     return found
 
 
 @pytest.fixture
 def console(hosts: Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(io.StringIO(), clock, clock.sleep, json_out=None)
 
 
@@ -177,7 +177,7 @@ def test_a_drained_worker_stays_down_until_it_is_undrained(hosts: Hosts, console
     undrain(cluster(hosts), console, "w-b")
     assert up(hosts) == ALL
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
-    assert "w-b is back with worker-1" in fleet.printed(console)
+    assert "w-b is back with worker-1" in fake_hosts.printed(console)
 
 
 def test_a_status_says_of_a_drained_host_s_task_that_it_is_drained(hosts: Hosts, console: Console) -> None:
@@ -193,7 +193,7 @@ def test_a_drain_typed_twice_changes_nothing(hosts: Hosts, console: Console) -> 
     done, lines = list(hosts.done), list(hosts.lines)
     drain(cluster(hosts), console, "w-b")
     assert (hosts.done, hosts.lines) == (done, lines)
-    assert "a new disk. Bring it back: fab undrain w-b" in fleet.printed(console)
+    assert "a new disk. Bring it back: fab undrain w-b" in fake_hosts.printed(console)
 
 
 def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, console: Console) -> None:
@@ -201,7 +201,7 @@ def test_a_ps_is_stopped_once_the_coordinator_has_let_it_go(hosts: Hosts, consol
     assert hosts.done == ["mark ps-b", "stop ps-1"]
     hosts.done.clear()
     hosts.heeds = False
-    hosts.run_status = fleet.status("training", 25)
+    hosts.run_status = fake_hosts.status("training", 25)
     undrain(cluster(hosts), console, "ps-b")
     assert hosts.done == ["unmark ps-b", "start ps-1"]
 
@@ -280,8 +280,8 @@ def test_a_plan_does_nothing(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b", plan_only=True)
     undrain(cluster(hosts), console, "ps-b", plan_only=True)
     assert (hosts.done, hosts.lines, hosts.recorded) == ([], [], {})
-    assert "stops   ps-1" in fleet.printed(console)
-    assert "from a checkpoint that is saved first" in fleet.printed(console)
+    assert "stops   ps-1" in fake_hosts.printed(console)
+    assert "from a checkpoint that is saved first" in fake_hosts.printed(console)
 
 
 def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: Console) -> None:
@@ -289,7 +289,7 @@ def test_a_plan_says_how_long_the_training_paused_lately(hosts: Hosts, console: 
     for events, pause in (([], "some seconds"), (paused, "some 8 s, as lately")):
         hosts.run_status = {**(hosts.run_status or {}), "events": events}
         drain(cluster(hosts), console, "ps-b", plan_only=True)
-        assert f"pause   {pause}: the model is laid out again" in fleet.printed(console)
+        assert f"pause   {pause}: the model is laid out again" in fake_hosts.printed(console)
 
 
 NO_PAUSE = "none: the others train on"
@@ -405,13 +405,13 @@ def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: Co
     drain(cluster(hosts), console, "w-b", "a new disk")
     for name in hosts.units:
         hosts.set(name, active="inactive", sub="dead")
-    hosts.run_status, hosts.heeds, hosts.leavers = fleet.status("new", None), False, set()
-    hosts.tick = fleet.train()
-    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    hosts.run_status, hosts.heeds, hosts.leavers = fake_hosts.status("new", None), False, set()
+    hosts.tick = fake_hosts.train()
+    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest(detach=True))
-    assert "without worker-1 on w-b: drained since" in fleet.printed(console)
-    assert "a new disk (fab undrain w-b)" in fleet.printed(console)
-    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fleet.printed(console)
+    assert "without worker-1 on w-b: drained since" in fake_hosts.printed(console)
+    assert "a new disk (fab undrain w-b)" in fake_hosts.printed(console)
+    assert "started chief-0, ps-0, ps-1, worker-0, evaluator-0" in fake_hosts.printed(console)
     assert "worker-1" not in up(hosts)
     assert hosts.leavers == {"worker-1"}
 
@@ -421,7 +421,7 @@ def test_status_takes_a_drained_host_that_is_off_for_no_trouble(hosts: Hosts, co
     show_status(cluster(hosts), console)
     hosts.unreachable["w-b"] = "no route"
     show_status(cluster(hosts), console)
-    assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fleet.printed(console))) == 2
+    assert len(re.findall(r"worker-1 +w-b +drained .*a new disk", fake_hosts.printed(console))) == 2
     hosts.recorded.clear()
     with pytest.raises(HostsUnreachable):
         show_status(cluster(hosts), console)
@@ -486,17 +486,17 @@ def test_hosts_that_may_go_now(hosts: Hosts, console: Console) -> None:
     ok_to_stop(cluster(hosts), console, ["w-a"])
     drain(cluster(hosts), console, "ps-b")
     ok_to_stop(cluster(hosts), console, ["ps-b"])
-    assert "yes: ps-b may be taken away now" in fleet.printed(console)
+    assert "yes: ps-b may be taken away now" in fake_hosts.printed(console)
     with pytest.raises(ClusterTrouble, match="0 of 2 ps would be left"):
         ok_to_stop(cluster(hosts), console, ["ps-a"])
-    assert "away    ps-1: drained" in fleet.printed(console)
+    assert "away    ps-1: drained" in fake_hosts.printed(console)
 
 
 def test_starts_and_stops_leave_lines(hosts: Hosts, console: Console) -> None:
     stop_cluster(cluster(hosts), console, "a new switch")
-    hosts.run_status, hosts.heeds = fleet.status("new", None), False
-    hosts.tick = fleet.train()
-    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    hosts.run_status, hosts.heeds = fake_hosts.status("new", None), False
+    hosts.tick = fake_hosts.train()
+    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True, reason="it is there"))
     console.json_out = io.StringIO()
     show_history(cluster(hosts), console)
@@ -511,7 +511,7 @@ def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: Console) ->
     def fail(*_: Any) -> Mapping[str, Any]:
         raise ClusterTrouble("the switch failed")
 
-    console.ship, console.build = fleet.shipping(fail), lambda _: "abc123"
+    console.ship, console.build = fake_hosts.shipping(fail), lambda _: "abc123"
     with pytest.raises(ClusterTrouble):
         start_cluster(cluster(hosts), console, StartRequest())
     assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "failed"]
@@ -522,15 +522,15 @@ def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, console:
     hosts.full = True
     stop_cluster(cluster(hosts), console)
     assert up(hosts) == set()
-    assert "this is not in the cluster's history" in fleet.printed(console)
+    assert "this is not in the cluster's history" in fake_hosts.printed(console)
 
 
 def test_a_start_goes_on_without_a_history(hosts: Hosts, console: Console) -> None:
     hosts.full = True
-    hosts.tick = fleet.train()
-    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    hosts.tick = fake_hosts.train()
+    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
-    said = fleet.printed(console)
+    said = fake_hosts.printed(console)
     assert said.count("this is not in the cluster's history") == 2
     assert "run digits trains" in said
 
@@ -548,13 +548,13 @@ def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
         return answer(host, script)
 
     monkeypatch.setattr(hosts, "_answer", reply)
-    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     with pytest.raises(ClusterTrouble, match="no space left on device"):
         start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
     (act,) = history.merge(hosts.lines)[0]
     assert (act["verb"], act["outcome"], act["run"]) == ("start-cluster", "failed", "digits-2")
     assert "no space left on device" in act["message"]
-    assert "nothing was stopped, switched or selected" in fleet.printed(console)
+    assert "nothing was stopped, switched or selected" in fake_hosts.printed(console)
     assert hosts.done == []
 
 
@@ -571,7 +571,7 @@ def test_the_history_is_chosen_from(hosts: Hosts, console: Console) -> None:
     undrain(cluster(hosts), console, "w-b")
     hosts.lines.append('{"time": 1')
     show_history(cluster(hosts), console, verb="drain", host="w-b")
-    shown = fleet.printed(console)
+    shown = fake_hosts.printed(console)
     assert "a new disk" in shown.partition("WHEN")[2]
     assert "WHAT\n" in shown  # a long one widens no column
     assert "undrain" not in shown.partition("WHEN")[2]
@@ -603,8 +603,8 @@ def test_lines_without_a_time_are_counted_as_damaged(hosts: Hosts, console: Cons
     wrong = ["{", "[1]", "7", '{"time": null}', '{"time": 1e300}', '{"time": NaN}', '{"time": -1e20, "id": "a"}']
     hosts.lines = [*wrong, '{"time": "12", "verb": "drain"}']
     show_history(cluster(hosts), console, since="1970-01-01")
-    assert "drain" in fleet.printed(console)
-    assert f"{len(wrong)} lines of it can't be read" in fleet.printed(console)
+    assert "drain" in fake_hosts.printed(console)
+    assert f"{len(wrong)} lines of it can't be read" in fake_hosts.printed(console)
 
 
 def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, console: Console) -> None:
@@ -681,7 +681,7 @@ def test_a_rollback_brings_back_release_and_settings(back: Hosts, console: Conso
     assert f"w-b gets {dict(sorted(OLD.items()))}" in back.done
     assert {f"park {name}" for name in ALL} | {f"go on {name}" for name in ALL} <= set(back.done)
     assert back.done.index("tell old1") < back.done.index("park chief-0") < back.done.index("park ps-0")
-    assert "setting  save: 5 -> 9" in fleet.printed(console)
+    assert "setting  save: 5 -> 9" in fake_hosts.printed(console)
     line = json.loads(back.lines[-1])
     assert (line["verb"], line["outcome"], line["reason"]) == ("rollback", "done", "worse")
     assert line["training"] == {"step": 21}  # what it told before
@@ -741,7 +741,7 @@ def test_a_rollback_typed_twice_does_not_go_forward_again(
     back.done.clear()
     rollback(cluster(back), console)
     assert (back.release, back.done) == ("old1", [])
-    assert "to go elsewhere, fab rollback --to RELEASE" in fleet.printed(console)
+    assert "to go elsewhere, fab rollback --to RELEASE" in fake_hosts.printed(console)
     rollback(cluster(back), console, "abc")
     assert back.release == "abc123"
 
@@ -760,7 +760,7 @@ def test_a_start_and_a_rollback_note_the_members(back: Hosts, console: Console) 
 def test_a_rollback_drains_the_hosts_that_came_since(back: Hosts, console: Console) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
     rollback(cluster(back), console, plan_only=True)
-    assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fleet.printed(console)
+    assert "drain    w-b: worker-1 came since. Have it back: fab undrain w-b" in fake_hosts.printed(console)
     assert back.done == []
     rollback(cluster(back), console, reason="worse")
     assert back.done.index("go on ps-1") < back.done.index("mark w-b")
@@ -802,7 +802,7 @@ def test_a_new_host_without_the_older_release_holds_up_no_rollback(
     assert [deed for deed in back.done if "old1" in deed and "w-b" in deed] == []
     assert "go on worker-1" not in back.done
     assert up(back) == ALL - {"worker-1"}
-    assert "release old1 is on 4 hosts" in fleet.printed(console)
+    assert "release old1 is on 4 hosts" in fake_hosts.printed(console)
     back.done.clear()
     rollback(cluster(back), console)  # typed twice
     assert back.done == []
@@ -856,7 +856,7 @@ def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back:
     assert up(back) == ALL - {"worker-1"}
     assert back.done == ["mark w-b", "stop worker-1"]
     assert json.loads(back.lines[-1])["verb"] == "rollback"
-    lines = fleet.printed(console).splitlines()
+    lines = fake_hosts.printed(console).splitlines()
     assert lines[:3] == [
         "rollback",
         "  restart  nothing",
@@ -872,7 +872,9 @@ def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back:
 def test_a_rollback_of_settings_names_the_release_that_stays(back: Hosts, console: Console) -> None:
     back.lines = [shipped("abc123", OLD)]
     rollback(cluster(back), console)
-    assert fleet.printed(console).startswith("rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0")
+    assert fake_hosts.printed(console).startswith(
+        "rollback\n  release  abc123\n  setting  save: 5 -> 9\n  restart  chief-0"
+    )
 
 
 def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: Console) -> None:
@@ -895,7 +897,7 @@ def test_members_that_cant_be_brought_back_hold_up_no_rollback(
 ) -> None:
     back.lines = [shipped("old1", OLD, members=members)]
     rollback(cluster(back), console)
-    assert says in fleet.printed(console)
+    assert says in fake_hosts.printed(console)
     new = set() if "w-a" in members else {"w-a"}
     assert (back.release, set(back.marks), up(back)) == ("old1", new, ALL - {"worker-0"} if new else ALL)
 
@@ -904,7 +906,7 @@ def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, c
     back.lines = [shipped("old1", NOW, members={key: FEWER[key] for key in ("head", "ps-a", "w-a")})]
     back.heeds = False
     rollback(cluster(back), console)
-    printed = fleet.printed(console)
+    printed = fake_hosts.printed(console)
     assert "  stays    ps-b: the coordinator did not let go of ps-1 in 900 s. " in printed
     assert "When that is fixed: fab drain ps-b\n" in printed
     assert (back.release, set(back.marks), up(back)) == ("old1", {"w-b"}, ALL - {"worker-1"})
@@ -929,7 +931,7 @@ def test_a_rollback_left_in_its_drains_goes_on_with_them(
             rollback(cluster(back), console, to)
     assert (back.release, set(back.recorded), back.marks) == (release, {"ps-b"}, {})
     rollback(cluster(back), console)
-    assert "rollback to the target of the last one. To go elsewhere, fab rollback --to" in fleet.printed(console)
+    assert "rollback to the target of the last one. To go elsewhere, fab rollback --to" in fake_hosts.printed(console)
     assert (back.release, set(back.marks)) == (release, {"ps-b", "w-b"})
     assert up(back) == ALL - {"ps-1", "worker-1"}
 
@@ -993,13 +995,13 @@ def test_a_rollback_that_loses_a_host_starts_the_others_again(
         rollback(cluster(back), console)
     assert up(back) >= ALL - {"worker-1"}
     assert {"tell abc123", "start chief-0"} <= set(back.done)
-    assert "when that is fixed: fab rollback --to abc123" in fleet.printed(console)
+    assert "when that is fixed: fab rollback --to abc123" in fake_hosts.printed(console)
 
 
 def test_a_release_without_settings_keeps_the_present_ones(back: Hosts, console: Console) -> None:
     rollback(cluster(back), console, "old2", plan_only=True)
     assert back.done == []
-    assert "settings stay" in fleet.printed(console)
+    assert "settings stay" in fake_hosts.printed(console)
     rollback(cluster(back), console, "old2")
     assert [line for line in back.done if "gets" in line] == []
 
@@ -1051,7 +1053,7 @@ def test_a_drain_survives_reboots(hosts: Hosts, console: Console, rebooted: list
         console.json_out = None
         with contextlib.suppress(ClusterTrouble):  # it says what does not run
             show_status(cluster(hosts), console)
-        assert re.search(r"worker-1 .*drained.*a new disk", fleet.printed(console).rpartition("TASK ")[2])
+        assert re.search(r"worker-1 .*drained.*a new disk", fake_hosts.printed(console).rpartition("TASK ")[2])
 
     for task in gone:
         hosts.set(task.name, active="inactive", sub="dead")
@@ -1072,22 +1074,24 @@ def test_the_history_compares_a_training_before_and_since_a_switch(
     restart: bool, hosts: Hosts, console: Console
 ) -> None:
     def trains(step: int, updated: float, run: str = "digits", **ledger: float) -> dict[str, Any]:
-        return fleet.status("training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger)
+        return fake_hosts.status(
+            "training", step, updated, run=run, loss=50 / step, steps_per_second=25.0, ledger=ledger
+        )
 
-    def tick(pretence: fleet.FakeHosts) -> None:
+    def tick(pretence: fake_hosts.FakeHosts) -> None:
         pretence.run_status = trains(
             100 + int(pretence.now - began), pretence.now, productive=90, elapsed=100, goodput=0.9
         )
 
     began, hosts.tick = hosts.now, tick
     tick(hosts)
-    console.ship, console.build = fleet.nothing, lambda _: "abc123"
+    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     request = StartRequest(detach=True, restart=restart)
     start_cluster(cluster(hosts), console, request)
     hosts.tick = lambda _: None
     hosts.run_status = trains(200, hosts.now, productive=120, elapsed=150, goodput=0.8)
     show_history(cluster(hosts), console)
-    title, before, now = fleet.printed(console).splitlines()[-3:]
+    title, before, now = fake_hosts.printed(console).splitlines()[-3:]
     assert title.startswith(f"run digits, before {request.verb} of ")
     assert before == "  before  step 100, loss 0.5, steps_per_second 25, goodput 0.9"
     assert now == "  now     step 200, loss 0.25, steps_per_second 25, goodput 0.6"

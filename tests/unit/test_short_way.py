@@ -36,7 +36,7 @@ from fleet.rollout.short_way import ShortWay, prove_beside
 from fleet.rollout.trial import TrialRun
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.verbs.start import StartRequest, start_cluster
-from tests.unit.test_fleet_verbs import UP, Clock, FakeHosts, make_inventory, printed, status, train
+from tests.unit.fake_hosts import UP, Clock, FakeHosts, make_inventory, printed, status, train
 from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.

@@ -24,7 +24,7 @@ from fleet.site.topology import Task
 from fleet.status.status_text import render_account
 from fleet.status.status_view import draw, screen_of
 from fleet.verbs.status import show_status
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit.test_status_text import Terminal
 
 EVIL = "\x1b]0;evil\x07\u202e"
@@ -55,21 +55,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hosts() -> fleet.FakeHosts:
-    return up(fleet.FakeHosts(fleet.make_inventory()))
+def hosts() -> fake_hosts.FakeHosts:
+    return up(fake_hosts.FakeHosts(fake_hosts.make_inventory()))
 
 
 def up(hosts: Any) -> Any:
-    fleet.run_up(hosts)
+    fake_hosts.run_up(hosts)
     hosts.run_status = RUN
     return hosts
 
 
-def seen(hosts: fleet.FakeHosts) -> Observation:
+def seen(hosts: fake_hosts.FakeHosts) -> Observation:
     return Cluster(hosts.inventory, hosts).observe(running=True)
 
 
-def drawn(hosts: fleet.FakeHosts, lines: int = 0, quiet: Mapping[str, float] | None = None) -> str:
+def drawn(hosts: fake_hosts.FakeHosts, lines: int = 0, quiet: Mapping[str, float] | None = None) -> str:
     out = Terminal()
     screen_of(out).print(draw(hosts.inventory, seen(hosts), quiet, lines))
     return out.getvalue()
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
     return re.sub("\x1b\\[[0-9;]*m", "", text)
 
 
-def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.FakeHosts) -> None:
+def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fake_hosts.FakeHosts) -> None:
     hosts.set("worker-1", restarts=3)
     text = drawn(hosts)
     lines = [line.rstrip() for line in plain(text).splitlines()]
@@ -94,7 +94,7 @@ def test_a_terminal_shows_how_far_it_is_and_who_is_slow(hosts: fleet.FakeHosts) 
 
 
 def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
-    hosts: fleet.FakeHosts, monkeypatch: pytest.MonkeyPatch
+    hosts: fake_hosts.FakeHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     lines = [line.rstrip() for line in plain(drawn(hosts)).splitlines()]
@@ -103,7 +103,7 @@ def test_a_narrow_terminal_shows_each_task_and_how_far_it_is(
     assert {task.name for task in hosts.inventory.tasks} <= {line.split()[0] for line in lines if line}
 
 
-def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.FakeHosts) -> None:
+def test_nothing_that_a_run_says_steers_the_terminal(hosts: fake_hosts.FakeHosts) -> None:
     hosts.run_status = {**RUN, "message": f"first{EVIL}\nsecond", "program": EVIL, "run": f"a{EVIL}"}
     text = drawn(hosts)
     assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f\u202e](?!\[[0-9;]*m)", text) == []
@@ -112,14 +112,14 @@ def test_nothing_that_a_run_says_steers_the_terminal(hosts: fleet.FakeHosts) -> 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_colours_are_left_out_where_the_operator_wants_none(
-    name: str, value: str, hosts: fleet.FakeHosts, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, hosts: fake_hosts.FakeHosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
     assert re.search("\x1b\\[[0-9;]*3[0-7]m", drawn(hosts)) is None
     assert is_terminal(Terminal()) is (name == "NO_COLOR")
 
 
-def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fleet.FakeHosts) -> None:
+def test_elsewhere_it_is_plain_text_with_each_workers_pace(hosts: fake_hosts.FakeHosts) -> None:
     out = io.StringIO()
     show_status(Cluster(hosts.inventory, hosts), Console(out))
     assert "\x1b" not in out.getvalue()
@@ -139,7 +139,7 @@ def test_of_many_workers_the_slowest_are_named() -> None:
 def test_on_a_small_terminal_those_in_trouble_come_first() -> None:
     tasks = [Task("chief", 0, "head", "192.0.2.1", 2222, server=False)]
     tasks += [Task("worker", number, f"w{number}", "192.0.2.2", 2400, server=True) for number in range(50)]
-    many = up(fleet.FakeHosts(fleet.make_inventory(tasks)))
+    many = up(fake_hosts.FakeHosts(fake_hosts.make_inventory(tasks)))
     many.set("worker-40", active="failed", sub="failed", result="signal", exit_status=9)
     many.unreachable["w7"] = "no route to host"
     text = plain(drawn(many, lines=24))
@@ -151,7 +151,7 @@ def test_on_a_small_terminal_those_in_trouble_come_first() -> None:
     assert "w7 can't be reached" in text
 
 
-def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fleet.FakeHosts) -> None:
+def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fake_hosts.FakeHosts) -> None:
     text = plain(drawn(hosts, quiet={"far": 12.0}))
     assert re.search(r"worker-1 +far +no answer for 12 s", text)
     assert "far can't be reached" in text
@@ -159,7 +159,7 @@ def test_a_host_that_is_quiet_is_named_and_its_tasks_are_as_they_were(hosts: fle
     assert "head does not answer: the run is shown as it was" in plain(drawn(hosts, quiet={"head": 12.0}))
 
 
-class Hanging(fleet.FakeHosts):
+class Hanging(fake_hosts.FakeHosts):
     """Hosts of which one stops answering; each is asked from a thread of its own."""
 
     hung: str = ""
@@ -180,7 +180,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Hanging:
         ("LOOKS_PER_SECOND", 1000),
     ):
         monkeypatch.setattr(f"fleet.actions.watch_status.{name}", value)
-    hosts: Hanging = up(Hanging(fleet.make_inventory()))
+    hosts: Hanging = up(Hanging(fake_hosts.make_inventory()))
     hosts.released = threading.Event()
     return hosts
 

@@ -27,8 +27,8 @@ from fleet.verbs.logs import show_logs
 from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.status import show_status
 from fleet.verbs.sweep import show_sweep
+from tests.unit.fake_hosts import UP, Clock, FakeHosts, make_inventory, nothing, printed, status
 from tests.unit.test_fab import fab
-from tests.unit.test_fleet_verbs import UP, Clock, FakeHosts, make_inventory, nothing, printed, status
 from trainer.telemetry.sweep import describe_sweep
 
 # Another title of the window, a screen that is wiped, a line that is written over, text that is turned round.

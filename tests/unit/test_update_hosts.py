@@ -17,7 +17,7 @@ from fleet.hosts.ssh import Answer
 from fleet.verbs.drain import drain
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
-from tests.unit import test_fleet_verbs as fleet
+from tests.unit import fake_hosts
 from tests.unit import test_second_day as day
 from tests.unit.test_second_day import ALL, cluster, up
 
@@ -78,7 +78,7 @@ def make_hosts() -> Hosts:
 
 @pytest.fixture
 def console(hosts: Hosts) -> Console:
-    clock = fleet.Clock(hosts=hosts)
+    clock = fake_hosts.Clock(hosts=hosts)
     return Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
 
 
@@ -132,7 +132,7 @@ def test_an_update_of_a_workers_host_forms_no_cluster_again(hosts: Hosts, consol
     variables = {host: {**each, "trainer_run": settings} for host, each in hosts.inventory.variables.items()}
     hosts.inventory, hosts.updates = replace(hosts.inventory, variables=variables), {"w-a": ["openssl"]}
     drain(cluster(hosts), replace(console, json_out=None), "w-a", plan_only=True)
-    assert "the data are divided again" in fleet.printed(console)
+    assert "the data are divided again" in fake_hosts.printed(console)
     update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
     assert answer(console)["hosts"][0]["cost"]["pause"] == "none: the others train on"
 
@@ -147,7 +147,7 @@ def heeding(hosts: Hosts) -> Hosts:
     """Hosts whose coordinator says that it has stopped, and trains a while after its next start."""
     begun: list[float] = []
 
-    def tick(pretended: fleet.FakeHosts) -> None:
+    def tick(pretended: fake_hosts.FakeHosts) -> None:
         leads = pretended.units["chief-0"].up
         begun[:] = [] if not leads else begun or [pretended.now]
         state = "training" if leads and pretended.now > begun[0] + 4 else "stopped"
@@ -316,7 +316,7 @@ def test_a_rolling_reboot_installs_nothing_and_is_once_around(hosts: Hosts, cons
     update_hosts(cluster(hosts), console, asked)
     assert hosts.work == ["reboot w-a of worker-0, and back", "reboot ps-b of ps-1, and back"]
     assert [(row["rebooted"], row["updates"]) for row in answer(console)["hosts"]] == [(True, [])] * 2
-    assert "2 of 2 hosts have booted since" in fleet.printed(console)
+    assert "2 of 2 hosts have booted since" in fake_hosts.printed(console)
     assert (hosts.updates, up(hosts)) == ({"w-a": ["openssl"]}, ALL)
 
 
@@ -324,7 +324,7 @@ def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console
     hosts.updates, hosts.reboots = {"ps-a": ["openssl", "libssl3"]}, {"w-b": "a new kernel"}
     update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
     assert (hosts.work, hosts.done, hosts.lines) == ([], [], [])
-    printed = fleet.printed(console)
+    printed = fake_hosts.printed(console)
     assert "ps-a: 2 updates (openssl, libssl3), then a reboot where they ask for one\n  stops   ps-0" in printed
     assert "w-b: a reboot\n  stops   worker-1\n  pause   none" in printed
     assert "3 of 5 hosts are up to date. Nothing was done. Do it: fab update-hosts" in printed

@@ -29,8 +29,8 @@ from fleet.verbs.restore_run import restore_run
 from fleet.verbs.rollback import rollback
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
+from tests.unit import fake_hosts
 from tests.unit import test_canary as canaries
-from tests.unit import test_fleet_verbs as fleet
 from tests.unit import test_plans as plans
 from tests.unit import test_queue_verbs as queues
 from tests.unit import test_second_day as day
@@ -39,7 +39,7 @@ from tests.unit.test_upkeep import make
 from trainer.run.directory import run_directories
 
 WHY = "as agreed"
-# Their tests are test_fleet_verbs.py, test_short_way.py and test_host_scripts.py: what they have begun they put back.
+# What they have begun they put back: test_fleet_start_rollback.py, test_short_way.py and test_host_scripts.py.
 STARTS = {"start-cluster", "restart-cluster", "sweep"}
 # These stop tasks: all of them, or those of the host that they name.
 STOPPING = {"stop-cluster", "drain", "undrain", "update-hosts", "rollback", "remove-host", "replace-host"}
@@ -57,9 +57,11 @@ class Deed:
 
     def call(self, plan: bool = False) -> tuple[str, str]:
         """Return the outcome, and what was printed."""
-        clock, answers, out = fleet.Clock(hosts=self.hosts), io.StringIO(), io.StringIO()
+        clock, answers, out = fake_hosts.Clock(hosts=self.hosts), io.StringIO(), io.StringIO()
         release = "new" if isinstance(self.hosts, canaries.Hosts) else "abc123"
-        console = Console(out, clock, clock.sleep, fleet.nothing, lambda *_: None, lambda _: release, json_out=answers)
+        console = Console(
+            out, clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: release, json_out=answers
+        )
         console.prove = lambda *_: None
         self.do(console, plan)
         record = json.loads(answers.getvalue())  # a stop's is that of fab status, with what was planned
@@ -135,9 +137,9 @@ def go_back(case: plans.Case) -> Deed:
 
 def of_a_site(case: plans.Case) -> tuple[day.Hosts, Path]:
     place = case.site()
-    hosts = day.Hosts(load_inventory(str(place)), run_status=fleet.status("training", 20))
+    hosts = day.Hosts(load_inventory(str(place)), run_status=fake_hosts.status("training", 20))
     for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fleet.UP)
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
     drain(day.cluster(hosts), case.console(hosts), "w-a")
     return hosts, place
 

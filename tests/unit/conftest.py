@@ -1,0 +1,37 @@
+"""Pretended hosts and their console, as many tests of the verbs take them."""
+
+from __future__ import annotations
+
+import io
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from fleet.actions.console import Console
+from tests.unit.fake_hosts import (
+    Clock,
+    FakeHosts,
+    make_inventory,
+    nothing,
+    status,
+)
+
+
+@pytest.fixture
+def hosts() -> FakeHosts:
+    return FakeHosts(make_inventory(), run_status=status("new", None))
+
+
+@pytest.fixture
+def console(hosts: FakeHosts) -> Console:
+    clock = Clock(hosts=hosts)
+    return Console(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, lambda _: hosts.release or "")
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[object]:
+    """Ctrl-C as Python has it: in the background it is not heeded."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
