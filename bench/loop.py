@@ -213,11 +213,11 @@ def simulate_start(place: str) -> float:
 
 
 def answer_of(short: ShortWay, host: str, asked: dict[str, Any]) -> dict[str, Any]:
-    """Say what a host says that is as it should be and has the release before; the wall's files are made for it."""
-    wall = short._walls[host]
+    """Say what a host says that is as it should be and has the release before; the firewall's files are made for it."""
+    firewall = short._firewalls[host]
     wanted = dict(short._wanted[host].files)
-    if wall is not None:
-        wanted |= wall.desired_state("close", {"__firewall_facts": FACTS}).files
+    if firewall is not None:
+        wanted |= firewall.desired_state("close", {"__firewall_facts": FACTS}).files
     python = next(iter(short._release["environments"]))
     environment = short._release["environments"][python]
     wanted[f"{CURRENT}/{environment['lock']}"] = ["0644", environment["name"].rpartition("-")[2]]

@@ -17,7 +17,7 @@ from statistics import median
 from bench.chromium import DRAWN, Browser
 from bench.large_page import write_large_run
 from trainer.report.html import render
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 
 OPENINGS = 5
 SEEN = "return (performance.getEntriesByType('navigation')[0] || {}).loadEventEnd / 1000"
@@ -35,13 +35,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         directory = write_large_run(Path(place) / "shared")
         began = time.perf_counter()
-        story = read_story(directory)
-        text = render([story])
+        summary = read_summary(directory)
+        text = render([summary])
         drawn = time.perf_counter() - began
         page = Path(place) / "page.html"
         page.write_text(text, encoding="utf-8")
-        points = sum(map(len, story["series"]["values"].values()))
-        print(f"{points:,} points, {len(story['marks']):,} marks, {len(story['lanes'])} members: ", end="")
+        points = sum(map(len, summary["series"]["values"].values()))
+        print(f"{points:,} points, {len(summary['marks']):,} marks, {len(summary['lanes'])} members: ", end="")
         print(f"{page.stat().st_size / 1e6:.2f} MB, written in {drawn:.2f} s")
         browser = Browser()
         try:

@@ -31,7 +31,7 @@ from trainer.process.gpus import find_missing
 from trainer.process.server_library import is_loaded
 from trainer.process.warm_start import die_with_parent, end
 from trainer.report.html import render
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 from trainer.run.begin_from import begin_from
 from trainer.run.directory import RunDirectory
 from trainer.run.records import to_json
@@ -372,7 +372,7 @@ def make_report(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     for directory in directories:
         if Path(directory.run).name != directory.run or not directory.path.is_dir():
             raise ConfigError(NO_RUN.format(directory.run))
-    page = render([read_story(directory) for directory in directories])
+    page = render([read_summary(directory) for directory in directories])
     print(to_json({"runs": [each.run for each in directories], "html": page}) if options.json else page)
     return 0
 

@@ -29,22 +29,22 @@ _WANTED = "etc/systemd/system/multi-user.target.wants/trainer@*.service"
 _DROP_INS = " ".join(f"etc/systemd/system/trainer@*.service.d/psfleet-{name}.conf" for name in ("task", "secrets"))
 # Who may come in to the tasks, and whom they speak with: all that roles/firewall writes.
 _TABLE = "var/lib/psfleet/firewall.nft"
-_WALLS = (
+_FIREWALL_FILES = (
     f"{_TABLE} etc/psfleet/firewall.nft usr/local/sbin/psfleet-firewall etc/systemd/system/*.service.d/firewall.conf "
     "etc/systemd/system/nftables.service.d/psfleet.conf etc/systemd/system/psfleet-firewall.service "
     "etc/systemd/system/sysinit.target.wants/psfleet-firewall.service"
 )
 # All that a start may change beside the release, but for what only its proof reads.
 DIGEST = (
-    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_WALLS} -path etc/trainer/secrets-coming "
-    "-prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
+    f"cd /\nfind etc/trainer etc/systemd/system/trainer@.service {_DROP_INS} {_FIREWALL_FILES} "
+    "-path etc/trainer/secrets-coming -prune -o -type f -exec sha256sum {} + 2>/dev/null | sort | sha256sum"
 )
 SAVE_STATE = f"""set -e
 umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
 cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} {_WALLS} \\
+ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} {_FIREWALL_FILES} \\
   >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |
@@ -60,7 +60,7 @@ systemctl stop "trainer@*.service"
 rm -rf {PARKED}
 systemctl reset-failed "trainer@*.service" 2>/dev/null || true
 cd /
-rm -rf etc/trainer {_WANTED} {_DROP_INS} {_WALLS} run/psfleet-firewall/tried.nft
+rm -rf etc/trainer {_WANTED} {_DROP_INS} {_FIREWALL_FILES} run/psfleet-firewall/tried.nft
 tar -xf {BEFORE}/files.tar
 systemctl daemon-reload
 if [ -e {_TABLE} ]; then

@@ -62,7 +62,7 @@ class ShortWay:
         self._archive = b""
         self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files
         self._wanted: dict[str, DesiredState] = {}
-        self._walls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
+        self._firewalls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
         self._answers: Mapping[str, Any] = {}
         self._reasons: dict[str, str] = {}
 
@@ -150,17 +150,17 @@ class ShortWay:
         steps = [{"name": f"{check['module']} {number}", **check} for number, check in enumerate(wanted.checks)]
         firewall = Role(self._inventory, host, "firewall", "training.yml")
         paths = [*wanted.files, TUNNEL, FIREWALL]
-        self._walls[host] = None
+        self._firewalls[host] = None
         if firewall.value("__firewall_closes") != "none":
-            self._walls[host] = firewall
+            self._firewalls[host] = firewall
             paths += firewall.desired_state("close").files
             asked = firewall.arguments("close", "firewall_facts")
             table = firewall.arguments("close", "try_firewall") | {"state": "tried"}
             steps += [
                 {"name": "facts", "module": "firewall_facts", "arguments": asked, "check": True},
                 {"name": "firewall_table", "module": "firewall_table", "arguments": table, "check": True},
-                {"name": "wall", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
-                {"name": "wall runs", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
+                {"name": "firewall enabled", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
+                {"name": "firewall active", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
             ]
         environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT, "quick": True}
         steps.append({"name": "code", "command": [CHECK, CURRENT]})
@@ -195,7 +195,9 @@ class ShortWay:
         encrypted = self._inventory.variables[host].get("cluster_encryption") is True
         if (answer["files"][TUNNEL] is not None) != encrypted:
             return f"{TUNNEL} {'is missing' if encrypted else 'exists'}"
-        if (difference := _difference(answer["files"], wanted.files)) or (difference := self._wall(host, answer)):
+        if (difference := _difference(answer["files"], wanted.files)) or (
+            difference := self._firewall_difference(host, answer)
+        ):
             return difference
         if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible fixes the rest
             return str(answer["steps"]["code"]["stderr"]).strip()
@@ -204,9 +206,9 @@ class ShortWay:
                 return str(result.get("msg") or FINDINGS[name.split()[0]])
         return None
 
-    def _wall(self, host: str, answer: Mapping[str, Any]) -> str | None:
+    def _firewall_difference(self, host: str, answer: Mapping[str, Any]) -> str | None:
         """Say in what a host's packet filter is not what it should be."""
-        role = self._walls[host]
+        role = self._firewalls[host]
         if role is None:
             return None if answer["files"][FIREWALL] is None else f"{FIREWALL} exists"
         facts = answer["steps"]["facts"]
@@ -219,7 +221,7 @@ class ShortWay:
             return wanted.refusals[0]
         if difference := _difference(answer["files"], wanted.files):
             return difference
-        if answer["steps"]["wall"]["rc"] or answer["steps"]["wall runs"]["rc"]:
+        if answer["steps"]["firewall enabled"]["rc"] or answer["steps"]["firewall active"]["rc"]:
             return f"{Path(FIREWALL).name} is not enabled, or does not run"
         return None
 

@@ -75,7 +75,7 @@ def firewall_rules(
     rules = [_rule(job, numbers, sources=callers[job]) for job, numbers in ports.items()]
     if host in spec["tensorboard"]:
         rules.append(_rule("tensorboard", [spec["tensorboard"][host]["port"]], sources=[MEMBER], users=[LOGIN]))
-    rules += _monitoring_doors(spec, host)
+    rules += _monitoring_rules(spec, host)
     if host in groups.get("nfs_server", ()):
         rules.append(_rule("nfs", [NFS_PORT], sources=[MEMBER]))
     if is_encrypted(variables):
@@ -88,7 +88,7 @@ def firewall_rules(
     return rules
 
 
-def _monitoring_doors(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
+def _monitoring_rules(spec: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     """List what is scraped on a host, and the services that scrape and warn: they are reached by these hosts alone.
 
     The chief asks the workers what they take of their machines, for the run's page.

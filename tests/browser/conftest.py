@@ -11,7 +11,7 @@ import pytest
 
 from bench.large_page import write_large_run
 from trainer.report.html import render
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 from trainer.run.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -52,5 +52,5 @@ def pages(tmp_path_factory: pytest.TempPathFactory, night: RunDirectory) -> dict
     paths = {}
     for name, directories in made.items():
         paths[name] = place / f"{name}.html"
-        paths[name].write_text(render([read_story(directory) for directory in directories]), encoding="utf-8")
+        paths[name].write_text(render([read_summary(directory) for directory in directories]), encoding="utf-8")
     return paths

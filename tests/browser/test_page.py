@@ -14,7 +14,7 @@ from selenium.webdriver.common.by import By
 
 from bench.chromium import Browser
 from trainer.report.html import render
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 from trainer.run.directory import RunDirectory
 
 # The series of a figure as it is drawn: [{name, data}], by the figure's kind and name.
@@ -320,7 +320,7 @@ def test_gpus_are_drawn_where_there_are_any(browser: Browser, tmp_path: Path, ni
     lines = [{**line, "gpu": 0.75, "gpu_memory": 3 * 2**30} for line in records(path)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = tmp_path / "gpus.html"
-    page.write_text(render([read_story(directory)]), encoding="utf-8")
+    page.write_text(render([read_summary(directory)]), encoding="utf-8")
     browser.open(page)
     assert browser.complaints() == []
     drawn = {kind: browser.run(SERIES, kind, "") for kind in ("gpu", "gpu_memory")}
@@ -333,7 +333,7 @@ def test_what_a_run_says_is_text_in_a_browser_too(browser: Browser, tmp_path: Pa
     from tests.unit.test_report_page import hostile_run
 
     page = tmp_path / "hostile.html"
-    page.write_text(render([read_story(hostile_run(tmp_path))]), encoding="utf-8")
+    page.write_text(render([read_summary(hostile_run(tmp_path))]), encoding="utf-8")
     browser.open(page)
     assert browser.complaints() == []
     assert browser.fetched() == [page.as_uri()]

@@ -160,5 +160,7 @@ def test_lists_of_addresses_that_systemd_has_not_read_are_found(inventory: Path)
     found = left(inventory, "firewall", "training.yml", "close", firewall_facts={**facts, "unread": True})
     assert found == "psfleet-firewall.service does not run as it should"
     start = object.__new__(ShortWay)
-    start._walls = {HOST: object()}  # type: ignore[dict-item]
-    assert "systemd has yet to read" in str(start._wall(HOST, {"steps": {"facts": {**facts, "unread": True}}}))
+    start._firewalls = {HOST: object()}  # type: ignore[dict-item]
+    assert "systemd has yet to read" in str(
+        start._firewall_difference(HOST, {"steps": {"facts": {**facts, "unread": True}}})
+    )

@@ -21,7 +21,7 @@ from trainer.report import sections, summary
 from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.report.records import RunRecords
-from trainer.report.summary import read_story, summarize
+from trainer.report.summary import read_summary, summarize
 from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration, size
 from trainer.run.directory import RunDirectory
 
@@ -100,7 +100,7 @@ def test_no_asset_ends_the_script_or_style_that_holds_it() -> None:
 
 
 def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
-    marks = read_story(directory)["marks"]
+    marks = read_summary(directory)["marks"]
     assert [(mark["event"], mark["kind"]) for mark in marks] == [
         ("ps-lost", "fault"),
         ("recovering", "recovery"),
@@ -117,16 +117,16 @@ def test_a_fault_is_told_with_what_it_cost(directory: RunDirectory) -> None:
 def test_a_fault_before_the_first_numbers_of_a_run_that_began_from_another(directory: RunDirectory) -> None:
     lines(directory.history, {"t": BEGAN + 20, "step": 5300, "values": {"loss": 1}})
     lines(directory.event_log, {"time": BEGAN, "event": "started"}, {"time": BEGAN + 9, "event": "ps-lost"})
-    assert read_story(directory)["marks"][0]["step"] == 0
+    assert read_summary(directory)["marks"][0]["step"] == 0
     record(directory.settings, created=BEGAN, **{"from": "other@5000"})
-    assert read_story(directory)["marks"][0]["step"] == 5000
+    assert read_summary(directory)["marks"][0]["step"] == 5000
 
 
 def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDirectory) -> None:
     def kinds(*events: dict[str, Any]) -> list[tuple[str, str, int]]:
         first = {"time": BEGAN + 1, "event": "training", "message": "step 1"}
         lines(directory.event_log, {"time": BEGAN, "event": "started"}, first, *events)
-        return [(mark["event"], mark["kind"], mark["lost"]) for mark in read_story(directory)["marks"]]
+        return [(mark["event"], mark["kind"], mark["lost"]) for mark in read_summary(directory)["marks"]]
 
     restored = {"time": BEGAN + 13, "event": "restored", "steps_lost": 7, "message": "step 3"}
     # A call fails before it is known whose server is gone.
@@ -153,7 +153,7 @@ def test_what_follows_from_a_lost_member_is_no_fault_of_its_own(directory: RunDi
 
 
 def test_lanes_show_when_a_member_was_away(directory: RunDirectory) -> None:
-    lanes = {lane["task"]: lane["spans"] for lane in read_story(directory)["lanes"]}
+    lanes = {lane["task"]: lane["spans"] for lane in read_summary(directory)["lanes"]}
     assert list(lanes) == ["chief-0", "ps-0"]
     assert lanes["ps-0"] == [
         [BEGAN, BEGAN + 70, "training"],
@@ -168,7 +168,7 @@ def test_a_member_that_the_next_coordinator_does_not_know_has_left(directory: Ru
     lines(directory.history, {"t": BEGAN + 1, "members": {"worker-0": "training", "worker-1": "training"}},
           {"t": BEGAN + 60, "members": {"worker-0": "starting"}},
           {"t": BEGAN + 65, "members": {"worker-0": "training"}})  # fmt: skip
-    lanes = {lane["task"]: lane["spans"] for lane in read_story(directory)["lanes"]}
+    lanes = {lane["task"]: lane["spans"] for lane in read_summary(directory)["lanes"]}
     assert lanes["worker-1"] == [[BEGAN + 1, BEGAN + 40, "training"]]
     assert lanes["worker-0"] == [
         [BEGAN + 1, BEGAN + 40, "training"],
@@ -178,7 +178,7 @@ def test_a_member_that_the_next_coordinator_does_not_know_has_left(directory: Ru
 
 
 def test_no_time_is_told_twice_or_left_out(directory: RunDirectory) -> None:
-    time = read_story(directory)["time"]
+    time = read_summary(directory)["time"]
     assert {kind: round(sum(parts)) for kind, parts in time["kinds"].items()} == {"productive": 80, "down": 20}
     assert (time["edges"][0], time["edges"][-1]) == (BEGAN, BEGAN + 100)
 
@@ -191,20 +191,20 @@ def test_a_coordinator_that_died_is_away_and_one_that_was_stopped_is_not(directo
         {"time": BEGAN + 40, "event": "started"},
         {"time": BEGAN + 75, "event": "started"},
     )
-    spans = next(lane["spans"] for lane in read_story(directory)["lanes"] if lane["task"] == "chief-0")
+    spans = next(lane["spans"] for lane in read_summary(directory)["lanes"] if lane["task"] == "chief-0")
     assert [span[2] for span in spans] == ["running", "stopped", "running", "away", "running"]
 
 
 def test_a_worker_that_was_removed_leaves_the_page(directory: RunDirectory) -> None:
     with directory.history.open("a") as file:
         file.write(json.dumps({"t": BEGAN + 99, "gave": {"worker-2": 9}}) + "\n")
-    assert read_story(directory)["gave"] == {"worker-0": 300, "worker-1": 100}
+    assert read_summary(directory)["gave"] == {"worker-0": 300, "worker-1": 100}
     directory.status.unlink()  # who takes part is not known
-    assert read_story(directory)["gave"].keys() == {"worker-0", "worker-1", "worker-2"}
+    assert read_summary(directory)["gave"].keys() == {"worker-0", "worker-1", "worker-2"}
 
 
 def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     text = html.unescape(re.sub(r"<[^>]+>", " ", page.split("<main>")[1].split("</main>")[0]))
     for sentence in (
         "It finished at step 500, 100 s after it began.",
@@ -235,15 +235,15 @@ def test_the_page_says_what_it_shows(directory: RunDirectory) -> None:
 )
 def test_what_is_wrong_is_said_with_what_to_do(directory: RunDirectory, status: dict[str, Any], advice: str) -> None:
     record(directory.status, **status)
-    assert any(advice in text for text in read_story(directory)["advice"])
+    assert any(advice in text for text in read_summary(directory)["advice"])
 
 
 def test_numbers_that_are_none_are_said(directory: RunDirectory) -> None:
     rows = [(1, "NaN"), (2, 1.0)]
     lines(directory.history, *({"t": BEGAN + step, "step": step, "values": {"loss": loss}} for step, loss in rows))
-    story = read_story(directory)
-    assert story["series"]["values"]["loss"] == [None, 1.0]
-    assert any("NaN" in text for text in story["advice"])
+    summary = read_summary(directory)
+    assert summary["series"]["values"]["loss"] == [None, 1.0]
+    assert any("NaN" in text for text in summary["advice"])
 
 
 def test_a_model_that_learns_by_heart_is_said(directory: RunDirectory) -> None:
@@ -251,12 +251,12 @@ def test_a_model_that_learns_by_heart_is_said(directory: RunDirectory) -> None:
         directory.evaluations,
         *({"t": BEGAN + n, "step": n, "values": {"loss": loss}} for n, loss in enumerate((3, 1, 2, 3))),
     )
-    assert any("lowest at step 1" in text for text in read_story(directory)["advice"])
+    assert any("lowest at step 1" in text for text in read_summary(directory)["advice"])
     lines(
         directory.evaluations,
         *({"t": BEGAN + n, "step": n, "values": {"loss": loss}} for n, loss in enumerate((3, 2, 1, 0.9))),
     )
-    assert not any("lowest at step" in text for text in read_story(directory)["advice"])
+    assert not any("lowest at step" in text for text in read_summary(directory)["advice"])
 
 
 class Tags(HTMLParser):
@@ -310,8 +310,8 @@ def hostile_run(tmp_path: Path) -> RunDirectory:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_nothing_that_a_run_says_becomes_markup(tmp_path: Path, several: bool) -> None:
-    story = read_story(hostile_run(tmp_path))
-    page = render([story, story] if several else [story])
+    summary = read_summary(hostile_run(tmp_path))
+    page = render([summary, summary] if several else [summary])
     tags = Tags(page)
     assert sum(tag == "script" for tag, _ in tags.found) == 3
     assert {tag for tag, _ in tags.found} & {"img", "iframe", "object", "base", "form"} == set()
@@ -324,7 +324,7 @@ def test_nothing_that_a_run_says_becomes_markup(tmp_path: Path, several: bool) -
 
 
 def test_only_the_scripts_of_the_page_may_run(directory: RunDirectory) -> None:
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]  # type: ignore[index]
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
@@ -343,7 +343,7 @@ def test_data_hold_no_end_of_their_own() -> None:
 def test_a_run_without_records_gives_a_page_that_says_so(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path, "empty")
     directory.path.mkdir(parents=True)
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     assert "status.json is missing" in page
     assert "No numbers yet." in page
 
@@ -356,16 +356,16 @@ def test_a_record_that_is_damaged_costs_what_it_would_have_told(directory: RunDi
     for path in [path for path in directory.path.iterdir() if path.is_file()]:
         before = path.read_bytes()
         path.write_bytes(damage)
-        assert "<h1>night" in render([read_story(directory)]), path.name
+        assert "<h1>night" in render([read_summary(directory)]), path.name
         path.write_bytes(before)
     for path in [path for path in directory.path.iterdir() if path.is_file()]:
         path.write_bytes(damage)
-    assert "<h1>night" in render([read_story(directory)])
+    assert "<h1>night" in render([read_summary(directory)])
 
 
 def test_damage_is_said_on_the_page(directory: RunDirectory) -> None:
     directory.status.write_text("{")
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     assert "status.json is not JSON" in page
     assert "status.json is missing" not in page
 
@@ -377,7 +377,7 @@ def test_a_number_beyond_all_bounds_costs_what_it_would_have_told(directory: Run
            ledger={"productive": 1, "goodput": odd, "elapsed": odd})  # fmt: skip
     lines(directory.history, {"t": BEGAN, "step": odd, "values": {"loss": odd}}, {"t": odd, "step": 1})
     lines(directory.event_log, {"time": odd, "event": "failed"}, {"time": BEGAN, "event": "failed", "seconds": odd})
-    assert "<h1>night" in render([read_story(directory)])
+    assert "<h1>night" in render([read_summary(directory)])
 
 
 def test_what_a_page_leaves_out_is_counted_all_the_same(
@@ -393,7 +393,7 @@ def test_what_a_page_leaves_out_is_counted_all_the_same(
             {"time": at + 2, "event": "training"}, {"time": at + 2, "event": "checkpoint-saved", "message": "step 9"},
         ]  # fmt: skip
     lines(directory.event_log, *events)
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     assert re.search(r"<dt>faults</dt><dd>10<small>50 steps lost", page)
     assert "The last 3 of 30<" in page
     assert "The last 3 of 10 checkpoints" in page
@@ -408,7 +408,7 @@ def test_a_run_that_was_resumed_a_thousand_times_takes_no_longer_for_it(director
               for wait, what in ((1, "starting"), (2, "training"), (90, "closed"))]  # fmt: skip
     lines(directory.history, *states)
     began = time.process_time()
-    found = {lane["task"]: lane["missed"] for lane in read_story(directory)["lanes"]}
+    found = {lane["task"]: lane["missed"] for lane in read_summary(directory)["lanes"]}
     assert time.process_time() - began < 5
     assert found["worker-19"] == {}
     assert found["chief-0"] == {"away": 9990}
@@ -420,18 +420,18 @@ def test_a_lane_with_many_absences_shows_the_longest_and_tells_all(
     monkeypatch.setattr(member_lanes, "MAX_SPANS", 20)
     states = [{"t": BEGAN + n, "members": {"ps-0": "closed" if n % 2 else "training"}} for n in range(60)]
     lines(directory.history, *states, {"t": BEGAN + 60, "members": {"ps-0": "away"}})
-    story = read_story(directory)
-    spans = {lane["task"]: lane["spans"] for lane in story["lanes"]}["ps-0"]
+    summary = read_summary(directory)
+    spans = {lane["task"]: lane["spans"] for lane in summary["lanes"]}["ps-0"]
     assert len(spans) == 20
     assert [BEGAN + 60, BEGAN + 100, "away"] in spans
     assert spans == sorted(spans)
-    assert "ps-0 was closed for 30 s and away for 40 s" in describe_lanes(story)
+    assert "ps-0 was closed for 30 s and away for 40 s" in describe_lanes(summary)
 
 
 def test_a_page_says_of_which_time_it_is(directory: RunDirectory) -> None:
     """One of a run whose coordinator is gone, or that is opened a day later, still says that it trains."""
     record(directory.status, run="night", state="training", step=500, updated=BEGAN + 160)
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     ends = ["2023-11-14T22:13:20+00:00", "2023-11-14T22:16:00+00:00"]
     assert re.search(r"<dt>time</dt><dd>2 min 40 s<small>(.*?)</small>", page)[1].count("<time ") == 2  # type: ignore[index]
     assert all(f'datetime="{end}"' in page for end in ends)
@@ -439,7 +439,7 @@ def test_a_page_says_of_which_time_it_is(directory: RunDirectory) -> None:
 
 def test_one_is_no_plural(directory: RunDirectory) -> None:
     lines(directory.history, {"t": BEGAN, "placed": {"ps-0": {"bytes": 1, "variables": 1}}})
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     assert "1 task, all there the whole time" in page
     assert "1 checkpoint;" in page
     assert "on 1 parameter server." in page
@@ -464,7 +464,7 @@ def test_lines_of_other_kinds_are_passed_over(directory: RunDirectory) -> None:
         {"time": BEGAN, "event": "training", "steps_lost": "x"},
     )
     lines(directory.evaluations, *odd)
-    assert "<h1>night" in render([read_story(directory)])
+    assert "<h1>night" in render([read_summary(directory)])
 
 
 def test_more_points_than_a_page_holds_keep_their_peaks() -> None:
@@ -483,7 +483,7 @@ def test_several_runs_are_compared_by_what_differs(directory: RunDirectory, tmp_
     other.path.mkdir()
     record(other.settings, created=BEGAN, program="net:Net", program_args={"rate": 0.2}, settings={"strategy": "one"})
     record(other.status, run="day", state="stopped", step=3)
-    page = render([read_story(directory), read_story(other)])
+    page = render([read_summary(directory), read_summary(other)])
     differs = page.split('id="differs"')[1].split("</section>")[0]
     assert re.search(r"parameter rate</th><td>0.1</td><td>0.2</td>", differs)
     assert "strategy" not in differs
@@ -502,7 +502,7 @@ def test_a_page_is_written_no_oftener_than_it_may_cost(
 ) -> None:
     now, written = [1000.0], []
 
-    def slow(stories: Any) -> str:
+    def slow(summaries: Any) -> str:
         written.append(now[0])
         now[0] += 3.0  # so long it takes
         return "<p>"
@@ -520,7 +520,7 @@ def test_a_page_is_written_no_oftener_than_it_may_cost(
 def test_what_goes_wrong_in_a_page_ends_nothing(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pages, "read_story", lambda directory: 1 / 0)
+    monkeypatch.setattr(pages, "read_summary", lambda directory: 1 / 0)
     PageWriter(directory).write()
     assert "ZeroDivisionError" in caplog.text
     assert not directory.report.exists()
@@ -529,22 +529,25 @@ def test_what_goes_wrong_in_a_page_ends_nothing(
 def test_no_page_tells_whom_a_run_notifies(directory: RunDirectory) -> None:
     settings = {"strategy": "one", "notify_webhook": "https://chat.example.org/hooks/secret", "notify_command": "/tell"}
     record(directory.settings, created=BEGAN, program="net:Net", settings=settings)
-    for stories in ([read_story(directory)], [read_story(directory), {**read_story(directory), "settings": {}}]):
-        page = render(stories)
+    for summaries in (
+        [read_summary(directory)],
+        [read_summary(directory), {**read_summary(directory), "settings": {}}],
+    ):
+        page = render(summaries)
         assert "strategy" in page
         assert "example.org" not in page
         assert "/tell" not in page
 
 
 def test_gpus_are_shown_where_there_are_any(directory: RunDirectory) -> None:
-    assert "GPUs of each task" not in render([read_story(directory)])
+    assert "GPUs of each task" not in render([read_summary(directory)])
     directory.tasks.mkdir()
     taken = [{"t": BEGAN + n, "memory": 5, "processor": 0.5, "gpu": n / 10, "gpu_memory": 2**30} for n in (2, 8)]
     lines(directory.tasks / "worker-0.jsonl", *taken)
     lines(directory.tasks / "ps-0.jsonl", {"t": BEGAN, "memory": 5, "processor": 0.5})
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     assert "worker-0 kept its GPUs busiest, 80% at most" in page
-    assert read_story(directory)["tasks"]["worker-0"]["gpu_memory"] == [2**30, 2**30]
+    assert read_summary(directory)["tasks"]["worker-0"]["gpu_memory"] == [2**30, 2**30]
 
 
 def test_a_page_that_cannot_be_written_ends_nothing(directory: RunDirectory, caplog: pytest.LogCaptureFixture) -> None:
@@ -584,9 +587,9 @@ def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
 def test_a_page_shows_dynamic_tables(directory: RunDirectory) -> None:
     table = {"rows": 12_345, "new_per_minute": 60.0, "evicted_per_minute": 5.5, "refused": 7, "bytes": 2**21}
     status = json.loads(directory.status.read_text(encoding="utf-8"))
-    assert "Dynamic tables" not in render([read_story(directory)])
+    assert "Dynamic tables" not in render([read_summary(directory)])
     record(directory.status, **status, tables={HOSTILE: table, "odd": {"rows": "x"}, "none": 5})
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     for part in ("Dynamic tables", "12,345", "2 MiB, 60 new and 5.5 evicted a minute, 7 keys without room"):
         assert part in page
     assert HOSTILE not in page
@@ -600,9 +603,9 @@ def test_a_page_shows_what_steps_ask_of_tables(directory: RunDirectory) -> None:
         "hot": [[7, 0.52, "ps-0"]],
     }
     status = json.loads(directory.status.read_text(encoding="utf-8"))
-    assert "Lookups" not in render([read_story(directory)])
+    assert "Lookups" not in render([read_summary(directory)])
     record(directory.status, **status, lookups={HOSTILE: asked, "odd": {"rows_per_step": "x"}, "none": 5})
-    page = render([read_story(directory)])
+    page = render([read_summary(directory)])
     for part in ("Lookups", "5,263", "10,240 ids and 5,263 rows a step: ps-0 90%, ps-1 10%; hot keys 7 (52%)"):
         assert part in page
     assert HOSTILE not in page

@@ -18,14 +18,14 @@ FIXES = {
 }
 
 
-def advise(story: Mapping[str, Any]) -> list[str]:
+def advise(summary: Mapping[str, Any]) -> list[str]:
     """Say in words what to do next, most urgent first; nothing where all is well."""
-    return [text for adviser in ADVISERS for text in adviser(story)]
+    return [text for adviser in ADVISERS for text in adviser(summary)]
 
 
-def on_state(story: Mapping[str, Any]) -> Iterator[str]:
-    run, state = story["run"], story["state"]
-    message = story["message"].strip().rstrip(".")
+def on_state(summary: Mapping[str, Any]) -> Iterator[str]:
+    run, state = summary["run"], summary["state"]
+    message = summary["message"].strip().rstrip(".")
     why = f": {message}" if message else ""
     if state == RunState.FAILED:
         yield (
@@ -35,34 +35,34 @@ def on_state(story: Mapping[str, Any]) -> Iterator[str]:
     elif state == RunState.WAITING:
         yield f"The run waits{why}. `fab status` says which task is in trouble, `fab logs --task TASK` why."
     elif state == RunState.STOPPED:
-        yield f"The run was stopped on request. `fab start-cluster --run {run}` goes on at step {story['step']}."
+        yield f"The run was stopped on request. `fab start-cluster --run {run}` goes on at step {summary['step']}."
     elif state == RunState.UNKNOWN:
         yield "How the run is can't be read from its records. `fab status` asks the tasks themselves."
-    if story["without"] and state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
-        absent = ", ".join(f"{task} ({how})" for task, how in sorted(story["without"].items()))
+    if summary["without"] and state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED):
+        absent = ", ".join(f"{task} ({how})" for task, how in sorted(summary["without"].items()))
         verb = "waits" if state == RunState.WAITING else "trains"
-        yield f"It {verb} without {absent}. `fab logs --task {min(story['without'])}` says why it is away."
+        yield f"It {verb} without {absent}. `fab logs --task {min(summary['without'])}` says why it is away."
 
 
-def on_numbers(story: Mapping[str, Any]) -> Iterator[str]:
-    if story["result"]["trouble"]:
-        yield f"The evaluation says: {story['result']['trouble']}."
-    if story["series"]["unsound"]:
+def on_numbers(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary["result"]["trouble"]:
+        yield f"The evaluation says: {summary['result']['trouble']}."
+    if summary["series"]["unsound"]:
         yield (
-            f"{story['series']['unsound']} of the training's numbers were NaN or infinite. Lower the learning rate, "
+            f"{summary['series']['unsound']} of the training's numbers were NaN or infinite. Lower the learning rate, "
             "clip the gradients, or go back with `--from RUN@STEP` to a checkpoint before that: `fab checkpoints`."
         )
-    yield from overfitted(story["evaluations"])
+    yield from overfitted(summary["evaluations"])
 
 
-def on_saves(story: Mapping[str, Any]) -> Iterator[str]:
-    failed = [mark for mark in story["marks"] if mark["event"] == "save-failed"]
-    if failed and not any(save[0] > failed[-1]["t"] for save in story["saves"]):
+def on_saves(summary: Mapping[str, Any]) -> Iterator[str]:
+    failed = [mark for mark in summary["marks"] if mark["event"] == "save-failed"]
+    if failed and not any(save[0] > failed[-1]["t"] for save in summary["saves"]):
         yield f"The last checkpoint could not be saved: {failed[-1]['message']}. Look after the shared path's room."
 
 
-def on_slow_workers(story: Mapping[str, Any]) -> Iterator[str]:
-    steps_by_worker = story["gave"]
+def on_slow_workers(summary: Mapping[str, Any]) -> Iterator[str]:
+    steps_by_worker = summary["gave"]
     if len(steps_by_worker) > 1 and (usual := statistics.median(steps_by_worker.values())):
         slow = [task for task, steps in steps_by_worker.items() if steps < usual / 2]
         if slow:
@@ -72,8 +72,8 @@ def on_slow_workers(story: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def on_lost_time(story: Mapping[str, Any]) -> Iterator[str]:
-    goodput, elapsed, ledger = story["goodput"], story["elapsed"] or 0.0, story["ledger"]
+def on_lost_time(summary: Mapping[str, Any]) -> Iterator[str]:
+    goodput, elapsed, ledger = summary["goodput"], summary["elapsed"] or 0.0, summary["ledger"]
     if goodput is None or goodput >= 0.8 or elapsed <= 600:
         return
     lost = {kind: seconds for kind, seconds in ledger.items() if kind != "productive"}
@@ -85,8 +85,8 @@ def on_lost_time(story: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def on_placement(story: Mapping[str, Any]) -> Iterator[str]:
-    placed = {task: held["bytes"] for task, held in story["placed"].items()}
+def on_placement(summary: Mapping[str, Any]) -> Iterator[str]:
+    placed = {task: held["bytes"] for task, held in summary["placed"].items()}
     if len(placed) < 2:
         return
     largest = max(placed, key=placed.__getitem__)

@@ -12,9 +12,9 @@ from trainer.report.text import duration, number
 from trainer.run.records import in_words
 
 
-def compare(stories: Sequence[Mapping[str, Any]]) -> str:
-    names = ", ".join(escape(story["run"]) for story in stories)
-    found = [f"{story['run']}: {text}" for story in stories for text in [*story["advice"], *story["damage"]]]
+def compare(summaries: Sequence[Mapping[str, Any]]) -> str:
+    names = ", ".join(escape(summary["run"]) for summary in summaries)
+    found = [f"{summary['run']}: {text}" for summary in summaries for text in [*summary["advice"], *summary["damage"]]]
     notes = ""
     if found:
         notes = (
@@ -24,41 +24,47 @@ def compare(stories: Sequence[Mapping[str, Any]]) -> str:
         )
     return (
         f'<header><p class="kicker">psfleet runs side by side</p><h1>{names}</h1></header>{notes}'
-        + section("Results", side_by_side(stories), "results")
-        + section("What differs", differences(stories), "differs")
+        + section("Results", side_by_side(summaries), "results")
+        + section("What differs", differences(summaries), "differs")
         + controls(None)
-        + curves(stories)
+        + curves(summaries)
     )
 
 
-def side_by_side(stories: Sequence[Mapping[str, Any]]) -> str:
+def side_by_side(summaries: Sequence[Mapping[str, Any]]) -> str:
     names = {
-        f"{part} {name}" for story in stories for part in ("evaluation", "training") for name in story["result"][part]
+        f"{part} {name}"
+        for summary in summaries
+        for part in ("evaluation", "training")
+        for name in summary["result"][part]
     }
-    rows: list[tuple[str, list[str]]] = [("state", [story["state"] for story in stories])]
+    rows: list[tuple[str, list[str]]] = [("state", [summary["state"] for summary in summaries])]
     for name in sorted(names, key=lambda name: (not name.startswith("evaluation"), name)):
         part, _, metric = name.partition(" ")
-        rows.append((name, [number(story["result"][part].get(metric, "")) for story in stories]))
+        rows.append((name, [number(summary["result"][part].get(metric, "")) for summary in summaries]))
     rows += [
-        ("steps", ["" if story["step"] is None else f"{story['step']:,}" for story in stories]),
+        ("steps", ["" if summary["step"] is None else f"{summary['step']:,}" for summary in summaries]),
         (
             "time",
             [
-                duration(story["until"] - story["began"]) if story["began"] and story["until"] else ""
-                for story in stories
+                duration(summary["until"] - summary["began"]) if summary["began"] and summary["until"] else ""
+                for summary in summaries
             ],
         ),
-        ("goodput", ["" if story["goodput"] is None else f"{100 * story['goodput']:.1f} %" for story in stories]),
-        ("faults", [f"{story['totals']['faults']:,}" for story in stories]),
-        ("steps lost", [f"{story['totals']['lost']:,}" for story in stories]),
+        (
+            "goodput",
+            ["" if summary["goodput"] is None else f"{100 * summary['goodput']:.1f} %" for summary in summaries],
+        ),
+        ("faults", [f"{summary['totals']['faults']:,}" for summary in summaries]),
+        ("steps lost", [f"{summary['totals']['lost']:,}" for summary in summaries]),
     ]
-    return columns(stories, rows)
+    return columns(summaries, rows)
 
 
-def columns(stories: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+def columns(summaries: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
     head = "".join(
-        f'<th scope="col"><i class="swatch run-{place % 8}"></i>{escape(story["run"])}</th>'
-        for place, story in enumerate(stories)
+        f'<th scope="col"><i class="swatch run-{place % 8}"></i>{escape(summary["run"])}</th>'
+        for place, summary in enumerate(summaries)
     )
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(value)}</td>" for value in values)}</tr>'
@@ -67,13 +73,13 @@ def columns(stories: Sequence[Mapping[str, Any]], rows: Iterable[tuple[str, Sequ
     return scrollable(f"<table><thead><tr><td></td>{head}</tr></thead><tbody>{body}</tbody></table>")
 
 
-def differences(stories: Sequence[Mapping[str, Any]]) -> str:
+def differences(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Lay out the parameters and settings that are not the same in all runs."""
     runs = [
-        {"program": story["program"], "psfleet": story["psfleet"], "TensorFlow": story["tensorflow"]}
-        | {f"parameter {name}": value for name, value in story["parameters"].items()}
-        | {name: value for name, value in story["settings"].items() if name not in ("run", "program", "program_args")}
-        for story in stories
+        {"program": summary["program"], "psfleet": summary["psfleet"], "TensorFlow": summary["tensorflow"]}
+        | {f"parameter {name}": value for name, value in summary["parameters"].items()}
+        | {name: value for name, value in summary["settings"].items() if name not in ("run", "program", "program_args")}
+        for summary in summaries
     ]
     names = sorted({name for one in runs for name in one}, key=lambda name: (not name.startswith("parameter "), name))
     rows = []
@@ -81,4 +87,6 @@ def differences(stories: Sequence[Mapping[str, Any]]) -> str:
         values = [json.dumps(in_words(one[name]), sort_keys=True) if name in one else "" for one in runs]
         if len(set(values)) > 1:
             rows.append((name, values))
-    return columns(stories, rows) if rows else '<p class="none">Nothing: the same program, parameters and settings.</p>'
+    return (
+        columns(summaries, rows) if rows else '<p class="none">Nothing: the same program, parameters and settings.</p>'
+    )

@@ -19,7 +19,7 @@ from typing import Any
 from trainer.report import sections
 from trainer.report.comparison import compare
 from trainer.report.elements import escape
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 from trainer.run.directory import RunDirectory
 from trainer.run.records import in_words, write_text
 
@@ -50,7 +50,7 @@ class PageWriter:
         """Write it now; what can't be written is lost, with a warning: no training ends for it."""
         began = time.monotonic()
         try:
-            write_text(self._directory.report, render([read_story(self._directory)]))
+            write_text(self._directory.report, render([read_summary(self._directory)]))
         except OSError as error:
             log.warning("cannot write %s: %s", self._directory.report, error.strerror)
         except Exception:
@@ -59,13 +59,13 @@ class PageWriter:
         self._due = now + max(EVERY_SECONDS, PATIENCE * (now - began))
 
 
-def render(stories: Sequence[Mapping[str, Any]]) -> str:
+def render(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return the page of one run, or of several side by side."""
-    several = len(stories) > 1
+    several = len(summaries) > 1
     scripts = [asset(LIBRARY), asset("page.js")]
     style = asset("page.css")
-    title = " and ".join(str(story["run"]) for story in stories)
-    body = compare(stories) if several else lay_out_run(stories[0])
+    title = " and ".join(str(summary["run"]) for summary in summaries)
+    body = compare(summaries) if several else lay_out_run(summaries[0])
     policy = "; ".join(
         [
             "default-src 'none'",
@@ -81,7 +81,7 @@ def render(stories: Sequence[Mapping[str, Any]]) -> str:
         policy=policy,
         style=style,
         body=body,
-        data=to_data({"runs": [drawn(story, several) for story in stories]}),
+        data=to_data({"runs": [drawn(summary, several) for summary in summaries]}),
         library=scripts[0],
         script=scripts[1],
     )
@@ -108,19 +108,19 @@ def to_data(value: object) -> str:
     return data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def drawn(story: Mapping[str, Any], several: bool) -> dict[str, Any]:
+def drawn(summary: Mapping[str, Any], several: bool) -> dict[str, Any]:
     """Return what the page's script draws of a run."""
     names = ("run", "began", "until", "series", "evaluations", "marks")
-    return {name: story[name] for name in names if name in story} | (
-        {} if several else {name: story[name] for name in ("time", "lanes", "saves", "tasks")}
+    return {name: summary[name] for name in names if name in summary} | (
+        {} if several else {name: summary[name] for name in ("time", "lanes", "saves", "tasks")}
     )
 
 
-def lay_out_run(story: Mapping[str, Any]) -> str:
+def lay_out_run(summary: Mapping[str, Any]) -> str:
     return "".join(
         [
-            *(make(story) for make in (sections.header, sections.advice, sections.tiles, sections.controls)),
-            sections.curves([story]),
-            *(make(story) for make in SECTIONS),
+            *(make(summary) for make in (sections.header, sections.advice, sections.tiles, sections.controls)),
+            sections.curves([summary]),
+            *(make(summary) for make in SECTIONS),
         ]
     )

@@ -29,36 +29,36 @@ from trainer.telemetry.status import describe_ways, has_broken
 COLUMNS = ("time", "step", "what", "where", "took", "steps lost", "message")
 
 
-def header(story: Mapping[str, Any]) -> str:
+def header(summary: Mapping[str, Any]) -> str:
     parameters = "".join(
         f"<li><code>{escape(name)}={escape(json.dumps(in_words(value)))}</code></li>"
-        for name, value in story["parameters"].items()
+        for name, value in summary["parameters"].items()
     )
     made = [
-        f"psfleet {story['psfleet']}" if story["psfleet"] else "",
-        f"TensorFlow {story['tensorflow']}" if story["tensorflow"] else "",
+        f"psfleet {summary['psfleet']}" if summary["psfleet"] else "",
+        f"TensorFlow {summary['tensorflow']}" if summary["tensorflow"] else "",
     ]
     facts = [
-        story["program"] or "program not known",
-        strategy_of(story),
-        f"began from {story['begun_from']}" if story["begun_from"] else "",
+        summary["program"] or "program not known",
+        strategy_of(summary),
+        f"began from {summary['begun_from']}" if summary["begun_from"] else "",
         ", ".join(filter(None, made)),
     ]
-    state = story["state"]
+    state = summary["state"]
     return (
-        f'<header><p class="kicker">psfleet run</p><h1>{escape(story["run"])} '
+        f'<header><p class="kicker">psfleet run</p><h1>{escape(summary["run"])} '
         f'<span class="state state-{escape(state)}">{escape(state)}</span></h1>'
         f'<p class="facts">{" · ".join(f"<span>{escape(fact)}</span>" for fact in facts if fact)}</p>'
         + (f'<ul class="parameters" aria-label="Parameters of the program">{parameters}</ul>' if parameters else "")
-        + f'<p class="verdict">{escape(state_in_words(story))}</p></header>'
+        + f'<p class="verdict">{escape(state_in_words(summary))}</p></header>'
     )
 
 
-def strategy_of(story: Mapping[str, Any]) -> str:
+def strategy_of(summary: Mapping[str, Any]) -> str:
     """Say on what it was trained."""
-    strategy = str(story["settings"].get("strategy") or "")
+    strategy = str(summary["settings"].get("strategy") or "")
     jobs: dict[str, int] = {}
-    for task in {lane["task"] for lane in story["lanes"]} | set(story["tasks"]):
+    for task in {lane["task"] for lane in summary["lanes"]} | set(summary["tasks"]):
         job = task.rpartition("-")[0]
         jobs[job] = jobs.get(job, 0) + 1
     names = {"worker": "worker", "ps": "parameter server", "data": "data worker", "evaluator": "evaluator"}
@@ -66,8 +66,8 @@ def strategy_of(story: Mapping[str, Any]) -> str:
     return ": ".join(filter(None, [strategy, ", ".join(parts)]))
 
 
-def advice(story: Mapping[str, Any]) -> str:
-    found = [*story["advice"], *(f"A record is damaged or missing. {text}." for text in story["damage"])]
+def advice(summary: Mapping[str, Any]) -> str:
+    found = [*summary["advice"], *(f"A record is damaged or missing. {text}." for text in summary["damage"])]
     if not found:
         return ""
     return (
@@ -77,24 +77,32 @@ def advice(story: Mapping[str, Any]) -> str:
     )
 
 
-def tiles(story: Mapping[str, Any]) -> str:
-    result = story["result"]
+def tiles(summary: Mapping[str, Any]) -> str:
+    result = summary["result"]
     at = "" if result["evaluated"] is None else f"at step {result['evaluated']:,}"
     found = [(f"evaluation {name}", number(value), at) for name, value in result["evaluation"].items()]
     found += [(f"training {name}", number(value), "as last shown") for name, value in result["training"].items()]
-    if story["step"] is not None:
-        of = f"of {story['steps']:,}" if story["steps"] else ""
-        found.append(("steps", f"{story['step']:,}", of))
-    if story["began"] and story["until"]:
+    if summary["step"] is not None:
+        of = f"of {summary['steps']:,}" if summary["steps"] else ""
+        found.append(("steps", f"{summary['step']:,}", of))
+    if summary["began"] and summary["until"]:
         found.append(
-            ("time", duration(story["until"] - story["began"]), f"{clock(story['began'])} to {clock(story['until'])}")
+            (
+                "time",
+                duration(summary["until"] - summary["began"]),
+                f"{clock(summary['began'])} to {clock(summary['until'])}",
+            )
         )
-    if story["goodput"] is not None:
+    if summary["goodput"] is not None:
         found.append(
-            ("goodput", f"{100 * story['goodput']:.1f} %", f"of {duration(story['elapsed'] or 0)} that it was to train")
+            (
+                "goodput",
+                f"{100 * summary['goodput']:.1f} %",
+                f"of {duration(summary['elapsed'] or 0)} that it was to train",
+            )
         )
-    lost = story["totals"]["lost"]
-    found.append(("faults", f"{story['totals']['faults']:,}", f"{lost:,} steps lost" if lost else "no step lost"))
+    lost = summary["totals"]["lost"]
+    found.append(("faults", f"{summary['totals']['faults']:,}", f"{lost:,} steps lost" if lost else "no step lost"))
     return (
         '<dl class="tiles">'
         + "".join(
@@ -105,12 +113,12 @@ def tiles(story: Mapping[str, Any]) -> str:
     )
 
 
-def controls(story: Mapping[str, Any] | None) -> str:
+def controls(summary: Mapping[str, Any] | None) -> str:
     kinds = ""
-    if story is not None and story["time"]["kinds"]:
+    if summary is not None and summary["time"]["kinds"]:
         shown = "".join(
             f'<li><i class="swatch kind-{kind}"></i>{kind}</li>'
-            for kind in story["time"]["kinds"]
+            for kind in summary["time"]["kinds"]
             if kind != "productive"
         )
         kinds = f'<ul class="legend" aria-label="Bands">{shown}</ul>' if shown else ""
@@ -124,51 +132,51 @@ def controls(story: Mapping[str, Any] | None) -> str:
         '<label><input type="radio" name="over" value="step">steps</label>'
         '<label><input type="checkbox" id="log">loss on a log scale</label></fieldset>'
         '<button type="button" id="whole">whole run</button>'
-        f'<ul class="legend" aria-label="Marks">{marks if story is not None else ""}</ul>{kinds}'
+        f'<ul class="legend" aria-label="Marks">{marks if summary is not None else ""}</ul>{kinds}'
         '<div class="chart" aria-hidden="true" data-figure="overview"></div>'
         '<p class="hint">The strip, Ctrl and wheel, or two fingers zoom all curves.</p></div>'
         '<noscript><p class="noscript">Figures need JavaScript; their messages and the tables do not.</p></noscript>'
     )
 
 
-def quantities(stories: Sequence[Mapping[str, Any]]) -> list[str]:
+def quantities(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the curves: the loss, the metrics, the speeds."""
-    names = {name for story in stories for part in ("series", "evaluations") for name in story[part]["values"]}
+    names = {name for summary in summaries for part in ("series", "evaluations") for name in summary[part]["values"]}
     speeds = [name for name in (SPEED, EXAMPLES) if name in names]
     return [*sorted(names - set(speeds), key=lambda name: (name != "loss", name)), *speeds]
 
 
-def curves(stories: Sequence[Mapping[str, Any]]) -> str:
-    names = quantities(stories)
+def curves(summaries: Sequence[Mapping[str, Any]]) -> str:
+    names = quantities(summaries)
     if not names:
         return section("Curves", '<p class="none">No numbers yet.</p>', "curves")
-    figures = "".join(figure("curve", name, describe_curve(name, stories), name) for name in names)
+    figures = "".join(figure("curve", name, describe_curve(name, summaries), name) for name in names)
     return section("Curves", f'<div class="figures">{figures}</div>', "curves")
 
 
-def time_section(story: Mapping[str, Any]) -> str:
-    if not story["ledger"]:
+def time_section(summary: Mapping[str, Any]) -> str:
+    if not summary["ledger"]:
         return ""
-    total = sum(story["ledger"].values())
+    total = sum(summary["ledger"].values())
     rows = [
         (kind, duration(seconds), seconds / total, f"{100 * seconds / total:.1f} %")
-        for kind, seconds in sorted(story["ledger"].items(), key=lambda one: -one[1])
+        for kind, seconds in sorted(summary["ledger"].items(), key=lambda one: -one[1])
     ]
     table = bars(("kind", "time", "share"), rows, "kind")
-    drawing = figure("time", "Where the time went", describe_time(story)) if story["time"]["edges"] else ""
+    drawing = figure("time", "Where the time went", describe_time(summary)) if summary["time"]["edges"] else ""
     return section("Time", f'<div class="figures two">{drawing}{table}</div>', "time")
 
 
-def members_section(story: Mapping[str, Any]) -> str:
-    drawing = figure("lanes", "Each member over time", describe_lanes(story)) if story["lanes"] else ""
-    steps_by_worker, table = story["gave"], ""
+def members_section(summary: Mapping[str, Any]) -> str:
+    drawing = figure("lanes", "Each member over time", describe_lanes(summary)) if summary["lanes"] else ""
+    steps_by_worker, table = summary["gave"], ""
     if steps_by_worker:
         most, total = max(steps_by_worker.values()) or 1, sum(steps_by_worker.values()) or 1
         rows = [
             (task, f"{steps:,}", steps / most, f"{100 * steps / total:.1f} %")
             for task, steps in steps_by_worker.items()
         ]
-        about = f"{describe_shares(steps_by_worker)} {describe_staleness(story['stale'])}".strip()
+        about = f"{describe_shares(steps_by_worker)} {describe_staleness(summary['stale'])}".strip()
         table = (
             f'<div><h3>Steps that each worker gave</h3><p class="message">{escape(about)}</p>'
             f"{bars(('worker', 'steps', 'share'), rows[:MAX_ROWS])}</div>"
@@ -176,8 +184,8 @@ def members_section(story: Mapping[str, Any]) -> str:
     return section("Members", f"{drawing}{table}", "members") if drawing or table else ""
 
 
-def saves_section(story: Mapping[str, Any]) -> str:
-    saves, count = story["saves"], story["totals"]["saves"]
+def saves_section(summary: Mapping[str, Any]) -> str:
+    saves, count = summary["saves"], summary["totals"]["saves"]
     if not saves:
         return ""
     rows = "".join(
@@ -198,9 +206,9 @@ def saves_section(story: Mapping[str, Any]) -> str:
     )
 
 
-def ways_section(story: Mapping[str, Any]) -> str:
+def ways_section(summary: Mapping[str, Any]) -> str:
     """Show how each member reached each other one when the page was written."""
-    ways = story["ways"]
+    ways = summary["ways"]
     if not ways:
         return ""
     others = sorted({other for row in ways.values() for other in row}, key=order_of)
@@ -211,8 +219,8 @@ def ways_section(story: Mapping[str, Any]) -> str:
     return section("Ways", text + details("From each member to each other", ("from", *others), rows, opened), "ways")
 
 
-def placement_section(story: Mapping[str, Any]) -> str:
-    placed = story["placed"]
+def placement_section(summary: Mapping[str, Any]) -> str:
+    placed = summary["placed"]
     if not placed:
         return ""
     most = max(held["bytes"] for held in placed.values()) or 1
@@ -237,9 +245,9 @@ def placement_section(story: Mapping[str, Any]) -> str:
     )
 
 
-def tables_section(story: Mapping[str, Any]) -> str:
+def tables_section(summary: Mapping[str, Any]) -> str:
     """Show what dynamic tables held when the run last reported."""
-    tables = story["tables"]
+    tables = summary["tables"]
     if not tables:
         return ""
     listed = [(name, {key: value or 0 for key, value in table.items()}) for name, table in sorted(tables.items())]
@@ -251,9 +259,9 @@ def tables_section(story: Mapping[str, Any]) -> str:
     return section("Dynamic tables", bars(("table", "rows", "bytes and changes"), rows), "tables")
 
 
-def lookups_section(story: Mapping[str, Any]) -> str:
+def lookups_section(summary: Mapping[str, Any]) -> str:
     """Show what steps last asked of tables."""
-    asked = sorted(story["lookups"].items(), key=lambda one: -one[1][0])[:MAX_ROWS]
+    asked = sorted(summary["lookups"].items(), key=lambda one: -one[1][0])[:MAX_ROWS]
     if not asked:
         return ""
     most = max(count for _, (count, _) in asked) or 1
@@ -268,27 +276,27 @@ def describe_changes(table: Mapping[str, float]) -> str:
     return f"{size(table['bytes'])}, {changes}{refused}"
 
 
-def tasks_section(story: Mapping[str, Any]) -> str:
-    if not any(task["t"] for task in story["tasks"].values()):
+def tasks_section(summary: Mapping[str, Any]) -> str:
+    if not any(task["t"] for task in summary["tasks"].values()):
         return ""
     gpus = ""
-    if any("gpu" in task for task in story["tasks"].values()):
-        gpus = figure("gpu", "GPUs of each task", describe_tasks(story["tasks"], "gpu")) + figure(
-            "gpu_memory", "Memory on the GPUs of each task", describe_tasks(story["tasks"], "gpu_memory")
+    if any("gpu" in task for task in summary["tasks"].values()):
+        gpus = figure("gpu", "GPUs of each task", describe_tasks(summary["tasks"], "gpu")) + figure(
+            "gpu_memory", "Memory on the GPUs of each task", describe_tasks(summary["tasks"], "gpu_memory")
         )
     return section(
         "Memory, processor and GPUs" if gpus else "Memory and processor",
         '<div class="figures">'
-        + figure("memory", "Memory of each task", describe_tasks(story["tasks"], "memory"))
-        + figure("processor", "Processor of each task", describe_tasks(story["tasks"], "processor"))
+        + figure("memory", "Memory of each task", describe_tasks(summary["tasks"], "memory"))
+        + figure("processor", "Processor of each task", describe_tasks(summary["tasks"], "processor"))
         + gpus
         + "</div>",
         "tasks",
     )
 
 
-def marks_table(story: Mapping[str, Any]) -> str:
-    marks, count = story["marks"], story["totals"]["marks"]
+def marks_table(summary: Mapping[str, Any]) -> str:
+    marks, count = summary["marks"], summary["totals"]["marks"]
     if not marks:
         return section("Faults and recoveries", '<p class="none">None.</p>', "faults")
     rows = "".join(
@@ -307,9 +315,9 @@ def where(mark: Mapping[str, Any]) -> str:
     return " at ".join(filter(None, [mark["task"], mark["host"]]))
 
 
-def settings_section(story: Mapping[str, Any]) -> str:
+def settings_section(summary: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(json.dumps(in_words(value)))}</td></tr>'
-        for name, value in sorted(story["settings"].items())
+        for name, value in sorted(summary["settings"].items())
     )
     return details("Settings of the run", ("setting", "value"), rows) if rows else ""

@@ -1,4 +1,4 @@
-"""What a run's page tells, from the run's records: `read_story` reads the files, the rest are pure functions.
+"""What a run's page tells, from the run's records: `read_summary` reads the files, the rest are pure functions.
 
 A record that is damaged or missing costs what it would have shown, and the page says so.
 """
@@ -25,7 +25,7 @@ MAX_SAVES = MAX_MARKS = 2000
 TABLE_NUMBERS = ("rows", "new_per_minute", "evicted_per_minute", "refused", "bytes")
 
 
-def read_story(directory: RunDirectory) -> dict[str, Any]:
+def read_summary(directory: RunDirectory) -> dict[str, Any]:
     """Return what a run's page tells."""
     return summarize(read_records(directory))
 
@@ -75,7 +75,7 @@ def summarize(records: RunRecords, most_points: int = MAX_POINTS) -> dict[str, A
     began, until = span_of(records)
     first = int_or_none(text(records.settings.get("from")).rpartition("@")[2]) or 0
     marks, saves = summarize_marks(records.events, steps_by_time(rows, first)), summarize_saves(records.events)
-    story = {
+    summary = {
         "run": records.run,
         "program": text(status.get("program") or records.settings.get("program")),
         "parameters": mapping(records.settings.get("program_args") or status.get("program_args")),
@@ -102,8 +102,8 @@ def summarize(records: RunRecords, most_points: int = MAX_POINTS) -> dict[str, A
         "tasks": summarize_tasks(records.tasks),
         "damage": records.damage,
     }
-    story["advice"] = advise(story)
-    return story
+    summary["advice"] = advise(summary)
+    return summary
 
 
 def count_marks(marks: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from werkzeug import Request, Response
 
 from trainer.core.proxies import bypass_proxies
 from trainer.report.html import ASSETS, render, script_digests
-from trainer.report.summary import read_story
+from trainer.report.summary import read_summary
 from trainer.run.directory import RunDirectory
 from trainer.telemetry.status import read_status
 
@@ -77,7 +77,7 @@ class Pages(base_plugin.TBPlugin):
             return http_util.Respond(request, f"expected 1 to {MAX_RUNS} runs, as in ?run=NAME", "text/plain", 400)
         if strange := [name for name in asked if name not in there]:  # so that no name leads out of the directory
             return http_util.Respond(request, f"there is no run {strange[0]}", "text/plain", 404)
-        page = render([read_story(RunDirectory(self._runs.parent, name)) for name in asked])
+        page = render([read_summary(RunDirectory(self._runs.parent, name)) for name in asked])
         return http_util.Respond(request, page, "text/html", csp_scripts_sha256s=script_digests())
 
 

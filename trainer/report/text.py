@@ -49,20 +49,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def state_in_words(story: Mapping[str, Any]) -> str:
+def state_in_words(summary: Mapping[str, Any]) -> str:
     """Say in one or two sentences how the run stands."""
-    state, step, steps = story["state"], story["step"], story["steps"]
+    state, step, steps = summary["state"], summary["step"], summary["steps"]
     at = "" if step is None else f" at step {step:,}" + (f" of {steps:,}" if steps and step != steps else "")
     took = ""
-    if story["began"] and story["until"]:
-        took = f", {duration(story['until'] - story['began'])} after it began"
+    if summary["began"] and summary["until"]:
+        took = f", {duration(summary['until'] - summary['began'])} after it began"
     if state == RunState.FINISHED:
         sentence = f"It finished{at}{took}."
     elif state == RunState.TRAINING:
-        speed = f", {number(story['speed'])} steps a second" if story["speed"] else ""
+        speed = f", {number(summary['speed'])} steps a second" if summary["speed"] else ""
         sentence = f"It is training{at}{speed}."
-        if story["eta"]:
-            sentence += f" About {duration(story['eta'])} are left."
+        if summary["eta"]:
+            sentence += f" About {duration(summary['eta'])} are left."
     elif state == RunState.FAILED:
         sentence = f"It failed{at}{took}."
     elif state == RunState.STOPPED:
@@ -73,7 +73,7 @@ def state_in_words(story: Mapping[str, Any]) -> str:
         sentence = "It has not begun."
     else:
         sentence = "How it stands is not known."
-    result = story["result"]
+    result = summary["result"]
     if result["evaluation"]:
         metrics = ", ".join(f"{name} {number(value)}" for name, value in result["evaluation"].items())
         sentence += (
@@ -84,14 +84,14 @@ def state_in_words(story: Mapping[str, Any]) -> str:
     return sentence
 
 
-def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
+def describe_curve(name: str, summaries: Sequence[Mapping[str, Any]]) -> str:
     """Say how a curve begins and ends, and its best or usual value."""
     parts = []
-    for story in stories:
-        whose = f"{story['run']}, " if len(stories) > 1 else ""
+    for summary in summaries:
+        whose = f"{summary['run']}, " if len(summaries) > 1 else ""
         for part, which in (("series", "training"), ("evaluations", "evaluation")):
-            values = story[part]["values"].get(name, [])
-            steps = story[part]["step"][: len(values)]
+            values = summary[part]["values"].get(name, [])
+            steps = summary[part]["step"][: len(values)]
             points = [(value, step) for value, step in zip(values, steps, strict=True) if value is not None]
             if not points:
                 continue
@@ -108,28 +108,28 @@ def describe_curve(name: str, stories: Sequence[Mapping[str, Any]]) -> str:
                     f"{whose}{which}: from {number(points[0][0])} to {number(points[-1][0])}, "
                     f"{word} {number(peak[0])} at step {peak[1]:,}."
                 )
-    return " ".join(parts if len(stories) > 1 else map(sentence, parts)) or "No number yet."
+    return " ".join(parts if len(summaries) > 1 else map(sentence, parts)) or "No number yet."
 
 
 def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def describe_time(story: Mapping[str, Any]) -> str:
-    total = sum(story["ledger"].values()) or 1.0
-    shares = sorted(((seconds / total, kind) for kind, seconds in story["ledger"].items()), reverse=True)
+def describe_time(summary: Mapping[str, Any]) -> str:
+    total = sum(summary["ledger"].values()) or 1.0
+    shares = sorted(((seconds / total, kind) for kind, seconds in summary["ledger"].items()), reverse=True)
     listed = ", ".join(f"{100 * share:.1f} % {kind}" for share, kind in shares)
     return f"Of {duration(total)}: {listed}."
 
 
-def describe_lanes(story: Mapping[str, Any]) -> str:
+def describe_lanes(summary: Mapping[str, Any]) -> str:
     """Say who was missing, and for how long."""
     missing = []
-    for lane in story["lanes"]:
+    for lane in summary["lanes"]:
         if lane["missed"]:
             absences = " and ".join(f"{state} for {duration(seconds)}" for state, seconds in lane["missed"].items())
             missing.append(f"{lane['task']} was {absences}")
-    tasks = counted(len(story["lanes"]), "task")
+    tasks = counted(len(summary["lanes"]), "task")
     if not missing:
         return f"{tasks}, all there the whole time."
     rest = f", and {len(missing) - 6} more were missing the whole time" if len(missing) > 6 else ""

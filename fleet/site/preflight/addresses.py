@@ -29,7 +29,7 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
     """What is wrong with where the hosts are, and with two that are in one place."""
     hosts = checks.our_hosts(reading.groups)
     taken: dict[str, str] = {}
-    doors: dict[tuple[str, str], str] = {}
+    logins: dict[tuple[str, str], str] = {}
     for host in hosts:
         values = reading.values[host]
         name = "cluster_address" if values.get("cluster_address") else "ansible_host"
@@ -52,7 +52,7 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
             text = f"the hosts {taken[address]}, {host} have the same address {address}; expected one each"
             yield Problem(text, (taken[address], host), name, address, *reading.place(host, name))
         taken.setdefault(address, host)
-        yield from _same_door(reading, host, name, address, doors, taken)
+        yield from _same_machine(reading, host, name, address, logins, taken)
 
 
 def _no_address(reading: InventoryReading, host: str) -> Iterator[Problem]:
@@ -65,12 +65,12 @@ def _no_address(reading: InventoryReading, host: str) -> Iterator[Problem]:
         )
 
 
-def _same_door(
+def _same_machine(
     reading: InventoryReading,
     host: str,
     name: str,
     address: str,
-    doors: dict[tuple[str, str], str],
+    logins: dict[tuple[str, str], str],
     taken: Mapping[str, str],
 ) -> Iterator[Problem]:
     """Refuse two names of one machine: one's cluster_address is the other's ansible_host, behind the same port."""
@@ -78,7 +78,7 @@ def _same_door(
     port = str(values.get("ansible_port") or 22)
     login = formats.address(values.get("ansible_host") or address)
     for where in dict.fromkeys((login, address)):
-        other = doors.setdefault((where, port), host)
+        other = logins.setdefault((where, port), host)
         if other != host and taken[address] == host:
             yield Problem(
                 f"the hosts {other}, {host} are reached at the same address and port ({where}:{port}); "
