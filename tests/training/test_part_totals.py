@@ -31,6 +31,14 @@ class ByRows(tf.keras.optimizers.SGD):
         super().update_step(gradient - tf.reduce_mean(gradient, axis=1, keepdims=True), variable)
 
 
+class Checking(tf.keras.optimizers.SGD):
+    """Looks at a number of its gradient, and writes nothing of it."""
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        tf.debugging.assert_less(tf.reduce_max(tf.abs(tf.convert_to_tensor(gradient))), 1e30)
+        super().update_step(gradient, variable)
+
+
 class CentralizedOfKeras3(keras.optimizers.SGD):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         super().update_step(gradient - keras.ops.mean(gradient), variable, learning_rate)
@@ -59,6 +67,18 @@ def clipped_together(gradients: list[Any], weights: list[Any]) -> list[Any]:
 
 def adapted(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [one * tf.norm(weight) for one, weight in zip(gradients, weights, strict=True)]
+
+
+def by_number(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.reduce_sum(tf.constant([3.0, 1.0])) for one in gradients]
+
+
+def by_one_norm(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.linalg.global_norm(gradients) for one in gradients]
+
+
+def by_size(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.cast(tf.reduce_prod(tf.shape(one)), tf.float32) for one in gradients]
 
 
 def train(optimizer: Any, change: Callable[..., Any], is_split: bool = True, is_sparse: bool = False) -> None:
@@ -100,7 +120,7 @@ def test_a_step_of_keras3_is_refused_likewise() -> None:
         train(keras.optimizers.SGD(0.1), clipped)
 
 
-@pytest.mark.parametrize("change", [plain, clipped_rows, clipped_together])
+@pytest.mark.parametrize("change", [plain, clipped_rows, clipped_together, by_number, by_one_norm, by_size])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adam, keras.optimizers.Adam])
 def test_numbers_of_rows_and_of_all_gradients_are_right_of_parts(make: Any, change: Any) -> None:
     train(make(0.1), change)
@@ -124,4 +144,5 @@ def test_an_apply_gradients_that_does_so_is_refused() -> None:
 
 def test_an_update_by_rows_or_of_a_whole_weight_works() -> None:
     train(ByRows(0.1), plain)
+    train(Checking(0.1), plain)
     train(Centralized(0.1), plain, is_split=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -63,8 +64,11 @@ class EventWriter:
                 self._file = self._open(at)
             if self._file is not None:
                 self._append(wall_time=at, step=step, summary=summary)
-        except (self._tf.errors.OpError, OSError) as error:
+        except OSError as error:
             # What follows half a record in a file can't be read.
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
             self._file, self._open_at = None, time.monotonic() + REOPEN_SECONDS
             log.warning("cannot write TensorBoard's events of step %d: %s", step, first_line(error))
 

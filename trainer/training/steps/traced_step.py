@@ -131,7 +131,6 @@ def metric_pieces(model: Model) -> list[Variable]:
     return [piece for metric in metrics_of(model) for piece in pieces(metric)]
 
 
-@tf.autograph.experimental.do_not_convert
 def reduce_replicas(strategy: Strategy, outputs: Structure) -> Structure:
     """Average what train_step returns over this process's replicas, without a word to other members.
 

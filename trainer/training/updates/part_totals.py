@@ -16,12 +16,15 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.tf_internals.variables import whole_of
+from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.rows import own
 
 TOTALS = ("EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
+OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
+_origins: weakref.WeakKeyDictionary[Any, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
 # Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
-_shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[str]]]] = weakref.WeakKeyDictionary()
+_shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[str]]]]] = weakref.WeakKeyDictionary()
 
 
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
@@ -34,17 +37,30 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
-    if is_own and any(is_total(one) and one.inputs[0].shape.num_elements() == size for one in made):
+    if is_own and any(one.inputs[0].shape.num_elements() == size for one in totals_written(made)):
         where = f"{kind.__name__}'s update"
     if where:
         raise UserError(
             f"{where} computes a norm, a mean or the like of each part of {whole.name} or of its gradient, which is "
             "split over the ps: no part would get the whole's. Set partitioner to none, so that weights stay whole, or "
-            "clip by global_clipnorm"
+            "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
         )
 
 
-def differs(whole: Variable, part: Variable, totals: set[str]) -> bool:
+def totals_written(made: Sequence[Operation]) -> list[Operation]:
+    """Return those of an update's operations that make one number of all rows, from which something is written."""
+    todo = [each.op for one in made if one.type.startswith(WRITING) for each in one.inputs]
+    known, found = {one.name for one in made}, []
+    while todo:
+        one = todo.pop()
+        if one.name in known:
+            known.discard(one.name)
+            todo += [each.op for each in one.inputs]
+            found += [one] if is_total(one) else []
+    return found
+
+
+def differs(whole: Variable, part: Variable, totals: set[frozenset[str]]) -> bool:
     """Return whether another part's gradient of the same `apply_gradients` has other numbers in it."""
     weights = _shared.setdefault(tf.compat.v1.get_default_graph(), {})
     parts, first = weights.get(id(whole), ([], totals))
@@ -54,25 +70,59 @@ def differs(whole: Variable, part: Variable, totals: set[str]) -> bool:
     return totals != first
 
 
-def totals_of(gradient: Tensor) -> set[str]:
-    """Return the names of what is computed over all rows of something between the tape and this gradient."""
+def totals_of(gradient: Tensor) -> set[frozenset[str]]:
+    """Return of what is computed over all rows of something between the tape and this gradient: what it comes from.
+
+    Two numbers that come from the same are the same, as a global norm that a step computes for each gradient anew.
+    """
     given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not tf.is_symbolic_tensor(given):
         return set()
+    found: set[frozenset[str]] = set()
     todo, known = [given], {given.name}
+    while todo:
+        tensor = todo.pop()
+        if tensor.op.name.startswith(OF_TAPE):
+            continue
+        if is_total(tensor.op):  # what lies behind it is among its origins
+            found.add(origins_of(tensor))
+            continue
+        more = [each for each in inputs_of(tensor) if each.name not in known]
+        todo += more
+        known.update(each.name for each in more)
+    return found - {frozenset()}  # of shapes and constants alone
+
+
+def origins_of(total: Tensor) -> frozenset[str]:
+    """Return what the tape gives, the variables and the step's inputs from which a number is computed."""
+    graph_known = _origins.setdefault(total.graph, {})
+    if total.name in graph_known:
+        return graph_known[total.name]
+    todo, known = [total], {total.name}
     found: set[str] = set()
     while todo:
         tensor = todo.pop()
         one = tensor.op
-        if one.name.startswith(OF_TAPE):
+        if one.type in OF_NO_VALUES:
             continue
-        if is_total(one):
-            found.add(one.name)
-        inputs = one.inputs[tensor.value_index :][:1] if one.type == "IdentityN" else one.inputs
-        more = [each for each in inputs if each.dtype != tf.resource and each.name not in known]
+        inputs = inputs_of(tensor)
+        handles = [each.name for each in one.inputs if each.dtype == tf.resource]
+        found.update(handles)
+        if one.name.startswith(OF_TAPE) or not (inputs or handles):
+            found.add(tensor.name)
+            continue
+        more = [each for each in inputs if each.name not in known]
         todo += more
         known.update(each.name for each in more)
-    return found
+    graph_known[total.name] = frozenset(found)
+    return graph_known[total.name]
+
+
+def inputs_of(tensor: Tensor) -> list[Tensor]:
+    """Return what a tensor is computed of, but for resources; of IdentityN the one that it is."""
+    one = tensor.op
+    inputs = one.inputs[tensor.value_index :][:1] if one.type == "IdentityN" else one.inputs
+    return [each for each in inputs if each.dtype != tf.resource]
 
 
 def is_total(operation: Operation) -> bool:
