@@ -212,9 +212,10 @@ def test_what_passes_arrives_at_the_process(
         (task,) = host_tasks(spec, case["host"])
         shared = {"shared_dir": case["path"]}
         text = TEMPLATES["trainer/templates/task.env.j2"].render(
-            item=task, trainer_settings=shared, ansible_managed="Ansible managed"
+            item=task, trainer_settings=shared, inventory_hostname=case["host"], ansible_managed="Ansible managed"
         )
         read = parse(text)
+        assert read["TRAINER_HOST"] == case["host"]
         config = json.loads(read["TF_CONFIG"])
         member = f"[{case['address']}]" if ":" in case["address"] else case["address"]
         assert config["cluster"]["worker"] == [f"{member}:{case['port']}"]
