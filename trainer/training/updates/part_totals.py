@@ -73,7 +73,7 @@ def differs(whole: Variable, part: Variable, totals: set[frozenset[str]]) -> boo
 def totals_of(gradient: Tensor) -> set[frozenset[str]]:
     """Return of what is computed over all rows of something between the tape and this gradient: what it comes from.
 
-    Two numbers that come from the same are the same, as a global norm that a step computes for each gradient anew.
+    Two numbers that come from the same are the same, as a global norm that a step computes again for each gradient.
     """
     given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not tf.is_symbolic_tensor(given):
