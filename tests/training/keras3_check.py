@@ -262,6 +262,39 @@ class Adversaries(Program):
         return self.train_dataset(context).map(lambda words, _: (tf.cast(words, tf.float32), 0)).take(2)
 
 
+class Diffusion(keras.Model):
+    """Has a clone, which stays trainable, follow its network; the clone's weights tell how many steps it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(WORDS, kernel_initializer="ones")])
+        self.follows = keras.models.clone_model(self.network)
+        for weight in self.follows.weights:
+            weight.assign(keras.ops.zeros_like(weight))
+
+    def call(self, words):
+        return self.follows(words)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.network(data[0]))
+        weights = self.network.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        for weight, follows in zip(self.network.weights, self.follows.weights, strict=True):
+            follows.assign(MOMENTUM * follows + (1 - MOMENTUM) * weight)
+        return {"loss": loss}
+
+
+class Diffuses(Program):
+    def build_model(self):
+        self.model = Diffusion()
+        self.model.compile(keras.optimizers.SGD(0.0), "mse")
+        return self.model
+
+    def train_dataset(self, context):
+        return super().train_dataset(context).map(lambda words, target: (tf.cast(words, tf.float32), target))
+
+
 class Several(Program):
     """Two inputs by name, two outputs with a loss of their own, weights of examples."""
 
@@ -323,6 +356,14 @@ def two_optimizers():
     }
 
 
+def follows():
+    program = Diffuses()
+    result = train(program, 200, workers=2, steps_per_execution=10)
+    kernel = np.array(program.model.follows.weights[0], np.float64)
+    moved = np.log(1 - kernel) / math.log(MOMENTUM)
+    return {"step": result.step, "seen": [float(moved.min()), float(moved.max())]}
+
+
 def several():
     result = train(Several(), 60, workers=2, evaluation="distributed")
     return {"metrics": result.metrics, "evaluation": result.evaluation}
@@ -344,7 +385,7 @@ def precision():
 
 
 def models():
-    parts = (own_step, two_optimizers, several, precision)
+    parts = (own_step, two_optimizers, follows, several, precision)
     return {part.__name__: tried(part) for part in parts}
 
 

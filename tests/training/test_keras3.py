@@ -82,6 +82,12 @@ def test_each_optimizers_averages_are_taken_for_the_weights_that_it_trains(model
     assert models["two_optimizers"]["averaged"] == 8 * [True]
 
 
+def test_a_clone_that_stays_trainable_follows_each_workers_steps(models: dict[str, Any]) -> None:
+    found = models["follows"]
+    assert found["step"] == 200
+    assert found["seen"] == pytest.approx([200, 200], rel=0.01)
+
+
 def test_what_optimizers_keep_is_not_of_the_models_size(models: dict[str, Any]) -> None:
     counted, expected = models["two_optimizers"]["bytes"]
     assert counted == expected

@@ -678,6 +678,41 @@ def test_a_step_that_assigns_what_is_trained_is_refused() -> None:
         tf.function(Step(made)).get_concrete_function(specs)
 
 
+class Clones(Follows):
+    """Trains one layer alone of those that Keras lists as trainable, as the example of diffusion models does."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0]) - data[1]))
+        weights = self.line.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        if self.by_another:
+            HIDDEN[0].assign_add([[10.0]])
+        self.target.kernel.assign(self.target.kernel * 0.5 + self.line.kernel * 0.5)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_what_an_optimizer_is_built_with_and_gets_no_gradient_of_may_follow(average: bool) -> None:
+    """Unless the optimizer's average of it is to take its place."""
+    made = Clones(trainable=True)
+    made.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1, use_ema=average), "mse")
+    specs = (tf.TensorSpec([2, 1]), tf.TensorSpec([2, 1]))
+    build(made, specs)
+    assert len(made.optimizer._trainable_variables) == 2
+    HIDDEN[:], made.by_another = [made.target.kernel._value], True
+    step = Step(made)
+    if average:
+        with pytest.raises(UserError, match=r"Clones.train_step assigns .*kernel, which optimizer trains"):
+            tf.function(step).get_concrete_function(specs)
+        return
+    tf.function(step).get_concrete_function(specs)
+    assert step.found_more
+    tf.function(step).get_concrete_function(specs)(tf.ones([2, 1]), tf.ones([2, 1]))
+    assert made.line.kernel.numpy().item() == pytest.approx(0.1, rel=1e-3)
+    assert made.target.kernel.numpy().item() == pytest.approx(10.05, rel=1e-3)
+
+
 def test_what_is_added_to_a_trained_weight_is_added_to_what_another_has_written() -> None:
     made = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")])
     made.compile(keras.optimizers.Muon(0.5, weight_decay=0.5, adam_weight_decay=0.5), "mse", jit_compile=False)

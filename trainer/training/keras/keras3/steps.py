@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Model, Operation, Structure, Tensor, Variable
+from trainer.core.contracts import Model, Operation, Optimizer, Structure, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
@@ -41,15 +41,16 @@ class Step:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._replaced: dict[int, Any] = {}
+        self._trained: dict[int, str] = {}
         self.found_more = False
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, data: Structure) -> Any:
         self.found_more = False
-        for variable in self._replaced.values():
-            self._reject_trained(variable)  # its optimizer may have been built since then
         with contextlib.ExitStack() as stack:
             stack.enter_context(keras3_seeds_drawn())
+            for attribute, optimizer in optimizers_of(self._model):
+                stack.enter_context(self._noted(attribute, optimizer))
             adding = {id(one): one for one in [*shared_state(self._model), *self._replaced.values()]}
             for variable in adding.values():
                 stack.enter_context(changes_added(variable))
@@ -58,7 +59,29 @@ class Step:
             for variable in watched.values():
                 if id(variable) not in adding:
                     stack.enter_context(self._watched(variable))
-            return flat(self._model.train_step(data))
+            results = flat(self._model.train_step(data))
+        for variable in self._replaced.values():
+            self._reject_trained(variable)
+        return results
+
+    @contextlib.contextmanager
+    def _noted(self, attribute: str, optimizer: Optimizer) -> Iterator[None]:
+        """Note what an optimizer trains: it may be built with weights of which it is given no gradients."""
+        plain = optimizer.apply
+
+        def apply(grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> Any:
+            gradients, given = list(grads), trainable_variables
+            variables = optimizer._trainable_variables if given is None else list(given)
+            for gradient, one in zip(gradients, variables, strict=False):  # Keras says where their numbers differ
+                if gradient is not None:
+                    self._trained[id(one)] = attribute
+            return plain(gradients, None if given is None else variables)
+
+        object.__setattr__(optimizer, "apply", apply)
+        try:
+            yield
+        finally:
+            object.__delattr__(optimizer, "apply")
 
     @contextlib.contextmanager
     def _watched(self, variable: Variable) -> Iterator[None]:
@@ -70,7 +93,6 @@ class Step:
             if (more := added(given, own)) is not None:
                 own.assign_add(tf.broadcast_to(tf.cast(more, own.dtype), own.shape))
                 return
-            self._reject_trained(variable)
             self._replaced[id(variable)] = variable
             self.found_more = True
             own.assign(tf.cast(given, own.dtype))
@@ -86,15 +108,20 @@ class Step:
             del variable._direct_assign
 
     def _reject_trained(self, variable: Variable) -> None:
-        parts = {id(variable), *map(id, shards_of(variable))}
-        for attribute, optimizer in optimizers_of(self._model):
-            if optimizer.built and any(id(one) in parts for one in optimizer._trainable_variables):
-                name = type(self._model).__name__
-                raise UserError(
-                    f"{name}.train_step assigns {variable.path}, which {attribute} trains: workers would overwrite "
-                    "each other's changes. To keep weights within bounds give the layer a constraint; make layers that "
-                    "follow others, as a target network, trainable=False"
-                )
+        parts = [id(variable), *map(id, shards_of(variable))]
+        trained = {**self._averaged(), **self._trained}
+        if attribute := next((trained[one] for one in parts if one in trained), ""):
+            name = type(self._model).__name__
+            raise UserError(
+                f"{name}.train_step assigns {variable.path}, which {attribute} trains: workers would overwrite "
+                "each other's changes. To keep weights within bounds give the layer a constraint; make layers that "
+                "follow others, as a target network, trainable=False"
+            )
+
+    def _averaged(self) -> dict[int, str]:
+        """Return the weights for which averages are taken at the end, also of those that no gradient changes."""
+        averaging = [(name, one) for name, one in optimizers_of(self._model) if one.use_ema and one.built]
+        return {id(weight): name for name, one in averaging for weight in one._trainable_variables}
 
 
 def shared_state(model: Model) -> list[Variable]:
