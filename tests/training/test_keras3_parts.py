@@ -187,6 +187,20 @@ def test_the_next_model_has_the_same_names_where_the_program_counts_as_keras_doe
     assert any(name.startswith("float_normalized") for name in first)
 
 
+def test_a_class_that_is_defined_again_has_the_same_names_where_keras_counts_what_is_no_layer() -> None:
+    found = []
+    for _ in range(2):
+        features = {name: keras.utils.FeatureSpace.float_normalized() for name in ("age", "size")}
+        space = keras.utils.FeatureSpace(features, output_mode="concat")
+        space.adapt(tf.data.Dataset.from_tensors({name: [[1.0], [3.0]] for name in features}))
+        encoded = space.get_encoded_features()
+        line = keras.layers.Dense(1, name=f"{keras.KerasTensor((1,)).name}_line")
+        found.append(sorted(named(keras.Model(space.get_inputs(), line(encoded)))))
+    assert found[0] == found[1]
+    assert {"float_normalized_preprocessor/mean", "float_normalized_preprocessor:1/mean"} < set(found[0])
+    assert "keras_tensor_line/kernel" in found[0]
+
+
 def test_a_layers_own_name_is_kept_with_its_number() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="block_2")])
     assert sorted(named(made)) == ["block_2/bias", "block_2/kernel"]

@@ -10,6 +10,8 @@ from typing import Any
 from trainer.core.contracts import Layer, Model, Variable
 
 COUNT = re.compile(r"_?\d+")
+# What Keras counts that is no layer, and makes names of or lets programs do so: tensors, and features of FeatureSpace.
+NO_LAYER = re.compile(r"(?<![a-z0-9])(keras_tensor|float_normalized(?=_\d+_preprocessor$))_\d+(?!\d)")
 DIRECTION = re.compile(r"^(forward|backward)_")  # by which Bidirectional names its copies of a layer
 
 
@@ -51,6 +53,7 @@ def label(layer: Layer, attributes: Mapping[int, str], around: Iterable[str] = (
         return attributes.get(id(layer), uncounted(name))
     if is_named_by_keras(layer, DIRECTION.sub("", name)):
         return uncounted(name)
+    name = NO_LAYER.sub(r"\1", name)
     for other in around:
         name = re.sub(rf"(?<![a-z0-9]){re.escape(other)}_\d+(?!\d)", other, name)
     return name
