@@ -52,6 +52,8 @@ def drain(
     seen, cost = observe_with_cost(cluster, [host], in_order=True, goes_off=is_soon_back)
     reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
+        if host != cluster.inventory.chief.host and not (plan_only or is_soon_back):
+            drains.announce_drain(cluster, cluster.inventory.tasks_on(host))  # whose data an update has left waiting
         console.print(f"{host} is {describe(seen.drains[host])}. Bring it back: fab undrain {host}")
         _answer(console, "drain", "nothing to do", host, cost)
         return

@@ -206,6 +206,14 @@ class Rounds:
             elif not isinstance(error, HostsUnreachable):
                 self.bring_back(host)
 
+    def reject_lost(self, lost: Mapping[str, str]) -> None:
+        """Raise HostsUnreachable where hosts are away that an earlier call, which may have been broken off, drained."""
+        error = HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {self.again}")
+        for host in () if self.request.plan_only else lost:
+            self.give_up(host, error)
+        if lost:
+            raise error
+
     def bring_back(self, host: str) -> None:
         """Undrain a host, and wait until its tasks train."""
         patience = float(self.cluster.inventory.variables[host].get("trainer_return_seconds", 900))
@@ -258,8 +266,7 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
     # What was broken off comes first, and what all wait for at the end.
     chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief.host))
-    if lost := {host: seen.unreachable[host] for host in ours if host in seen.unreachable}:
-        raise HostsUnreachable(lost, f"An earlier update has drained it. When it is back: {rounds.again}")
+    rounds.reject_lost({host: seen.unreachable[host] for host in ours if host in seen.unreachable})
     states = _look(cluster, [host for host in chosen if host not in seen.unreachable], request)
     away = {host: seen.unreachable[host] for host in chosen if host in seen.unreachable}
     rounds.rows = [Row(host, "away", why=why) for host, why in away.items()]

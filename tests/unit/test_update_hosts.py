@@ -127,6 +127,34 @@ def test_a_workers_data_wait_while_its_host_is_updated_and_are_read_by_others_wh
     assert (hosts.leaving, hosts.leavers, up(hosts)) == (set(), set(), ALL)
 
 
+@pytest.mark.parametrize("verb", ["update-hosts", "drain"])
+def test_a_workers_data_are_handed_over_where_an_update_was_broken_off_and_its_host_stays_away(
+    hosts: Hosts, console: Console, verb: str
+) -> None:
+    hosts.updates, hosts.reboots, hosts.dies = {"w-b": ["openssl"]}, {"w-b": "a kernel"}, {"w-b"}
+    leave = console.sleep
+
+    def sleep(seconds: float) -> None:
+        if len(hosts.work) == 2:
+            raise KeyboardInterrupt
+        leave(seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        update_hosts(cluster(hosts), replace(console, sleep=sleep), UpdateRequest())
+    assert (hosts.leaving, hosts.leavers) == ({"worker-1"}, set())
+    quiet = replace(console, json_out=None)
+    with pytest.raises(HostsUnreachable, match="An earlier update has drained it"):
+        update_hosts(cluster(hosts), quiet, UpdateRequest(plan_only=True))
+    drain(cluster(hosts), quiet, "w-b", plan_only=True)
+    assert hosts.leavers == set()
+    if verb == "drain":
+        drain(cluster(hosts), quiet, "w-b")
+    else:
+        with pytest.raises(HostsUnreachable, match="An earlier update has drained it"):
+            update_hosts(cluster(hosts), quiet, UpdateRequest())
+    assert hosts.leavers == {"worker-1"}
+
+
 def test_an_update_of_a_workers_host_forms_no_cluster_again(hosts: Hosts, console: Console) -> None:
     settings = {**hosts.inventory.run_settings, "input_position": "exact"}
     variables = {host: {**each, "trainer_run": settings} for host, each in hosts.inventory.variables.items()}
