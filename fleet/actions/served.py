@@ -6,7 +6,7 @@ import shlex
 
 from fleet.actions.console import Console
 from fleet.actions.waiting import wait
-from fleet.errors import ClusterTrouble
+from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import REMOUNT
 from fleet.hosts.observation import Observation
@@ -40,11 +40,20 @@ def wait_for_save(cluster: Cluster, console: Console, seen: Observation) -> bool
 
 
 def wait_for_services(cluster: Cluster, console: Console, seen: Observation, host: str, again: str) -> None:
-    """Wait until what a host has served before runs again; raises ClusterTrouble where it does not in time."""
+    """Wait until what a host has served before runs again.
+
+    Raises ClusterTrouble where it does not in time, HostsUnreachable where the host says nothing then.
+    """
     ran = {unit.name for unit in seen.services.get(host, ()) if unit.up}
     end = console.clock() + SERVICE_SECONDS
-    while down := [u for u in cluster.observe([host]).services.get(host, ()) if u.name in ran and not u.up]:
+    while ran:
+        now = cluster.observe([host])
+        down = [unit for unit in now.services.get(host, ()) if unit.name in ran and not unit.up]
+        if not now.unreachable and not down:
+            return
         if console.clock() > end:
+            if now.unreachable:
+                raise HostsUnreachable(now.unreachable, f"It is updated. When it is back: {again}")
             why = ", ".join(f"{unit.name} {unit.describe_down()}" for unit in down)
             raise ClusterTrouble(f"{host} is updated, and {why}. Look: fab doctor. Then {again}")
         console.sleep(LOOK_SECONDS)

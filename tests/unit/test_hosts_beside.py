@@ -50,6 +50,9 @@ class Hosts(updates.Hosts):
     saves: bool = True
     hangs_until: float = 0.0
     """When the shared path answers again."""
+    leaves: dict[str, float] = field(default_factory=dict)
+    """How long a host gives no answer once its update is in."""
+    gone_until: dict[str, float] = field(default_factory=dict)
 
     def _look(self, host: str, script: str) -> Answer:
         if self.run_status and self.saves and host == "head":
@@ -65,8 +68,12 @@ class Hosts(updates.Hosts):
             return Answer(code=124 if self.now < self.hangs_until else 0)
         if "--unit=psfleet-update" in script and host in self.spoilt:
             self.down.add(host)
+        if "--unit=psfleet-update" in script and host in self.leaves:
+            self.gone_until[host] = self.now + self.leaves[host]
         if "systemctl reboot" in script and host == "store":
             self.hangs_until = self.now + updates.SLOW + 90
+        if "@units" in script and self.now < self.gone_until.get(host, 0.0):
+            return Answer(unreachable="no route")
         return super()._answer(host, script)
 
 
@@ -175,6 +182,17 @@ def test_a_service_that_is_not_back_ends_the_update(hosts: Hosts, console: Conso
     hosts.updates["mon"] = ["openssl"]
     update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest(["mon"]))
     assert hosts.work[1:] == ["update reader of ", "update mon of "]
+
+
+def test_a_server_that_does_not_answer_does_not_count_as_back(hosts: Hosts, console: Console) -> None:
+    hosts.updates, hosts.leaves = {"mon": ["prometheus"], "reader": ["openssl"]}, {"mon": 60.0}
+    begun = hosts.now
+    update_hosts(cluster(hosts), console, UpdateRequest())
+    assert hosts.now - begun >= 60
+    hosts.updates, hosts.leaves = {"mon": ["prometheus"], "reader": ["openssl"]}, {"mon": 600.0}
+    with pytest.raises(HostsUnreachable, match="mon is unreachable: no route\nIt is updated. When it is back: fab"):
+        update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest())
+    assert hosts.work[2:] == ["update mon of "]
 
 
 def test_a_service_that_fails_keeps_no_host_out_of_the_training(hosts: Hosts, console: Console) -> None:
