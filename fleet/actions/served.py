@@ -28,12 +28,13 @@ def serves_path(cluster: Cluster, host: str) -> bool:
 def wait_for_save(cluster: Cluster, console: Console, seen: Observation) -> bool:
     """Wait until what trains has saved once more; False where it does not in time, True where nothing trains."""
     chief = cluster.inventory.chief.name
-    newest = seen.run.checkpoint if seen.run else None
+    runs = [seen.run] if seen.run else []  # the first has the save before
 
     def is_saved(now: Observation) -> bool:
-        run = now.run
-        trains = run is not None and run.state == "training" and now.units[chief].up
-        return run is None or not trains or run.checkpoint != newest
+        if now.run is None or not now.units[chief].up:
+            return not now.units[chief].up
+        runs.append(now.run)
+        return now.run.state != "training" or now.run.checkpoint != runs[0].checkpoint
 
     every = cluster.inventory.run_settings.get("checkpoint_seconds", Config.checkpoint_seconds)
     return wait(cluster, console, "the coordinator saves", is_saved, every + SAVE_SECONDS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
+from fleet.actions.served import wait_for_save
 from fleet.doctor import examination
 from fleet.doctor.cluster import judge_look
 from fleet.doctor.finding import ERROR
@@ -190,7 +191,7 @@ def test_a_server_that_does_not_answer_does_not_count_as_back(hosts: Hosts, cons
     update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.now - begun >= 60
     hosts.updates, hosts.leaves = {"mon": ["prometheus"], "reader": ["openssl"]}, {"mon": 600.0}
-    with pytest.raises(HostsUnreachable, match="mon is unreachable: no route\nIt is updated. When it is back: fab"):
+    with pytest.raises(HostsUnreachable, match=r"mon is unreachable: no route\nIt is updated\. When it is back"):
         update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest())
     assert hosts.work[2:] == ["update mon of "]
 
@@ -242,6 +243,22 @@ def test_the_server_of_the_path_waits_for_a_save(hosts: Hosts, console: Console)
     stop_cluster(cluster(hosts), replace(console, json_out=None))
     update_hosts(cluster(hosts), replace(console, json_out=None), UpdateRequest())  # now at once, and unnamed
     assert hosts.work == [f"update store of {','.join(sorted(ALL))}"]
+
+
+def test_a_save_from_before_the_run_was_first_seen_is_none_to_wait_for(hosts: Hosts, console: Console) -> None:
+    hosts.saves = False
+    seen, run = cluster(hosts).observe(), hosts.run_status
+    assert run is not None
+    run["checkpoint"] = "ckpt-15"
+
+    def tick(pretended: fake_hosts.FakeHosts) -> None:
+        pretended.run_status = None if pretended.now < 1010 else run if pretended.now < 1100 else saved
+
+    saved = {**run, "checkpoint": "ckpt-20"}
+    hosts.tick = tick
+    begun = hosts.now
+    assert wait_for_save(cluster(hosts), console, replace(seen, run=None))
+    assert hosts.now - begun >= 100
 
 
 def test_a_plan_says_what_waits_for_them(hosts: Hosts, console: Console) -> None:
