@@ -46,6 +46,7 @@ rm -rf /opt/trainer {NOTE}"""
 PLAYBOOK = "ansible-playbook site.yml"
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
 UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
+LOST = "the steps since the newest checkpoint: nobody is present to save"
 
 
 def remove_host(
@@ -267,7 +268,10 @@ def _planned(
 
 def _cost_of_site(inventory: Inventory, seen: Observation, host: str) -> Cost:
     """Work out what the next site.yml costs what trains, whose members are others then."""
-    cost = cost_of_restart(inventory, seen, [task for task in inventory.tasks if task.host != host], [])
+    tasks = [task for task in inventory.tasks if task.host != host or task == inventory.chief]  # which saves
+    cost = cost_of_restart(inventory, seen, tasks, [])
+    if inventory.chief.host in seen.unreachable:
+        return replace(cost, lost=LOST)
     return replace(cost, pause=f"at site.yml, {cost.pause}") if training(inventory, seen) else cost
 
 

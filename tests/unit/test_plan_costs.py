@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
-from fleet.errors import HostsUnreachable
+from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts import history
 from fleet.planning.cost import RESTART
 from fleet.rollout.release import CHANGES, ShipmentResult
@@ -240,3 +241,22 @@ def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
     pause, lost = (f"at site.yml, {RESTART}", SAVED) if trains else ("none: nothing of it trains", "no step")
     assert (cost["pause"], cost["lost"], cost["steps_lost"]) == (pause, lost, 0)
     assert f"  pause   {pause}\n  lost    {lost}\nnothing was done. Do it: fab re" in fake_hosts.printed(console)
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_plan_to_replace_the_coordinators_host_says_the_same_of_its_steps_as_of_its_cost(
+    console: Console, tmp_path: Path, is_dead: bool
+) -> None:
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
+    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
+    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    if is_dead:
+        hosts.unreachable["head"] = "no route"
+    with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):
+        replace_host(day.cluster(hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
+    cost = answer_of(console)["cost"]
+    lost = "the steps since the newest checkpoint: nobody is present to save" if is_dead else SAVED
+    assert (cost["lost"], cost["steps_lost"]) == (lost, None if is_dead else 0)
