@@ -285,7 +285,7 @@ def _clean(cluster: Cluster, console: Console, seen: Observation, host: str) -> 
         if answer.unreachable or answer.code:
             why = answer.unreachable or answer.stderr.strip()
             raise ClusterTrouble(f"{host} could not be cleaned: {why}. Type it again")
-    if host != cluster.inventory.chief.host:  # which is never drained
+    if host != cluster.inventory.chief.host:  # with which the places are gone where the coordinator looks
         drains.announce_return(cluster, cluster.inventory.tasks_on(host))
         drains.forget(cluster, host)
 
@@ -345,11 +345,13 @@ def _change(
 
 
 def _keep_out(cluster: Cluster, console: Console, old: str, expected: Sequence[Task]) -> None:
-    """Have the tasks of a replaced host not join, by its name and their old addresses."""
+    """Have the tasks of a replaced host not join, by its name and their old addresses, and forget its drain."""
     now = {task.name: _known_as(task) for task in expected}
     moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}
     try:
         cluster.replace_tasks(moved)
+        if cluster.inventory.is_shared:
+            drains.forget(cluster, old)
     except FleetError as error:
         console.print(f"the other hosts can't be informed ({first_line(error)}): keep {old} off until site.yml has run")
 

@@ -22,7 +22,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
-from fleet.verbs.drain import drain
+from fleet.verbs.drain import drain, set_aside
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from tests.unit import fake_hosts
 from tests.unit.test_second_day import Hosts
@@ -472,6 +472,17 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     hosts.unreachable["head"] = "no route"
     replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99")
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_dead_coordinators_host_that_an_update_had_set_aside_is_drained_no_more(
+    hosts: Hosts, console: Console
+) -> None:
+    set_aside(cluster(hosts), console, "head", None, "update-hosts")
+    assert hosts.recorded.keys() == {"head"}
+    hosts.unreachable["head"] = "no route"
+    replace_host(cluster(hosts), console, "head", "head-2", "192.0.2.99")
+    assert hosts.recorded == {}
 
 
 @pytest.mark.usefixtures("silent")
