@@ -200,9 +200,9 @@ class SshHosts:
             ) from error
         try:
             connection = self._connect(self._hosts[host])
+            _try_forwarding(connection, host, address, remote_port)
         except (OSError, EOFError, SSHException) as error:
             raise HostsUnreachable({host: self._reason(self._hosts[host], error)}) from error
-        _try_forwarding(connection, host, address, remote_port)
         with connection.forward_local(port, remote_port, address):
             yield lambda: bool(connection.is_connected)
 
@@ -340,9 +340,11 @@ class SshHosts:
 def _try_forwarding(connection: Connection, host: str, address: str, port: int) -> None:
     try:
         connection.transport.open_channel("direct-tcpip", (address, port), ("127.0.0.1", 0)).close()
-    except ChannelException as error:
-        what = f"nothing takes a connection at {address}:{port}, seen from {host}. What runs there: fab status"
-        if error.code == OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
+    except SSHException as error:
+        if not connection.is_connected:
+            raise
+        what = f"nothing takes a connection at {address}:{port}, seen from {host}. What runs there: fab hosts"
+        if isinstance(error, ChannelException) and error.code == OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
             what = f"the sshd of {host} forwards nothing; expected AllowTcpForwarding yes, in sshd_config there"
         raise ClusterTrouble(what) from error
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import paramiko
 import pytest
@@ -29,7 +29,7 @@ from paramiko.common import (
 from paramiko.ssh_exception import AuthenticationException, SSHException
 
 import fleet.hosts.ssh
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.ssh import Answer, SshHosts
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -272,6 +272,38 @@ def test_a_tunnel_that_leads_nowhere_is_no_tunnel(
     monkeypatch.setattr(Session, "check_channel_direct_tcpip_request", lambda *_: code)
     hosts = ssh(server.host(**ACCEPT))
     with pytest.raises(ClusterTrouble, match=words), hosts.tunnel("here", closed_port(), "192.0.2.10", 6006):
+        pass
+    hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_lost", "expected", "words"),
+    [
+        (SSHException("Timeout opening channel."), False, ClusterTrouble, "nothing takes a connection at 192.0.2.10"),
+        (SSHException("Unable to open channel."), True, HostsUnreachable, "here is unreachable: .*Unable to open"),
+        (EOFError(), True, HostsUnreachable, "here is unreachable"),
+    ],
+)
+def test_a_tunnel_that_is_lost_while_it_is_tried_is_named(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    is_lost: bool,
+    expected: type[Exception],
+    words: str,
+) -> None:
+    open_channel = paramiko.Transport.open_channel
+
+    def fail(self: paramiko.Transport, kind: str, *asked: Any, **more: Any) -> paramiko.Channel:
+        if kind != "direct-tcpip":
+            return open_channel(self, kind, *asked, **more)
+        if is_lost:
+            self.close()
+        raise error
+
+    monkeypatch.setattr(paramiko.Transport, "open_channel", fail)
+    hosts = ssh(server.host(**ACCEPT))
+    with pytest.raises(expected, match=words), hosts.tunnel("here", closed_port(), "192.0.2.10", 6006):
         pass
     hosts.close()
 
