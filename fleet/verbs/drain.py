@@ -258,8 +258,8 @@ def _wait_until_let_go(cluster: Cluster, console: Console, seen: Observation, ta
 
     what = f"the coordinator saves, and lays the model out without {', '.join(names)}"
     if not wait(cluster, console, what, is_gone, LET_GO_SECONDS):
-        drains.announce_return(cluster, tasks)
         host = tasks[0].host
+        drains.announce_return(cluster, cluster.inventory.tasks_on(host))
         drains.forget(cluster, host)
         raise ClusterTrouble(
             f"{host} stays: the coordinator did not let go of {', '.join(names)} in {LET_GO_SECONDS:.0f} s. See "

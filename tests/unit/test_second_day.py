@@ -214,6 +214,14 @@ def test_a_ps_that_the_coordinator_keeps_stays(hosts: Hosts, console: Console) -
     assert (hosts.marks, hosts.recorded, hosts.leavers) == ({}, {}, set())
 
 
+def test_a_drain_that_is_given_up_leaves_no_worker_of_its_host_named(hosts: Hosts, console: Console) -> None:
+    tasks = [replace(task, host="ps-b") if task.name == "worker-1" else task for task in TASKS]
+    hosts.inventory, hosts.heeds = replace(hosts.inventory, tasks=tasks), False
+    with pytest.raises(ClusterTrouble, match="ps-b stays: the coordinator did not let go of ps-1"):
+        drain(cluster(hosts), console, "ps-b")
+    assert (hosts.leavers, hosts.recorded) == (set(), {})
+
+
 def test_of_two_drains_at_once_none_takes_the_last_member(
     hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
