@@ -262,7 +262,9 @@ def _cost_of_all(restart: Cost, drains: Cost | None) -> Cost:
     if not restart.stops:
         return drains
     pause = restart.pause if drains.pause.startswith("none") else f"{restart.pause}; then {drains.pause}"
-    return replace(drains, stops=list(dict.fromkeys([*restart.stops, *drains.stops])), pause=pause, lost=restart.lost)
+    hosts = list(dict.fromkeys([*restart.hosts, *drains.hosts]))
+    stops = list(dict.fromkeys([*restart.stops, *drains.stops]))
+    return replace(drains, hosts=hosts, stops=stops, pause=pause, steps_lost=restart.steps_lost, lost=restart.lost)
 
 
 def _observe(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, Any] | None]:

@@ -14,7 +14,7 @@ import pytest
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts import history
-from fleet.planning.cost import RESTART
+from fleet.planning.cost import NOT_KNOWN, RESTART
 from fleet.rollout.release import CHANGES, ShipmentResult
 from fleet.site.inventory import load_inventory
 from fleet.verbs.drain import drain
@@ -187,7 +187,10 @@ def test_a_rollback_costs_a_restart_and_then_the_drains(
     hosts.lines = [day.shipped("old1", day.NOW, members=then), day.shipped("abc123", day.NOW)]
     rollback(day.cluster(hosts), console, plan_only=True)
     cost = answer_of(console)["cost"]
-    assert cost["stops"] == [task.name for task in hosts.inventory.tasks]
+    assert (cost["hosts"], cost["stops"]) == (
+        [*hosts.inventory.hosts],
+        [task.name for task in hosts.inventory.tasks],
+    )
     assert (cost["steps_lost"], cost["lost"]) == (0, SAVED)
     assert cost["pause"].startswith("until TensorFlow is up again")
     assert cost["pause"].endswith(
@@ -195,6 +198,18 @@ def test_a_rollback_costs_a_restart_and_then_the_drains(
     )
     assert [line[:27] for line in cost["room"]] == ["ps-a will hold 0.00 GiB of "]
     assert f"  lost     {SAVED}\n  room     ps-a will hold 0.00 GiB" in fake_hosts.printed(console)
+
+
+def test_a_rollback_says_in_both_ways_that_its_loss_is_not_known(
+    hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day.keep_releases(hosts, monkeypatch)
+    then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "ps-b"}
+    hosts.lines = [day.shipped("old1", day.NOW, members=then), day.shipped("abc123", day.NOW)]
+    hosts.run_status, hosts.tick = None, lambda _: None
+    rollback(day.cluster(hosts), console, plan_only=True)
+    cost = answer_of(console)["cost"]
+    assert (cost["steps_lost"], cost["lost"]) == (None, NOT_KNOWN[2])
 
 
 def test_a_rollback_that_drains_alone_costs_the_drains(
