@@ -68,11 +68,11 @@ class HostState:
         return f"{len(names)} update{'s' * (len(names) != 1)} ({which})" if names else ""
 
 
-def look_at(cluster: Cluster, hosts: Sequence[str], first: str = "") -> dict[str, HostState]:
-    """Ask hosts for their updates and their boot, all at once."""
+def look_at(cluster: Cluster, hosts: Sequence[str], script: str = LOOK) -> dict[str, HostState]:
+    """Ask hosts for their updates and their boot, or with another script for their boot alone, all at once."""
     if not hosts:
         return {}
-    answers = as_root(cluster, hosts, first + LOOK, LOOK_SECONDS, "Look there: apt-get update")
+    answers = as_root(cluster, hosts, script, LOOK_SECONDS, "Look there: apt-get update")
     found = {}
     for host, text in answers.items():
         values = values_of(text)

@@ -22,6 +22,7 @@ from fleet.hosts.host_packages import (
     BOOT,
     INSTALL,
     INSTALL_SECONDS,
+    LOOK,
     LOOK_SECONDS,
     REBOOT,
     REFRESH,
@@ -289,8 +290,8 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
 def _look(cluster: Cluster, hosts: Sequence[str], request: UpdateRequest) -> dict[str, HostState]:
     """Ask hosts for their boot, and for their updates where these are wanted."""
     if request.reboot == "only":
-        return {host: replace(state, updates=()) for host, state in look_at(cluster, hosts).items()}
-    return look_at(cluster, hosts, REFRESH)
+        return look_at(cluster, hosts, BOOT)
+    return look_at(cluster, hosts, REFRESH + LOOK)
 
 
 def _begin(cluster: Cluster, hosts: Sequence[str], now: float) -> float:

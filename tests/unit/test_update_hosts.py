@@ -34,6 +34,7 @@ class Hosts(day.Hosts):
     """What asks for a reboot once the updates are in."""
     boots: dict[str, float] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    apt_is_broken: bool = False
     dies: set[str] = field(default_factory=set)
     """These don't come back from a reboot."""
     work: list[str] = field(default_factory=list)
@@ -56,6 +57,8 @@ class Hosts(day.Hosts):
             if booted and self.work[-1].startswith(f"reboot {host}") and "back" not in self.work[-1]:
                 self.work[-1] += ", and back"
             if "--simulate" in script:
+                if self.apt_is_broken:
+                    return Answer("", "E: dpkg was interrupted", 100)
                 lines += [INST.format(name) for name in self.updates.get(host, ())]
                 if (why := self.reboots.get(host)) and not self.updates.get(host):
                     lines.append(f"reboot={why}")
@@ -346,6 +349,12 @@ def test_a_rolling_reboot_installs_nothing_and_is_once_around(hosts: Hosts, cons
     assert [(row["rebooted"], row["updates"]) for row in answer(console)["hosts"]] == [(True, [])] * 2
     assert "2 of 2 hosts have booted since" in fake_hosts.printed(console)
     assert (hosts.updates, up(hosts)) == ({"w-a": ["openssl"]}, ALL)
+
+
+def test_a_rolling_reboot_asks_nothing_of_apt(hosts: Hosts, console: Console) -> None:
+    hosts.apt_is_broken = True
+    update_hosts(cluster(hosts), console, UpdateRequest(["w-a"], reboot="only"))
+    assert hosts.work == ["reboot w-a of worker-0, and back"]
 
 
 def test_a_plan_says_what_each_host_costs_and_touches_none(hosts: Hosts, console: Console) -> None:
