@@ -204,7 +204,7 @@ class Rounds:
                 return
             if host != inventory.chief.host:
                 drains.announce_drain(self.cluster, tasks)
-            elif not isinstance(error, HostsUnreachable):
+            elif not isinstance(error, HostsUnreachable | OperatorMistake):  # another is at work there
                 self.bring_back(host)
 
     def reject_lost(self, lost: Mapping[str, str]) -> None:

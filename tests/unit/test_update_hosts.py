@@ -233,6 +233,22 @@ def test_the_coordinator_trains_on_where_its_hosts_update_fails(heeding: Hosts, 
     assert (up(hosts), hosts.marks, hosts.recorded) == (ALL, {}, {})
 
 
+def test_tasks_stay_down_where_another_has_taken_the_lock_while_the_coordinators_host_booted(
+    heeding: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts, hold = heeding, heeding.hold
+    hosts.updates, hosts.reboots = {"head": ["openssl"]}, {"head": "a new kernel"}
+
+    def taken(host: str, script: str) -> Answer:
+        return Answer("taken by ann fab start-cluster") if hosts.boots else hold(host, script)
+
+    monkeypatch.setattr(hosts, "hold", taken)
+    with pytest.raises(OperatorMistake, match="fab start-cluster"):
+        update_hosts(cluster(hosts), console, UpdateRequest())
+    assert [each for each in hosts.done if each.startswith("start")] == []
+    assert hosts.marks.keys() == {"head"}
+
+
 def test_a_plan_of_the_coordinators_host_says_that_all_wait(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"head": ["openssl"]}
     update_hosts(cluster(hosts), console, UpdateRequest(plan_only=True))
