@@ -241,11 +241,20 @@ def test_users_of_others_are_named(
 
 
 @pytest.mark.parametrize(("code", "login", "named"), [(1, "admin", True), (0, "admin", False), (1, "", False)])
+@pytest.mark.parametrize(("passwd", "other"), [([], "nobody"), ([("trainer", 6006, "/var/lib/trainer")], "trainer")])
 def test_a_sudo_for_root_alone_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, login: str, named: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    passwd: list[tuple[str, int, str]],
+    other: str,
+    code: int,
+    login: str,
+    named: bool,
 ) -> None:
+    """The rule may be for the tasks' user alone, once it is known."""
+    users(monkeypatch, passwd, [])
     sudo = tmp_path / "sudo"
-    sudo.write_text(f'#!/bin/sh\n[ "$*" = "-n -l -U {login} -u nobody /bin/sh" ] && exit {code}\nexit 7\n')
+    sudo.write_text(f'#!/bin/sh\n[ "$*" = "-n -l -U {login} -u {other} /bin/sh" ] && exit {code}\nexit 7\n')
     sudo.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     problem = sudo_problem("w", login) or ""

@@ -292,12 +292,15 @@ def own_name_problem(
 
 def sudo_problem(name: str, login: str) -> str | None:
     """Say that a login becomes root alone: what the tasks' user owns is written as that user."""
-    asked = ["sudo", "-n", "-l", "-U", login, "-u", "nobody", "/bin/sh"]
+    if not login or login == "root":
+        return None
+    other = USER if _known(pwd.getpwnam, USER) else "nobody"
+    asked = ["sudo", "-n", "-l", "-U", login, "-u", other, "/bin/sh"]
     try:
         allowed = subprocess.run(asked, capture_output=True, timeout=10).returncode == 0
     except (OSError, subprocess.TimeoutExpired):  # no sudo, or one that asks a server: later steps say more
         allowed = True
-    if not login or login == "root" or allowed:
+    if allowed:
         return None
     return (
         f"host '{name}': its sudo lets {login} become root alone; expected any user, as {USER} too: put the line "
