@@ -175,6 +175,17 @@ def test_a_directory_that_was_mounted_or_served_goes_where_nothing_is_left_in_it
     assert [path.name for path in (machine / "srv").iterdir()] == ["disk"]
 
 
+def test_an_operators_own_directory_stays_though_psfleet_mounted_on_it(machine: Path) -> None:
+    own = machine / "srv/trainer"
+    own.mkdir(parents=True)
+    noted = first_state.state_of([], [f"{own}/", "/srv/nowhere", ""])
+    assert str(own) in noted["directories"]
+    assert not {"/srv/nowhere", ""} & {*noted["directories"]}
+    (machine / "var/lib/psfleet/before.json").write_text(json.dumps({"directories": ["/srv/trainer"]}))
+    reset(machine, empty=["/srv/trainer"])
+    assert own.is_dir()
+
+
 @pytest.mark.parametrize("failing", ["purge", "srv-trainer.mount"])
 def test_what_could_not_be_done_is_said_and_may_be_done_again(
     machine: Path, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -336,7 +347,7 @@ def test_services_that_stay_forget_what_is_gone(machine: Path, monkeypatch: pyte
 def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = first_state.state_of(["b", "a"])
+    noted = first_state.state_of(["b", "a"], [])
     assert (noted["packages"], "root" in noted["users"]) == (["a", "b"], True)
     assert noted["sysctls"]["net.ipv4.tcp_retries2"].isdecimal()
     changes: list[bool] = []
@@ -347,7 +358,7 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
 
     file = tmp_path / "x/before.json"
     made = Done(tmp_path, file=str(file))
-    made.params["packages"] = ["a"]
+    made.params |= {"packages": ["a"], "directories": []}
     monkeypatch.setattr(first_state, "AnsibleModule", lambda **_: made)
     monkeypatch.setattr(first_state, "SIGNS", (str(tmp_path / "opt"),))
     first_state.main()

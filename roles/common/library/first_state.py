@@ -22,6 +22,11 @@ options:
     type: list
     elements: str
     required: true
+  directories:
+    description: Which of these are there is noted too.
+    type: list
+    elements: path
+    default: []
   file:
     description: Where it is noted.
     type: path
@@ -52,13 +57,13 @@ DIRECTORIES = (
 )
 
 
-def state_of(packages: list[str]) -> dict[str, Any]:
+def state_of(packages: list[str], directories: list[str]) -> dict[str, Any]:
     """Return what is to be noted."""
     return {
         "packages": sorted(packages),
         "users": sorted(each.pw_name for each in pwd.getpwall()),
         "sysctls": {name: Path("/proc/sys", *name.split(".")).read_text().strip() for name in SYSCTLS},
-        "directories": [path for path in DIRECTORIES if Path(path).is_dir()],
+        "directories": [str(Path(path)) for path in (*DIRECTORIES, *directories) if path and Path(path).is_dir()],
     }
 
 
@@ -66,6 +71,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "packages": {"type": "list", "elements": "str", "required": True},
+            "directories": {"type": "list", "elements": "path", "default": []},
             "file": {"type": "path", "default": "/var/lib/psfleet/before.json"},
         },
         supports_check_mode=True,
@@ -74,8 +80,9 @@ def main() -> None:
     new = not file.exists() and not any(Path(sign).exists() for sign in SIGNS)
     if new and not module.check_mode:
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        state = state_of(module.params["packages"], module.params["directories"])
         partial = file.with_name(f".{file.name}.new")
-        partial.write_text(json.dumps(state_of(module.params["packages"]), indent=1) + "\n")
+        partial.write_text(json.dumps(state, indent=1) + "\n")
         partial.chmod(0o644)
         os.replace(partial, file)  # noqa: PTH105
     module.exit_json(changed=new)

@@ -40,7 +40,7 @@ options:
     elements: path
     default: []
   empty:
-    description: Directories that go where nothing is left in them, as mount points of psfleet's own.
+    description: Directories that go where nothing is left in them and none was before, as mount points.
     type: list
     elements: path
     default: []
@@ -136,7 +136,8 @@ class Reset:
             self._call("systemctl", "try-restart", *READERS)
         self._remove_home()
         for each in self._module.params["empty"]:
-            self._remove_empty(self._root / each.lstrip("/"))
+            if str(Path(each)) not in self._before.get("directories", []):
+                self._remove_empty(self._root / each.lstrip("/"))
         self._remove(self._root / NOTED)
 
     def _call(self, *command: str) -> tuple[int, str]:
