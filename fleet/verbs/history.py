@@ -28,6 +28,7 @@ APART = (
     "from",
     "reason",
     "seconds",
+    "since",
     "inventory",
     "message",
     "settings",

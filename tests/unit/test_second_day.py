@@ -592,6 +592,7 @@ def test_the_history_shows_the_numbers_until_then() -> None:
         "release new, training step 20, loss 0.25, goodput 0.954, val_loss nan"
     )
     assert describe({"training": {"step": "none", "loss": [1]}, "run": "digits"}) == "training , run digits"
+    assert describe({"hosts": ["head"], "since": 1795974579.6404395}) == "hosts head"
 
 
 def test_an_act_without_an_end_is_shown_as_begun() -> None:
