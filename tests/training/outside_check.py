@@ -27,7 +27,7 @@ class Keep(logging.Handler):
         found.setdefault(f"warned of {name}", record.getMessage())
 
 
-for warner in ("forgotten", "keras.keras2", "keras.keras3.model", "large_arrays", "python_calls"):
+for warner in ("forgotten", "keras.keras2", "keras.keras3.model", "data.large_arrays", "data.python_calls"):
     logging.getLogger(f"trainer.training.{warner}").addHandler(Keep())
 programs = {name: getattr(outside, name)() for name in sys.argv[1:]}
 config = Config.from_dict({"program": "outside:Plain", "run": "test", "shared_dir": "/tmp", "steps": STEPS})
