@@ -28,7 +28,7 @@ class OneMore(tf.keras.optimizers.Optimizer):
         self._built = True
 
     def update_step(self, gradient, variable):
-        one = tf.reduce_max(gradient)
+        one = tf.reduce_max(gradient, axis=1, keepdims=True)  # of each row: a part of a split table has no other's
         for slot in (*self._slots[variable.name], variable):
             slot.assign(slot + one)
 
