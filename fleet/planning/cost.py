@@ -81,7 +81,7 @@ class Cost:
 
 
 def training(inventory: Inventory, seen: Observation) -> Run | None:
-    """Return the run that a coordinator trains just now, or waits to; None where none does."""
+    """Return the run that a coordinator trains now, or waits to; None where none does."""
     run, chief = seen.run, seen.units.get(inventory.chief.name)
     return run if run and run.state in ("training", "waiting") and chief and chief.up else None
 

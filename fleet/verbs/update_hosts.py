@@ -121,16 +121,15 @@ class Rounds:
 
     def why_left(self, seen: Observation, host: str) -> str | None:
         """Say why a host is left as it is, without a try to drain it."""
-        drained, ours = host in seen.drains, seen.drains.get(host, {}).get("verb") == VERB
-        if self.trains and drained and not ours and not is_drained(self.cluster, seen, host):
+        by_another = host in seen.drains and not is_ours(seen, host)
+        if self.trains and by_another and not is_drained(self.cluster, seen, host):
             return self.stays(host) or f"its drain is not complete: fab drain {host}"
         return self.stays(host)
 
     def go_on(self, host: str, state: HostState) -> Row:
         """Update a host, and have it back in the training; raises what stops the verb there."""
         seen = self.cluster.observe(dict.fromkeys([*self.cluster.inventory.hosts, host]), new_is_enough=True)
-        drained = host in seen.drains
-        ours = seen.drains.get(host, {}).get("verb") == VERB
+        drained, ours = host in seen.drains, is_ours(seen, host)
         if not self.has_work(state) and not ours:
             return Row(host)
         if why := self.why_left(seen, host):
@@ -246,6 +245,11 @@ class Rounds:
         return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot, timeout, reason)))
 
 
+def is_ours(seen: Observation, host: str) -> bool:
+    """Whether this verb has drained a host: in this call, or in one that was broken off."""
+    return seen.drains.get(host, {}).get("verb") == VERB
+
+
 def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> None:
     """Bring hosts up to date one after the other, each out of the training meanwhile.
 
@@ -264,7 +268,7 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), seen.clocks[chief.host])
     if request.reboot in FORCED:
         rounds.since = _begin(cluster, chosen, rounds.since)
-    ours = [host for host in chosen if seen.drains.get(host, {}).get("verb") == VERB]
+    ours = [host for host in chosen if is_ours(seen, host)]
     # What was broken off comes first, and what all wait for at the end.
     chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief.host))
     rounds.reject_lost({host: seen.unreachable[host] for host in ours if host in seen.unreachable})

@@ -1,7 +1,7 @@
 """What a search asks for: from where the points of a sweep are chosen, and by which number.
 
 The control machine checks it with this, and each task reads it. Optuna is needed by the coordinator alone
-(study.py).
+(trainer/run/selections/study.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ part by part. A norm of all gradients is one number for all parts.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,18 +78,8 @@ def totals_of(gradient: Tensor) -> set[frozenset[str]]:
     given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     if not tf.is_symbolic_tensor(given):
         return set()
-    found: set[frozenset[str]] = set()
-    todo, known = [given], {given.name}
-    while todo:
-        tensor = todo.pop()
-        if tensor.op.name.startswith(OF_TAPE):
-            continue
-        if is_total(tensor.op):  # what lies behind it is among its origins
-            found.add(origins_of(tensor))
-            continue
-        more = [each for each in inputs_of(tensor) if each.name not in known]
-        todo += more
-        known.update(each.name for each in more)
+    behind = sources_of(given, lambda one: is_of_tape(one) or is_total(one.op))  # a total's origins have the rest
+    found = {origins_of(one) for one in behind if is_total(one.op) and not is_of_tape(one)}
     return found - {frozenset()}  # of shapes and constants alone
 
 
@@ -98,24 +88,31 @@ def origins_of(total: Tensor) -> frozenset[str]:
     graph_known = _origins.setdefault(total.graph, {})
     if total.name in graph_known:
         return graph_known[total.name]
-    todo, known = [total], {total.name}
     found: set[str] = set()
-    while todo:
-        tensor = todo.pop()
-        one = tensor.op
-        if one.type in OF_NO_VALUES:
+    for tensor in sources_of(total, lambda one: is_of_tape(one) or one.op.type in OF_NO_VALUES):
+        if tensor.op.type in OF_NO_VALUES:
             continue
-        inputs = inputs_of(tensor)
-        handles = [each.name for each in one.inputs if each.dtype == tf.resource]
+        handles = [each.name for each in tensor.op.inputs if each.dtype == tf.resource]
         found.update(handles)
-        if one.name.startswith(OF_TAPE) or not (inputs or handles):
+        if is_of_tape(tensor) or not (inputs_of(tensor) or handles):
             found.add(tensor.name)
-            continue
-        more = [each for each in inputs if each.name not in known]
-        todo += more
-        known.update(each.name for each in more)
     graph_known[total.name] = frozenset(found)
     return graph_known[total.name]
+
+
+def sources_of(tensor: Tensor, is_end: Callable[[Tensor], bool]) -> Iterator[Tensor]:
+    """Yield a tensor and all that it is computed of, each once; nothing behind those at which it ends."""
+    todo, known = [tensor], {tensor.name}
+    while todo:
+        yield (one := todo.pop())
+        if not is_end(one):
+            more = [each for each in inputs_of(one) if each.name not in known]
+            todo += more
+            known.update(each.name for each in more)
+
+
+def is_of_tape(tensor: Tensor) -> bool:
+    return bool(tensor.op.name.startswith(OF_TAPE))
 
 
 def inputs_of(tensor: Tensor) -> list[Tensor]:
