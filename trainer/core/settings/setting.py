@@ -17,6 +17,8 @@ MAX_SECONDS = 315_360_000  # ten years
 MAX_WHOLE = 10**15
 # Less than a millisecond, or its part of an hour, is no duration that anything here keeps to.
 MIN_SECONDS = MIN_HOURS = 0.001
+# So many names of keys a message has; more hide what it says.
+MOST_LISTED = 12
 Check = Callable[[str, Any], str | None]
 """Says what is wrong with a setting's value, by its key; None where it is right. The value has the setting's type."""
 TYPE_NAMES = {
@@ -143,8 +145,11 @@ def number_fix(text: str, kinds: tuple[type, ...]) -> str:
 
 
 def unknown_key(key: object, known: list[str]) -> str:
-    """Say that a key is unknown, and which one was probably meant."""
-    close = difflib.get_close_matches(str(key), known, n=1)
-    if close:
-        return f"unknown key {key!r} in the run settings: did you mean {close[0]!r}?"
-    return f"unknown key {key!r} in the run settings; the keys are {', '.join(known)}"
+    """Say that a key is unknown, and which ones may have been meant."""
+    begin = f"unknown key {key!r} in the run settings"
+    word = str(key)
+    if close := difflib.get_close_matches(word, known, n=1, cutoff=0.8) or difflib.get_close_matches(word, known):
+        return f"{begin}: did you mean {' or '.join(map(repr, close))}?"
+    if len(known) <= MOST_LISTED:
+        return f"{begin}; the keys are {', '.join(known)}"
+    return f"{begin}; docs/run-settings.md lists them. A parameter of the program itself belongs in program_args"
