@@ -40,8 +40,22 @@ class Psfleet(Fab):
     """Fabric's own command line, where a mistake ends with 2, as every mistake of an operator does."""
 
     def print_help(self) -> None:
-        super().print_help()
+        """Show the verbs before the options that Fabric has for each of them."""
+        print(f"Usage: {self.binary} VERB [--flags]\n")
+        self.list_tasks()
+        print("Fabric's own options, before the verb:\n")
+        self.print_columns(self.initial_context.help_tuples())
+        print(f"`{self.binary} VERB --help` has a verb's flags, `{self.binary} --list` the verbs alone.")
         print(f"Pages that messages name, as docs/operations.md: {KIT / 'docs'}\n")
+
+    def task_list_opener(self, extra: str = "") -> str:
+        return "Verbs"
+
+    def print_columns(self, tuples: Sequence[tuple[str, str | None]]) -> None:
+        try:
+            super().print_columns(tuples)
+        except ValueError:  # the window is narrower than a flag
+            print("".join(f"  {name}\n    {text or ''}\n" for name, text in tuples))
 
     def execute(self) -> None:
         with typing_psfleet(self.namespace.task_names):

@@ -62,6 +62,18 @@ def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert f"[--core-opts] {verb} [--options]" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [20, 80])
+def test_help_has_the_verbs_first_in_any_window(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    monkeypatch.setattr("invoke.program.pty_size", lambda: (columns, 24))
+    assert psfleet(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    order = ("Usage: psfleet VERB [--flags]", "Verbs:", "  status", "Fabric's own options", "--list-agent-keys")
+    places = [shown.index(each) for each in order]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize("hosts", [["a", "b=192.0.2.2"], ["--host", "a", "b=192.0.2.2"]])
 def test_init_takes_its_hosts_as_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, hosts: list[str]
