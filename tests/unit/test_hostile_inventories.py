@@ -82,3 +82,12 @@ def test_one_mistake_of_many_hosts_is_one_problem() -> None:
     problem, *_ = inventory_problems(*inventory({"worker": list(hosts)}, hosts))
     assert str(problem).startswith("hosts w0, w1, w2 and 22 more have worker_tasks: -1; expected")
     assert len(problem.hosts) == 25
+
+
+def test_hosts_without_an_address_are_one_problem() -> None:
+    groups, variables = inventory({"worker": [f"w{i}" for i in range(25)]}, {})
+    for host in groups["worker"]:
+        del variables[host]["ansible_host"]
+    (problem,) = inventory_problems(groups, variables)
+    assert str(problem).startswith("hosts w0, w1, w2 and 22 more have no address. Give each one that every other host")
+    assert len(problem.hosts) == 25

@@ -28,6 +28,7 @@ from fleet.site.wireguard import (
 def address_problems(reading: InventoryReading) -> Iterator[Problem]:
     """What is wrong with where the hosts are, and with two that are in one place."""
     hosts = checks.our_hosts(reading.groups)
+    yield from _no_address(reading, hosts)
     taken: dict[str, str] = {}
     logins: dict[tuple[str, str], str] = {}
     for host in hosts:
@@ -39,7 +40,6 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
                 "host 'localhost' is the machine that Ansible runs on; give the other machine a name", (host,)
             )
         if not address:
-            yield from _no_address(reading, host)
             continue
         address = formats.address(address)
         if formats.is_loopback(address) and len(hosts) > 1:
@@ -55,14 +55,16 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
         yield from _same_machine(reading, host, name, address, logins, taken)
 
 
-def _no_address(reading: InventoryReading, host: str) -> Iterator[Problem]:
-    if not {"cluster_address", "ansible_host"} & set(reading.places[host]):
-        yield Problem(
-            f"host {host!r} has no address. Give it one that every other host can reach: ansible_host: "
-            "192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one another by another address). "
-            "Where names are addresses: ansible_host: '{{ inventory_hostname }}', in group_vars/all.yml",
-            (host,),
+def _no_address(reading: InventoryReading, hosts: Sequence[str]) -> Iterator[Problem]:
+    """Refuse hosts without an address, all of them in one problem; one that has a wrong address is refused for it."""
+    if lacking := [each for each in hosts if not {"cluster_address", "ansible_host"} & set(reading.places[each])]:
+        text = (
+            f"{name_hosts(lacking)} {'has' if len(lacking) == 1 else 'have'} no address. Give each one that every "
+            "other host can reach: ansible_host: 192.0.2.10 (and cluster_address: 10.0.0.10 where the hosts know one "
+            "another by another address). Where names are addresses: ansible_host: '{{ inventory_hostname }}', in "
+            "group_vars/all.yml"
         )
+        yield Problem(text, tuple(lacking))
 
 
 def _same_machine(
