@@ -1,7 +1,7 @@
-"""Refuse numbers of a whole weight, as its norm, that are computed of each part of a split one.
+"""Refuse what is computed of all rows of a weight, as its norm, and would be of each part of a split one.
 
-What a program trains are the parts: to clip the gradient of each by its norm, or to take its mean away, would do so
-part by part. A norm of all gradients is one number for all parts.
+What a program trains are the parts: to clip the gradient of each by its norm, to multiply it with itself or to keep its
+largest numbers would do so part by part. A norm of all gradients is one number for all parts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.rows import own
 
-TOTALS = ("EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
+TOTALS = ("All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
+ALONG_AN_AXIS = ("ArgMax", "ArgMin", "Cumprod", "Cumsum", "ReverseV2")  # the axis is the second input, as of totals
+PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul")
+OF_A_MATRIX = ("Cholesky", "MatrixInverse", "MatrixSquareRoot", "Qr", "SelfAdjointEigV2", "Svd")
+OF_A_LIST = ("TopKV2",)  # sorts and quantiles too
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
 _origins: weakref.WeakKeyDictionary[Any, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
@@ -37,18 +41,18 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
-    if is_own and any(one.inputs[0].shape.num_elements() == size for one in totals_written(made)):
+    if is_own and any(one.shape.num_elements() == size for one in mixed_and_written(made)):
         where = f"{kind.__name__}'s update"
     if where:
         raise UserError(
-            f"{where} computes a norm, a mean or the like of each part of {whole.name} or of its gradient, which is "
-            "split over the ps: no part would get the whole's. Set partitioner to none, so that weights stay whole, or "
-            "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
+            f"{where} computes a norm, a mean, a matrix product or the like of each part of {whole.name} or of its "
+            "gradient, which is split over the ps: no part would get the whole's. Set partitioner to none, so that "
+            "weights stay whole, or give the optimizer clipnorm (of Keras 3: global_clipnorm)"
         )
 
 
-def totals_written(made: Sequence[Operation]) -> list[Operation]:
-    """Return those of an update's operations that make one number of all rows, from which something is written."""
+def mixed_and_written(made: Sequence[Operation]) -> list[Tensor]:
+    """Return what has its rows mixed in an update's operations, and something written that comes from it."""
     todo = [each.op for one in made if one.type.startswith(WRITING) for each in one.inputs]
     known, found = {one.name for one in made}, []
     while todo:
@@ -56,7 +60,7 @@ def totals_written(made: Sequence[Operation]) -> list[Operation]:
         if one.name in known:
             known.discard(one.name)
             todo += [each.op for each in one.inputs]
-            found += [one] if is_total(one) else []
+            found += mixed(one)
     return found
 
 
@@ -79,25 +83,26 @@ def totals_of(gradient: Tensor) -> set[frozenset[str]]:
     if not tf.is_symbolic_tensor(given):
         return set()
     behind = sources_of(given, lambda one: is_of_tape(one) or is_total(one.op))  # a total's origins have the rest
-    found = {origins_of(one) for one in behind if is_total(one.op) and not is_of_tape(one)}
+    found = {origins_of(one) for one in behind if not is_of_tape(one) and mixed(one.op)}
     return found - {frozenset()}  # of shapes and constants alone
 
 
-def origins_of(total: Tensor) -> frozenset[str]:
-    """Return what the tape gives, the variables and the step's inputs from which a number is computed."""
-    graph_known = _origins.setdefault(total.graph, {})
-    if total.name in graph_known:
-        return graph_known[total.name]
+def origins_of(result: Tensor) -> frozenset[str]:
+    """Return what the tape gives, the variables and the step's inputs from which rows are mixed for this result."""
+    graph_known = _origins.setdefault(result.graph, {})
+    if result.name in graph_known:
+        return graph_known[result.name]
     found: set[str] = set()
-    for tensor in sources_of(total, lambda one: is_of_tape(one) or one.op.type in OF_NO_VALUES):
-        if tensor.op.type in OF_NO_VALUES:
-            continue
-        handles = [each.name for each in tensor.op.inputs if each.dtype == tf.resource]
-        found.update(handles)
-        if is_of_tape(tensor) or not (inputs_of(tensor) or handles):
-            found.add(tensor.name)
-    graph_known[total.name] = frozenset(found)
-    return graph_known[total.name]
+    for rows in mixed(result.op):
+        for tensor in sources_of(rows, lambda one: is_of_tape(one) or one.op.type in OF_NO_VALUES):
+            if tensor.op.type in OF_NO_VALUES:
+                continue
+            handles = [each.name for each in tensor.op.inputs if each.dtype == tf.resource]
+            found.update(handles)
+            if is_of_tape(tensor) or not (inputs_of(tensor) or handles):
+                found.add(tensor.name)
+    graph_known[result.name] = frozenset(found)
+    return graph_known[result.name]
 
 
 def sources_of(tensor: Tensor, is_end: Callable[[Tensor], bool]) -> Iterator[Tensor]:
@@ -123,9 +128,26 @@ def inputs_of(tensor: Tensor) -> list[Tensor]:
 
 
 def is_total(operation: Operation) -> bool:
-    """Return whether an operation makes one number, or row, of all rows."""
-    if operation.type not in TOTALS or not (rank := operation.inputs[0].shape.rank):
-        return False
-    if operation.type == "L2Loss" or (axes := tf.get_static_value(operation.inputs[1])) is None:
-        return True
-    return any(axis % rank == 0 for axis in np.ravel(axes))
+    return operation.type in TOTALS and bool(mixed(operation))
+
+
+def mixed(operation: Operation) -> list[Tensor]:
+    """Return those of an operation's inputs of which one row of its result takes other rows than its own."""
+    kind, first = operation.type, operation.inputs[0] if operation.inputs else None
+    if first is None or not (rank := first.shape.rank):
+        return []
+    if kind == "Einsum":
+        sources, result = operation.get_attr("equation").decode().split("->")
+        return [one for one, axes in zip(operation.inputs, sources.split(","), strict=True) if axes[:1] != result[:1]]
+    if kind in PRODUCTS and rank == 2:
+        is_turned = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
+        return [*([first] if is_turned else []), operation.inputs[1]]
+    if kind in OF_A_MATRIX:
+        return [first] if rank == 2 else []
+    if kind in OF_A_LIST:
+        return [first] if rank == 1 else []
+    if kind not in (*TOTALS, *ALONG_AN_AXIS):
+        return []
+    if kind == "L2Loss" or (axes := tf.get_static_value(operation.inputs[1])) is None:
+        return [first]
+    return [first] if any(axis % rank == 0 for axis in np.ravel(axes)) else []
