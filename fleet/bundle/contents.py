@@ -19,24 +19,21 @@ SECONDS = 60
 # What hangs, as on a shared path that is gone, must not take the time of all that comes after it.
 EACH_SECONDS, JOURNAL_SECONDS, RUN_FILE_SECONDS = 10, 20, 3
 TAIL_BYTES = 200_000
-# By file name: what a host runs for it, as root. What is missing says so in its file.
+# By file name: what a host runs for it, as root. What is missing says so in its file. {services} are its units.
 COMMANDS = {
     "system.txt": "cat /etc/os-release; uname -a; uptime; systemd-detect-virt; nproc",
     "memory-and-disks.txt": "free -m; df -h; df -i; findmnt --real",
     "clock.txt": "timedatectl; chronyc tracking",
     "network.txt": "ip -brief address; ip route; ip -6 route; ss -Hltn",
     "firewall.txt": "nft list table inet psfleet",
-    "units.txt": "systemctl list-units --all --no-pager --plain 'trainer@*' 'psfleet-*' 'tensorboard*'; "
-    "systemctl --failed --no-pager --plain; systemctl status --no-pager --lines=0 'trainer@*' 'psfleet-*'",
+    "units.txt": "systemctl list-units --all --no-pager --plain 'trainer@*' 'psfleet-*' {services}; "
+    "systemctl --failed --no-pager --plain; systemctl status --no-pager --lines=0 'trainer@*' 'psfleet-*' {services}",
     "kernel.txt": "journalctl --dmesg --no-pager --lines=200 --priority=warning",
     "release.json": f"cat {CURRENT}/release.json",
     "configuration.txt": "tail -n +1 /etc/trainer/run.json /etc/trainer/*.env",
     "releases.txt": "ls -l --time-style=full-iso /opt/trainer /opt/trainer/releases /opt/trainer/envs",
 }
-JOURNAL = (
-    "journalctl --no-pager --output=short-iso-precise --lines={lines} "
-    "--unit='trainer@*' --unit='psfleet-*' --unit='tensorboard*'"
-)
+JOURNAL = "journalctl --no-pager --output=short-iso-precise --lines={lines} --unit='trainer@*' --unit='psfleet-*'"
 # Of the run, on the host that has the shared path.
 RUN_FILES = ("run.json", "state.json", "status.json", "evaluation.json", "export.json", "attempts.json", "events.jsonl")
 PACKAGES = ("psfleet", "ansible", "ansible-core", "fabric", "paramiko", "invoke", "jsonschema", "PyYAML")
@@ -45,7 +42,7 @@ PACKAGES = ("psfleet", "ansible", "ansible-core", "fabric", "paramiko", "invoke"
 def host_files(cluster: Cluster, run: str | None, lines: int) -> tuple[dict[str, str], dict[str, str]]:
     """Return texts by their names in the archive, and who did not answer and why."""
     inventory = cluster.inventory
-    scripts = {host: _script(inventory, host, run, lines) for host in inventory.hosts}
+    scripts = {host: _script(inventory, host, run, lines) for host in inventory.everyone}
     answers = cluster.hosts.run(scripts, SECONDS)
     found: dict[str, str] = {}
     for host, answer in answers.items():
@@ -58,8 +55,11 @@ def host_files(cluster: Cluster, run: str | None, lines: int) -> tuple[dict[str,
 
 
 def _script(inventory: Inventory, host: str, run: str | None, lines: int) -> str:
-    commands = {name: (command, EACH_SECONDS) for name, command in COMMANDS.items()}
-    commands["journal.txt"] = (JOURNAL.format(lines=lines), JOURNAL_SECONDS)
+    services = inventory.services_on(host).values()
+    known = {name: command.replace("{services}", " ".join(services)) for name, command in COMMANDS.items()}
+    commands = {name: (command, EACH_SECONDS) for name, command in known.items()}
+    journal = [JOURNAL.format(lines=lines), *(f"--unit={unit}" for unit in services)]
+    commands["journal.txt"] = (" ".join(journal), JOURNAL_SECONDS)
     if run is not None and host == inventory.chief.host:
         place = shlex.quote(f"{inventory.shared_dir}/runs/{run}")
         # As the tasks' user: root of a client of NFS is nobody.

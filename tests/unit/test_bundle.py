@@ -241,10 +241,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("ansible.constants.DEFAULT_VAULT_PASSWORD_FILE", str(password))
     folder = tmp_path / "inventory"
     (folder / "group_vars/all").mkdir(parents=True)
-    hosts = {
-        name: {"hosts": {host: {"ansible_host": f"192.0.2.{n}"}}}
-        for n, (name, host) in enumerate([("chief", "head"), ("ps", "store"), ("worker", "far")])
-    }
+    groups = [("chief", "head"), ("ps", "store"), ("worker", "far"), ("prometheus", "mon"), ("nfs_server", "box")]
+    hosts = {name: {"hosts": {host: {"ansible_host": f"192.0.2.{n}"}}} for n, (name, host) in enumerate(groups)}
     (folder / "hosts.yml").write_text(json.dumps(hosts))
     (folder / "group_vars/all/vault.yml").write_text(encrypt(f"vault_wandb: {VAULTED}\nvault_key: {json.dumps(KEY)}\n"))
     inline = encrypt(INLINE).replace("\n", "\n    ")
@@ -316,7 +314,8 @@ def test_no_planted_secret_is_in_the_archive(site: Path, tmp_path: Path, monkeyp
     for secret in planted:
         assert secret not in whole, secret
     assert json.loads(texts["report/run/events.jsonl"])["step"] == 7
-    assert "plain words" in texts["report/hosts/store/journal.txt"]
+    for host in ("store", "mon", "box"):  # the last two have no task
+        assert "plain words" in texts[f"report/hosts/{host}/journal.txt"]
     assert "report/run/run.json" in texts
     assert found["missing"] == {"far": f"no {REMOVED}"}
     assert {"README.txt", "doctor.json", "inventory.json", "status.json", "versions.json"} <= set(found["files"])
@@ -354,6 +353,17 @@ def test_what_hangs_on_a_host_takes_nothing_away_from_the_rest(monkeypatch: pyte
     assert contents.split_files(done.stdout) == {
         "disks.txt": "one\n(no end within 1 s)\n", "system.txt": "two\n", "journal.txt": "\n",
     }  # fmt: skip
+
+
+def test_a_host_is_asked_for_what_it_serves_too() -> None:
+    made = fake_hosts.make_inventory()
+    inventory = replace(made, groups={**made.groups, "nfs_server": ["ps-a"], "prometheus": ["mon"]})
+    for host, unit, other in (("ps-a", "nfs-server", "prometheus"), ("mon", "prometheus", "nfs-server")):
+        files = contents._script(inventory, host, None, 10).split("@@file ")
+        asked = {each.split("'")[0]: each for each in files}
+        for name in ("units.txt", "journal.txt"):
+            assert f"{unit}.service" in asked[name], (host, name)
+            assert f"{other}.service" not in asked[name], (host, name)
 
 
 def test_a_host_that_lets_nobody_become_root_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
