@@ -15,13 +15,15 @@ from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import MAX_TEXT, Trail
 from fleet.hosts.observation import Observation
-from fleet.planning.cost import Cost
+from fleet.planning.cost import NOTHING_TRAINS, Cost
 from fleet.site.origin import operator
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from trainer.telemetry.queue import describe_queue
 
 # A coordinator that ends one run begins the next, or ends, within so long.
 TURN_SECONDS = 60.0
+NO_COST = Cost([], [], "none: what trains goes on", 0, "no step")
+IDLE_COST = Cost([], [], *NOTHING_TRAINS)
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,12 @@ def queue_add(
     if is_new and runs:
         _reject_other_release(seen.releases.get(cluster.inventory.chief.host), release, as_shipped)
     if plan_only:
+        cost = NO_COST if runs else IDLE_COST
         console.print(
-            f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}"
+            f"{f'would add {asked.name}' if is_new else f'{asked.name} waits already'} {_after(planned['ahead'])}\n"
+            f"{cost.render_loss()}\nnothing was done. Do it: {asked.command(as_shipped)}"
         )
-        console.print(f"nothing was done. Do it: {asked.command(as_shipped)}")
-        _answer(console, "queue-add", {**planned, "started": False})
+        _answer(console, "queue-add", {**planned, "started": False, "cost": cost.as_json()})
         return
     if is_new and runs:
         _prove(cluster, console, str(seen.releases[cluster.inventory.chief.host]), asked)
@@ -165,7 +168,9 @@ def queue_move(
     if plan_only:
         answer = cluster.ask_queue("move", [*words, "--plan"])
         command = f"fab queue-move {name} --{to.replace(':', '=', 1)}"
-        console.print(f"the order would be {', '.join(answer['order'])}\nnothing was done. Do it: {command}")
+        console.print(f"the order would be {', '.join(answer['order'])}\n{NO_COST.render_loss()}")
+        console.print(f"nothing was done. Do it: {command}")
+        answer = {**answer, "cost": NO_COST.as_json()}
     else:
         with Trail(cluster, console, "queue-move", reason) as trail:
             trail.begin(run=name, words=to)
@@ -203,7 +208,7 @@ def queue_remove(
 def _cost_of_removal(left: Sequence[Mapping[str, Any]], name: str) -> Cost:
     """Work out what it costs to take out one of what is `left`: only what trains is ended, and no task."""
     if not any(each["name"] == name and each["state"] != "queued" for each in left):
-        return Cost([], [], "none: what trains goes on", 0, "no step")
+        return NO_COST
     following = next((each["name"] for each in left if each["name"] != name), None)
     pause = f"{following} follows" if following else "nothing is left to train: the tasks end"
     return Cost([], [], pause, 0, f"no step: {name} is saved first, and goes on where it is added again")

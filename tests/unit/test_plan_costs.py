@@ -14,11 +14,11 @@ import pytest
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts import history
-from fleet.planning.cost import NOT_KNOWN, RESTART
+from fleet.planning.cost import NOT_KNOWN, NOTHING_TRAINS, RESTART
 from fleet.rollout.release import CHANGES, ShipmentResult
 from fleet.site.inventory import load_inventory
 from fleet.verbs.drain import drain
-from fleet.verbs.queue import QueueRequest, queue_add, queue_remove
+from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
@@ -177,6 +177,27 @@ def test_what_is_taken_out_of_the_queue_costs_only_what_trains(
     cost = answer_of(console)["cost"]
     assert (cost["pause"], cost["steps_lost"], cost["lost"][: len(lost)]) == (pause, 0, lost)
     assert f"  pause   {pause}\n  lost    {lost}" in fake_hosts.printed(console)
+
+
+@pytest.mark.parametrize(("trains", "pause"), [(True, "none: what trains goes on"), (False, NOTHING_TRAINS[0])])
+def test_what_is_added_to_the_queue_or_moved_costs_nothing(
+    console: Console, tmp_path: Path, trains: bool, pause: str
+) -> None:
+    hosts = queues.make_hosts(tmp_path)
+    console.prove = lambda *_: None
+    queue_add(queues.cluster(hosts), console, QueueRequest("next"))
+    if not trains:
+        queues.idle(hosts)
+    plans = [
+        lambda: queue_add(queues.cluster(hosts), console, QueueRequest("last"), plan_only=True),
+        lambda: queue_move(queues.cluster(hosts), console, "next", "first", plan_only=True),
+    ]
+    for plan in plans if trains else plans[:1]:
+        console.out, console.json_out = io.StringIO(), io.StringIO()
+        plan()
+        cost = answer_of(console)["cost"]
+        assert (cost["stops"], cost["pause"], cost["steps_lost"]) == ([], pause, 0)
+        assert f"\n  pause   {pause}\n  lost    no step\nnothing was done" in fake_hosts.printed(console)
 
 
 def test_a_rollback_costs_a_restart_and_then_the_drains(

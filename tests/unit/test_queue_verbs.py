@@ -170,9 +170,9 @@ def test_a_plan_says_where_it_would_go_and_adds_nothing(hosts: Hosts, console: C
     queue_add(cluster(hosts), console, QueueRequest("one"))
     before = (hosts.place / "queue.json").read_text()
     queue_add(cluster(hosts), console, QueueRequest("two", priority=3), plan_only=True)
-    assert "would add two after digits\nnothing was done. Do it: fab queue-add two" in fake_hosts.printed(console)
+    assert "would add two after digits\n  pause   none" in fake_hosts.printed(console)
     queue_add(cluster(hosts), console, QueueRequest("one"), plan_only=True)
-    assert "one waits already after digits\nnothing was done" in fake_hosts.printed(console)
+    assert "one waits already after digits\n  pause   none" in fake_hosts.printed(console)
     assert (hosts.place / "queue.json").read_text() == before
     assert len(proven) == 1
 
@@ -307,7 +307,8 @@ def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts
     queue_move(cluster(hosts), console, "b", "first", plan_only=True)
     queue_move(cluster(hosts), console, "b", "first", "it is urgent")
     output = fake_hosts.printed(console)
-    assert "the order would be digits, b, a\nnothing was done. Do it: fab queue-move b --first\n" in output
+    assert "the order would be digits, b, a\n  pause   none" in output
+    assert "nothing was done. Do it: fab queue-move b --first\n" in output
     assert "the order is digits, b, a\nlook: fab queue\n" in output
     queue_remove(cluster(hosts), console, "a", plan_only=True)
     assert "a" in [point.run for point in hosts.queue.to_prove()]
