@@ -29,6 +29,7 @@ from trainer.core.settings.possible import impossibilities
 from trainer.core.settings.relations import relation_problems
 from trainer.core.settings.setting import (
     REQUIRED,
+    above_zero,
     at_least,
     check_that,
     empty_or,
@@ -304,25 +305,23 @@ class Config:
         1800.0,
         "Deadline of a restore. A phase of the coordinator that passes its deadline is taken for hanging: the "
         "coordinator restarts.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
     compiling_timeout_seconds: float = setting(
         1800.0,
         "Deadline of making the strategy, building the model and tracing its calls.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
     training_timeout_seconds: float = setting(
         3600.0,
         "How long no call may end; as long as the longest call at least.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
-    evaluating_timeout_seconds: float = setting(
-        7200.0, "Deadline of an evaluation by any task.", check_that(lambda value: value > 0, "must be more than 0")
-    )
+    evaluating_timeout_seconds: float = setting(7200.0, "Deadline of an evaluation by any task.", above_zero)
     saving_timeout_seconds: float = setting(
         1800.0,
         "Deadline of a save that the training waits for, and of the export.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
     storage_timeout_seconds: float = setting(
         3600.0,
@@ -344,12 +343,12 @@ class Config:
     log_seconds: float = setting(
         5.0,
         "Log, write TensorBoard events and update the status every so many seconds.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
     evaluate_poll_seconds: float = setting(
         2.0,
         "How often the evaluator looks for a new checkpoint.",
-        check_that(lambda value: value > 0, "must be more than 0"),
+        above_zero,
     )
     notify_webhook: str = setting(
         "",
@@ -373,7 +372,7 @@ class Config:
         "",
         "A command of the chief's host that gets the same on its standard input, as user `trainer`.",
         empty_or(
-            lambda value: is_command(value),
+            is_command,
             "must be empty, or a command that begins with the absolute path of a program on the chief's host;",
         ),
     )
@@ -467,14 +466,11 @@ def absolute_path(text: str) -> str:
     return str(Path(text).absolute())
 
 
-def kinds_of(hint: Any) -> tuple[type, ...]:
-    """Return the classes of which a value of this type is one."""
-    origin = get_origin(hint)
-    return get_args(hint) if origin is UnionType else (origin or hint,)
-
-
 TYPES: dict[str, Any] = get_type_hints(Config)
-KINDS = {key: kinds_of(hint) for key, hint in TYPES.items()}
+# The classes of which a value is one.
+KINDS = {
+    key: get_args(hint) if get_origin(hint) is UnionType else (get_origin(hint) or hint,) for key, hint in TYPES.items()
+}
 
 DECLARED = {field.name: setting_of(field) for field in dataclasses.fields(Config)}
 

@@ -65,6 +65,9 @@ def check_that(holds: Callable[[Any], bool], expected: str) -> Check:
     return lambda key, value: None if holds(value) else f"{key}: {expected}, not {value!r}"
 
 
+above_zero = check_that(lambda value: value > 0, "must be more than 0")
+
+
 def empty_or(holds: Callable[[Any], bool], expected: str) -> Check:
     """Return the check that `holds` of a text which is not empty."""
     return check_that(lambda value: value == "" or holds(value), expected)
