@@ -5,63 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainer.cluster.members.membership import Membership
+    from trainer.training.loop.calls import Calls
+    from trainer.training.steps.runner import StepRunner
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0  # until the data are divided again that could not be: each try traces the program
 
 
-class JoinableMembers(Protocol):
-    """The part of a membership that says who may join."""
-
-    def newcomers(self) -> dict[str, str]:
-        """Return the workers that are present and take no part (task name to address)."""
-
-    def join(self, task: str) -> None:
-        """Count a worker to the generation: it is about to be taken in."""
-
-    def joined(self, task: str) -> None:
-        """Tell that a worker has joined."""
-
-    def drained_workers(self) -> list[str]:
-        """Return the workers of this generation that are drained, some of all."""
-
-    def workers_serving(self) -> set[str]:
-        """Return the workers that answer."""
-
-
-class Runner(Protocol):
-    """The part of a step runner that takes workers in, and has others read for those that are drained."""
-
-    @property
-    def takes_in(self) -> bool:
-        """Whether it can, with these settings."""
-
-    def take_in(self, task: str, address: str) -> bool:
-        """Have a worker join; returns False where it can't, nor anybody later."""
-
-    def joined(self) -> list[str]:
-        """Return the workers that have joined since."""
-
-    def leave_out(self, tasks: Collection[str]) -> bool | None:
-        """Have the other workers read the data of these, which may be none; returns False where they can't now.
-
-        None where there is nothing to divide: workers have no parts, or there is no other worker.
-        """
-
-
-class CallCounter(Protocol):
-    """What counts the calls of workers."""
-
-    def join(self, task: str) -> None:
-        """Count those of one more worker."""
-
-
 class Joining:
     """Has workers join a generation, where its settings allow that."""
 
-    def __init__(self, members: JoinableMembers | None, runner: Runner, calls: CallCounter) -> None:
+    def __init__(self, members: Membership | None, runner: StepRunner, calls: Calls) -> None:
         self._members = members
         self._runner = runner
         self._calls = calls
@@ -85,7 +43,7 @@ class Joining:
         away = {*self._members.workers_serving(), *self._drained}
         return [task for task in self._refused if task not in away]
 
-    def _drained_now(self, members: JoinableMembers) -> list[str]:
+    def _drained_now(self, members: Membership) -> list[str]:
         """Return whose parts others are to have: also of one that is not named any more, until it answers."""
         named = members.drained_workers()
         serving = members.workers_serving() if self._drained else set()

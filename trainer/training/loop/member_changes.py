@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trainer.core.task_id import is_worker
 from trainer.training.loop.joining import Joining
 
-
-class ChangingMembers(Protocol):
-    """The part of a membership that says how members come and go."""
-
-    def lost_ps(self) -> list[str]:
-        """Return the ps that have ended."""
-
-    def leaving_ps(self) -> list[str]:
-        """Return the ps that are about to leave."""
-
-    def returned(self) -> list[str]:
-        """Return the members that are back and take no part yet."""
-
-
-class SaveHealth(Protocol):
-    """The part of the checkpoints that says how saves go."""
-
-    def trouble(self) -> str | None:
-        """Say why checkpoints can't be saved, or nothing."""
-
-    def settle(self, seconds: float | None = None, /) -> bool:
-        """Wait so long for the save in flight; returns whether none is."""
+if TYPE_CHECKING:
+    from trainer.cluster.members.membership import Membership
+    from trainer.run.saves.checkpoints import Checkpoints
 
 
 class MemberChanges:
@@ -36,8 +17,8 @@ class MemberChanges:
 
     def __init__(
         self,
-        members: ChangingMembers | None,
-        storage: SaveHealth,
+        members: Membership | None,
+        storage: Checkpoints,
         joining: Joining | None = None,
         *,
         elastic: bool,
