@@ -59,6 +59,11 @@ def training_of(config: Config, program: Any, directory: RunDirectory, progress:
     return Training(RunContext(config, program, directory, progress, Phases({}), members, None, StopRequest()), CLUSTER)
 
 
+def stand_in(is_recovering: bool = False, close: Callable[[], object] = lambda: None) -> Any:
+    """Return a runner of a generation that has trained nothing."""
+    return SimpleNamespace(is_recovering=is_recovering, is_failing_alike=lambda error: False, close=close)
+
+
 class Formed(Membership):
     """Has its members already."""
 
@@ -188,7 +193,7 @@ def test_an_empty_part_is_the_users_only_if_two_generations_in_a_row_end_so(
     training = training_of(config, None, directory, progress, member)
 
     def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=recovering, close=lambda: None)
+        training._runner = stand_in(recovering)
         training._controller = SimpleNamespace(
             has_trained=False, every_worker_has_trained=False, settle=lambda seconds: True
         )
@@ -220,7 +225,7 @@ def run_generations(
     training = training_of(config, None, directory, progress, membership)
 
     def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        training._runner = stand_in()
         generation(training)
 
     monkeypatch.setattr(training, "_train_generation", train_generation)
@@ -290,7 +295,7 @@ def test_only_generations_that_trained_nothing_end_the_process(
     training = training_of(config, None, directory, progress, member)
 
     def train_generation(*arguments: Any) -> None:
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        training._runner = stand_in()
         if (trained := next(left)) is not NO_MODEL:
             training._controller = SimpleNamespace(has_trained=trained, settle=lambda seconds: True)
         raise LOST
@@ -348,7 +353,7 @@ def test_the_next_generation_waits_for_the_threads_of_the_one_before(
             seen.append(thread.is_alive())
             raise UserError("the next generation")
         thread.start()
-        training._runner = SimpleNamespace(is_recovering=False, close=close)
+        training._runner = stand_in(close=close)
         raise MembershipChanged("worker-1 answers again")
 
     monkeypatch.setattr(training, "_train_generation", train_generation)
@@ -381,7 +386,7 @@ def test_a_file_that_an_installed_program_misses_is_the_users_error_at_once(
 
     def train_generation(*arguments: Any) -> None:
         generations.append(len(generations))
-        training._runner = SimpleNamespace(is_recovering=False, close=lambda: None)
+        training._runner = stand_in()
         program.read()
 
     monkeypatch.setattr(training, "_train_generation", train_generation)

@@ -108,8 +108,7 @@ class Training:
         """Return whether every worker of this generation has failed with this error, and none has trained."""
         if isinstance(error, UserError | Infrastructure) or self._controller is None or self._controller.has_trained:
             return False
-        failing = getattr(self._runner, "is_failing_alike", None)
-        return failing is not None and failing(error) and not membership.hurt
+        return self._runner.is_failing_alike(error) and not membership.hurt
 
     def _fails_alike(self, error: Exception) -> bool:
         """Return whether each generation has failed with this error, while no member's process ended."""

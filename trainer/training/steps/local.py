@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from types import MappingProxyType
-from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import ElementSpec, Program, Strategy, Structure
+from trainer.core.contracts import ElementSpec, Program, Strategy
 from trainer.core.failures import UserError
 from trainer.core.settings.config import Config
-from trainer.run.data_position import Position
 from trainer.run.saves.snapshot import copy_each
 from trainer.training.data.data_service import DataService
 from trainer.training.data.worker_files import UNWRITABLE, reject_unwritable
@@ -21,22 +17,13 @@ from trainer.training.measures.outputs import output_names, outputs_of
 from trainer.training.steps.draws import seeded_by
 from trainer.training.steps.model import make_model
 from trainer.training.steps.own_data import OwnData
-from trainer.training.steps.runner import Call
+from trainer.training.steps.runner import Call, StepRunner
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import trace_step
-from trainer.training.steps.trained import TrainedModel, TrainsModel
 
 
-class LocalStepRunner(TrainsModel):
+class LocalStepRunner(StepRunner):
     """This process's devices, alone or in step with those of the other members (multi_worker_mirrored)."""
-
-    is_recovering = is_failing = is_over = takes_in = False
-    news = ""
-    files: Mapping[str, int] = MappingProxyType({})
-    lookups: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-    file_sizes: Mapping[str, Any] = MappingProxyType({})
-    position = None
-    seconds_waited = 0.0
 
     def __init__(
         self,
@@ -60,13 +47,16 @@ class LocalStepRunner(TrainsModel):
         with seeded_by(config.seed, step, member):
             train_step = trace_step(strategy, model, self._data.iterator)
             self._call = trace_call(strategy, train_step, counter, self._data.iterator)
-        self._what = TrainedModel(model, trained, counter, output_names(outputs_of(train_step)), copy_each)
-        self.step_examples = self._data.step_examples
+        super().__init__(model, trained, counter, output_names(outputs_of(train_step)), copy_each)
         self._ended: list[Call] = []
 
     @property
     def element_spec(self) -> ElementSpec:
         return self._data.element_spec
+
+    @property
+    def step_examples(self) -> int | None:
+        return self._data.step_examples
 
     def call(self, steps: int) -> Call:
         """Run a call of so many steps: it has ended when this returns."""
@@ -84,36 +74,9 @@ class LocalStepRunner(TrainsModel):
         self._ended.append(call)
         return call
 
-    def go_on_from(self, position: Position) -> str:
-        """Read in another order: these strategies know no position."""
-        return ""
-
     def returned(self) -> list[Call]:
         ended, self._ended = self._ended, []
         return ended
-
-    def aggregate_outputs(self, outputs: Structure) -> Structure:
-        return outputs
-
-    def write_metrics(self) -> None:
-        """They do."""
-
-    def reset_metrics(self) -> None:
-        self.model.reset_metrics()
-
-    def take_in(self, task: str, address: str) -> bool:
-        """No worker joins replicas in step."""
-        return False
-
-    def joined(self) -> list[str]:
-        return []
-
-    def leave_out(self, tasks: Collection[str]) -> bool:
-        """Replicas in step wait for all."""
-        return False
-
-    def close(self) -> None:
-        return None
 
     def agree(self, numbers: list[int]) -> list[int]:
         if not isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):

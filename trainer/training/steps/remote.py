@@ -33,10 +33,9 @@ from trainer.training.steps.draws import draw_seed
 from trainer.training.steps.file_order import FileOrder
 from trainer.training.steps.model import make_model
 from trainer.training.steps.read_order import ReadOrder
-from trainer.training.steps.runner import CALL_POLL_SECONDS, Call
+from trainer.training.steps.runner import CALL_POLL_SECONDS, Call, StepRunner
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.steps.traced_step import metric_pieces, trace_step
-from trainer.training.steps.trained import TrainedModel, TrainsModel
 from trainer.training.steps.workers_data import WorkersData
 from trainer.training.tables.declared_tables import reject_undeclared
 from trainer.training.tables.dynamic.table import giving_rows
@@ -62,7 +61,7 @@ ROUND_OPERATIONS = 4_000
 MIN_AHEAD = 2  # steps of a round, of which all but the first one read ahead
 
 
-class RemoteStepRunner(TrainsModel):
+class RemoteStepRunner(StepRunner):
     """The workers of a parameter-server cluster; a call is queued for whichever is free."""
 
     def __init__(
@@ -78,7 +77,7 @@ class RemoteStepRunner(TrainsModel):
         """`handover` knows of dynamic tables that an earlier coordinator has left on the ps."""
         order = order_of(config, workers, service)
         self._members, self._gpus = members, strategy.num_replicas_in_sync
-        self.takes_in = takes_in(config, strategy, members)
+        self._takes_in = takes_in(config, strategy, members)
 
         def files(readers: Sequence[int]) -> WorkerFiles:
             return WorkerFiles(tag_of(config.shared_dir, config.run), processes_of(members), readers)
@@ -97,7 +96,7 @@ class RemoteStepRunner(TrainsModel):
         wait, ask = not config.weights_ahead and not self._data.waits, not config.weights_ahead
         self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
-        self._what = TrainedModel(
+        super().__init__(
             model,
             keras.trained(),
             step,
@@ -158,22 +157,21 @@ class RemoteStepRunner(TrainsModel):
         return calls_fail(self._coordinator)
 
     def is_failing_alike(self, error: Exception) -> bool:
-        """Return whether every worker has failed with this error, while no process ended."""
         return all_failed_alike(self._coordinator, error)
 
-    def take_in(self, task: str, address: str) -> bool:
-        """Have a worker join those that train; it may take calls once `joined` has named it.
+    @property
+    def takes_in(self) -> bool:
+        return self._takes_in
 
-        Returns False, now and later, where the data can't be divided among one more meanwhile.
-        """
+    def take_in(self, task: str, address: str) -> bool:
+        # The data may not divide among one more.
         coming = range(len(self._coordinator._cluster.workers), 1 + known_workers(self._coordinator))
-        self.takes_in = self.takes_in and self._data.can_join(coming)
-        if self.takes_in:
+        self._takes_in = self._takes_in and self._data.can_join(coming)
+        if self._takes_in:
             announce(self._coordinator, task, address)
-        return self.takes_in
+        return self._takes_in
 
     def joined(self) -> list[str]:
-        """Give the workers that TensorFlow has taken in since what they need, and return them."""
         tasks = taken_in(self._coordinator)
         for task in tasks:
             others = list(self._coordinator._cluster.workers)
@@ -247,10 +245,6 @@ class RemoteStepRunner(TrainsModel):
         self._in_flight.clear()
         self._accounts.close()
         return Iterators(*self._data.close(), self._threads)
-
-    def agree(self, numbers: list[int]) -> list[int]:
-        """Return the numbers: one coordinator decides alone."""
-        return numbers
 
 
 def order_of(config: Config, workers: int, service: DataService | None) -> ReadOrder | FileOrder[TicketQueue]:
