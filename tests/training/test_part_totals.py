@@ -131,7 +131,7 @@ def turned(gradients: list[Any], weights: list[Any]) -> list[Any]:
 def train(optimizer: Any, change: Callable[..., Any], is_split: bool = True, is_sparse: bool = False) -> None:
     """Trace two applications of the gradients of a weight, split or not."""
     parts = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
-    whole = ShardedVariable(parts, name="table") if is_split else None
+    whole = ShardedVariable(parts) if is_split else None
     if isinstance(optimizer, keras.optimizers.Optimizer):
         split = keras.Variable(tf.zeros([4, 3]), dtype="float32", name="table")
         split._value = whole

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
+from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.rows import own
@@ -45,7 +46,7 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
         where = f"{kind.__name__}'s update"
     if where:
         raise UserError(
-            f"{where} computes a norm, a mean, a matrix product or the like of each part of {whole.name} or of its "
+            f"{where} computes a norm, a mean, a matrix product or the like of each part of {name_of(part)} or of its "
             "gradient, which is split over the ps: no part would get the whole's. Set partitioner to none, so that "
             "weights stay whole, or give the optimizer clipnorm (of Keras 3: global_clipnorm)"
         )
