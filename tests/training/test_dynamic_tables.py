@@ -1021,6 +1021,23 @@ def test_many_tables_are_made_without_a_warning_of_repeated_traces(caplog: pytes
     assert "retracing" not in caplog.text
 
 
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_a_model_that_is_called_to_build_it_reads_zeros(library: Any) -> None:
+    """In build_model nothing is on the ps yet: what a row takes follows from the optimizer."""
+    train_shards()
+    tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU, CPU], lazy=False)
+    layer = library.layers.Embedding(10, WIDTH, name="items")
+    ids = tf.constant([[7, 2**40]], tf.int64)
+    with tables.of_layers():
+        assert not np.any(layer(ids))
+    tables.bind([library.optimizers.SGD(0.1)], own_step=False)
+    tables.begin()
+    with giving_rows():
+        rows = tf.function(layer, autograph=False)(ids)
+    assert np.all(rows)
+    np.testing.assert_array_equal(layer(ids), rows)
+
+
 def test_tables_that_are_collected_while_a_graph_is_made_are_freed_by_the_next_ones() -> None:
     """Their operations would belong to that graph, which may be one of a cluster with fewer ps."""
 

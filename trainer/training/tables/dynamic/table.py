@@ -42,6 +42,8 @@ class Table:
         """Whether its layer tells Keras which ids are 0."""
         self.asks_once = True
         """Whether a step asks for each row once; else the gradients of single ids can be looked at, as to clip them."""
+        self.is_reserved = True
+        """Whether there is a table on the ps yet: a program may call its model before that, to build it."""
         self.variables = [
             Reserved(shard.values.handle, shard.values.shape, tf.float32, f"{name}/part_{number}", self)
             for number, shard in enumerate(shards)
@@ -59,6 +61,8 @@ class Table:
         if isinstance(ids, tf.RaggedTensor):
             return ids.with_flat_values(self.look_up(ids.flat_values))
         ids = checked(ids, self.name, self.masks)
+        if not self.is_reserved and tf.executing_eagerly():
+            return tf.zeros([*ids.shape, self.width])
         all_keys = keys = keys_of(tf.reshape(ids, [-1]))
         places = None
         if self.asks_once or not _giving[-1]:

@@ -172,6 +172,7 @@ class DynamicTables:
                         )
                     )
             table = Table(name, int(layer.output_dim), shards, self._devices)
+            table.is_reserved = False
             attach(layer, table)  # Keras 3 refuses it where it only looks at shapes, and builds again
             self.tables[name], self._layers[name] = table, layer
             if self._optimizers:
@@ -253,6 +254,7 @@ class DynamicTables:
                 except tf.errors.ResourceExhaustedError as error:
                     what = f"the memory of {device} can be reserved for ({first_line(error)})"
                     raise self._too_large(table, what) from error
+        table.is_reserved = True
 
     def _too_large(self, table: Table, what: str) -> UserError:
         capacity = self._settings[table.name].capacity
