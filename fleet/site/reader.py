@@ -191,7 +191,7 @@ def _read_hosts(
     # Why it can't parse a file, Ansible tells in its warnings alone, at length and once for each plugin that tried.
     reasons: dict[str, str] = {}
     display.error_as_warning = lambda msg, exception, **more: reasons.update(
-        {_QUOTED.sub(r"\1", str(msg)): first_line(exception).rstrip(".")}
+        {_QUOTED.sub(r"\1", str(msg)): _words(exception)}
     )
     try:
         manager, unparsed = _make_manager(source, loader, broken, lenient, reasons)
@@ -232,6 +232,12 @@ def _make_manager(
             unparsed.append(Problem(f"can't be read: {_reason(file, reasons, error)}{fix}", file=file))
     settings.INVENTORY_ANY_UNPARSED_IS_FAILED = False
     return InventoryManager(loader=loader, sources=[source]), unparsed
+
+
+def _words(error: Any) -> str:
+    """What a plugin says of a file; of a script that fails also the last line of what it says itself."""
+    own = (getattr(error, "_help_text", None) or "").strip().splitlines()[1:]
+    return first_line(error).rstrip(".") + (f": {own[-1].strip()[:300]}" if own else "")
 
 
 def _reason(file: str, reasons: Mapping[str, str], error: Exception) -> str:

@@ -237,7 +237,23 @@ def test_a_script_that_fails_is_no_broken_ini_file(site: Path) -> None:
     script.write_text("#!/bin/sh\necho no cloud today >&2\nexit 3\n")
     script.chmod(0o755)
     (problem,) = problems(site)
-    assert "more.sh: can't be read: Inventory script returned non-zero exit code 3 (as script)" in problem
+    assert "can't be read: Inventory script returned non-zero exit code 3: no cloud today (as script)" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("more.py", "#!/usr/bin/env python3\nprint()\n", "this is a script that may not be run"),
+        ("more.ini", "[worker]\na\n[ps\nb\n", "more.ini:3: '[ps' has no ]; expected a group, as [worker]"),
+        ("more", "\ufeff[worker]\na ansible_host=192.0.2.7\n", "it begins with a byte order mark"),
+    ],
+)
+def test_what_ansible_would_read_otherwise_than_it_is_meant(site: Path, name: str, text: str, message: str) -> None:
+    (site / name).write_text(text)
+    (problem,) = problems(site)
+    assert message in problem
+    (site / name).rename(site / f"{name}.bak")
+    assert problems(site) == []
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "x/" + "b" * 300, "a\nb", "-x", "a\0b"])

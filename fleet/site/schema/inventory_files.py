@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ ASIDE_SUFFIXES = (
 )
 # As Ansible's setting inventory_ignore_extensions has them by itself.
 _PASSED_OVER = (".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst", ".orig", ".cfg", ".retry")
+_YAML = (".yml", ".yaml", ".json")
 _RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::(-?[0-9]{1,40}))?\]")
 _MAX_BYTES = 5_000_000
 
@@ -110,6 +113,30 @@ def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
                 if not path.name.startswith(".") and not path.is_file() and not path.is_dir():
                     what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
                     yield Problem(f"this is {what}; expected a file or a directory. Take it away", file=str(path))
+    for source in whole:
+        for path in list_directory(source) if source.is_dir() else [source]:
+            if path.is_file() and is_for_hosts(path) and not path.name.endswith((*_YAML, *_PASSED_OVER)):
+                yield from _misread_problems(path)
+
+
+def _misread_problems(path: Path) -> Iterator[Problem]:
+    """Refuse a file of hosts that Ansible's reader of INI files would take for another thing, without a reason."""
+    try:
+        if path.stat().st_size > _MAX_BYTES or os.access(path, os.X_OK):
+            return
+        content = path.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # Ansible can't read it either, and says so
+        return
+    if content.startswith("\ufeff"):
+        text = "it begins with a byte order mark, which would be a part of its first name; expected UTF-8 without one"
+        yield Problem(f"{text}. Take it away: sed -i '1s/^\\xef\\xbb\\xbf//' {shlex.quote(str(path))}", file=str(path))
+    if content.startswith("#!/"):
+        text = "this is a script that may not be run, so its lines would be taken for hosts; expected an executable"
+        yield Problem(f"{text}. Make it one, or take it away: chmod +x {shlex.quote(str(path))}", file=str(path))
+        return
+    for number, line in enumerate(content.splitlines(), start=1):
+        if line.startswith("[") and "]" not in line:
+            yield Problem(f"{show(line)} has no ]; expected a group, as [worker]", file=str(path), line=number)
 
 
 def variable_files(directory: Path) -> list[Path]:
