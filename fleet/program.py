@@ -31,7 +31,7 @@ from trainer.core.settings.config import DECLARED
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
 # What others call a verb.
-_SYNONYMS = {"reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
+_SYNONYMS = {"help": "--help", "reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
 _LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 
@@ -104,6 +104,8 @@ class Psfleet(Fab):
             where = "write it in trainer_run of the inventory (group_vars/all.yml)"
             return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
         name = word.partition("=")[0]
+        if flag and context and not context.name and self._is_of_a_verb(name):
+            return Exit(f"{name} is a flag of verbs; expected it after one: psfleet VERB {word}", 2)
         close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
@@ -111,6 +113,10 @@ class Psfleet(Fab):
         kind = "flag" if flag else "verb"
         fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
         return Exit(f"psfleet {verb}has no {kind} {word!r}. {fix}", 2)
+
+    def _is_of_a_verb(self, flag: str) -> bool:
+        arguments = (each for verb in self.namespace.tasks.values() for each in verb.get_arguments())
+        return any(flag == f"--{name}" for each in arguments for name in each.names)
 
 
 @task(

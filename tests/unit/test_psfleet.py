@@ -34,6 +34,8 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("status --jsn=1", "psfleet status has no flag '--jsn'. Did you mean --json?"),
         ("start-cluster --steps 9", "steps is a run setting, and no flag of a verb: write it in trainer_run of the"),
         ("start-cluster --steps=9", "steps is a run setting, and no flag of a verb: write it in trainer_run of the"),
+        ("--inventory=x status", "--inventory is a flag of verbs; expected it after one: psfleet VERB --inventory"),
+        ("help", "psfleet has no verb 'help'. Did you mean --help?"),
         ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),
