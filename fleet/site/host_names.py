@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import Inventory
-from fleet.site.schema.problems import show
+from fleet.site.schema.problems import name_known, name_some, show
 
 
 def find_host(inventory: Inventory, given: str, beside: bool = False) -> str:
@@ -24,13 +24,13 @@ def find_hosts(inventory: Inventory, given: Sequence[str], beside: bool = False)
     """
     named = [each for text in given for each in text.split(",") if each]
     hosts = inventory.everyone if beside else inventory.hosts
-    known = ", ".join(hosts)
     with_task = "" if beside else " with a task"
     if not named:
-        raise OperatorMistake(f"name a host of {inventory.source}: {known}")
+        raise OperatorMistake(f"name a host of {inventory.source}: {name_some(hosts)}")
     for name in named:
         if name not in hosts:
             task = next((task for task in inventory.tasks if task.name == name), None)
             hint = f": {name} is a task, on {task.host}" if task else ""
-            raise OperatorMistake(f"{inventory.source} has no host {show(name)}{with_task}{hint}. It has: {known}")
+            missing = f"{inventory.source} has no host {show(name)}{with_task}{hint}"
+            raise OperatorMistake(f"{missing}. {name_known(name, list(hosts))}")
     return list(dict.fromkeys(named))

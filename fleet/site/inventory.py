@@ -19,7 +19,7 @@ from fleet.site.schema.checks import loose_problems
 from fleet.site.schema.inventory_files import (
     file_problems,
 )
-from fleet.site.schema.problems import Problem, describe_problems
+from fleet.site.schema.problems import Problem, describe_problems, name_known
 from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
 from fleet.site.wireguard import wireguard_hosts
@@ -100,9 +100,8 @@ class Inventory:
         for task in self.tasks:
             if task.name == name:
                 return task
-        raise OperatorMistake(
-            f"{self.source} has no task {name!r}. It has: {', '.join(task.name for task in self.tasks)}"
-        )
+        known = name_known(name, [task.name for task in self.tasks])
+        raise OperatorMistake(f"{self.source} has no task {name!r}. {known}")
 
 
 def load_inventory(

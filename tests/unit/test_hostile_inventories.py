@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.site.preflight import inventory_problems
-from fleet.site.schema.problems import describe_problems
+from fleet.site.schema.problems import describe_problems, name_known
 from tests.unit.hostile import cases, inventory
 
 CASES = list(cases())
@@ -91,3 +91,9 @@ def test_hosts_without_an_address_are_one_problem() -> None:
     (problem,) = inventory_problems(groups, variables)
     assert str(problem).startswith("hosts w0, w1, w2 and 22 more have no address. Give each one that every other host")
     assert len(problem.hosts) == 25
+
+
+def test_of_many_names_few_are_listed() -> None:
+    many = [f"worker-{i}" for i in range(300)]
+    assert name_known("wroker-7", many) == "Did you mean worker-7? It has: worker-0, worker-1, worker-2 and 297 more"
+    assert name_known("head", many[:2]) == "It has: worker-0, worker-1"

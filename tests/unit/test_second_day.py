@@ -263,6 +263,7 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, mon
         ("w-b", ["worker-0"], "0 of 2 worker would be left, and the training needs 1: bring another host back"),
         ("ps-b", ["ps-0"], "0 of 2 ps would be left"),
         ("nowhere", [], "has no host 'nowhere'. It has: head, ps-a"),
+        ("w-bb", [], "has no host 'w-bb'. Did you mean w-b? It has: head, ps-a"),
         ("ps-1", [], "ps-1 is a task, on ps-b"),
         ("w-a,w-b", [], "w-a,w-b names 2 hosts; expected one, and then the next: w-a"),
     ],

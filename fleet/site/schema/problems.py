@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import difflib
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 MAX_LINES = 10
 MAX_NAMED = 3
+MAX_LISTED = 12
 _PLAIN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -65,6 +67,13 @@ def name_some(names: Iterable[str]) -> str:
     shown = [name if _PLAIN.fullmatch(name) else show(name) for name in names]
     rest = len(shown) - MAX_NAMED
     return ", ".join(shown[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def name_known(name: str, known: Sequence[str]) -> str:
+    """Say which of the known names an unknown one may stand for, and which there are: all of them, unless many."""
+    close = difflib.get_close_matches(name, known, n=1)
+    listed = ", ".join(known) if len(known) <= MAX_LISTED else name_some(known)
+    return f"{f'Did you mean {close[0]}? ' if close else ''}It has: {listed}"
 
 
 def name_hosts(hosts: Sequence[str]) -> str:
