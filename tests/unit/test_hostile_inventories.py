@@ -93,6 +93,13 @@ def test_hosts_without_an_address_are_one_problem() -> None:
     assert len(problem.hosts) == 25
 
 
+def test_a_long_value_does_not_take_the_place_of_the_reason() -> None:
+    run = {"trainer_run": {"program": "trainer.examples.digits:Digits", "run": "x" * 500}}
+    (problem,) = inventory_problems(*inventory({}, {"all": run}))
+    assert "run: is the name of a directory: letters, digits" in str(problem)
+    assert len(str(problem)) < 300
+
+
 def test_of_many_names_few_are_listed() -> None:
     many = [f"worker-{i}" for i in range(300)]
     assert name_known("wroker-7", many) == "Did you mean worker-7? It has: worker-0, worker-1, worker-2 and 297 more"

@@ -252,4 +252,5 @@ def _key_problem(key: str, value: Any) -> str | None:
         return f"{key}: expected a number that fits into 64 bits, not {shown}"
     problem = key_problem(key, value)
     # What a wrong value looks like, in one short line.
+    problem = problem and problem.replace(repr(value), shown)
     return problem if problem is None or len(problem) < 400 else f"{key} is {shown}: it is of another kind"

@@ -356,8 +356,8 @@ class Config:
         "([observing.md](observing.md#notifications)). It stands in the run's records.",
         empty_or(
             lambda value: webhook_problem(value) is None,
-            "must be empty, or the http:// or https:// address that takes a POST, without a user or a password in it: "
-            "put an address that is a secret into trainer_secrets, and its name into notify_webhook_secret;",
+            "must be empty, or the http:// or https:// address that takes a POST, without a user or a password in it "
+            "(put an address that is a secret into trainer_secrets, and its name into notify_webhook_secret)",
         ),
     )
     notify_webhook_secret: str = setting(

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -29,6 +30,10 @@ TYPE_NAMES = {
     type(None): "null",
     Mapping: "a mapping of names to values",
 }
+
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,3})?) ?(s|secs?|seconds?|m|mins?|minutes?|h|hours?|d|days?)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +126,28 @@ def type_problem(key: str, value: object, kinds: tuple[type, ...]) -> str | None
     if isinstance(value, accepted) and (bool in kinds or not isinstance(value, bool)):
         return None
     wanted = " or ".join(TYPE_NAMES[kind] for kind in kinds)
-    fix = f"; {number_fix(value, kinds)}" if isinstance(value, str) and is_number(value) else ""
+    fix = f"; {fix}" if isinstance(value, str) and (fix := text_fix(key, value, kinds)) else ""
     if isinstance(value, datetime.date):
         written = value.isoformat()
         return f'{key}: expected {wanted}, not the date {written}; YAML reads it so: write it in quotes, "{written}"'
     if isinstance(value, bool) and str in kinds:
         fix = '; YAML reads off, no, on and yes as that: write them in quotes, as "off"'
+    elif isinstance(value, (int, float)) and kinds == (str,):
+        fix = f'; write it in quotes, "{value}"'
     return f"{key}: expected {wanted}, not {value!r}{fix}"
+
+
+def text_fix(key: str, text: str, kinds: tuple[type, ...]) -> str:
+    """Say how to write what a text was meant for; nothing where that can't be known."""
+    if is_number(text):
+        return number_fix(text, kinds)
+    if bool in kinds and (word := text.lower()) in ("true", "yes", "on", "false", "no", "off"):
+        return f"write {'true' if word in ('true', 'yes', 'on') else 'false'} without quotes"
+    duration = DURATION.fullmatch(text.lower())
+    if duration and key.endswith("_seconds"):
+        return f"it is in seconds: write {plain_number(float(duration[1]) * UNITS[duration[2][0]])}"
+    digits = text.replace(",", "")
+    return f"write {digits}" if int in kinds and text != digits and digits.isdecimal() else ""
 
 
 def is_number(text: str) -> bool:
