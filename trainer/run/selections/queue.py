@@ -119,13 +119,18 @@ class Queue(Sweep):
         ends, begun = self.ends(), self._read().get("begun", {})
 
         def place(entry: QueueEntry) -> tuple[int, float]:
-            if all(point.run in ends for point in entry.points):
+            if self.has_ended(entry):
                 return 0, max(float(ends[point.run].get("time", 0)) for point in entry.points)
             if self.has_begun(entry, begun):
                 return 1, 0.0
             return 2, -entry.priority
 
         return sorted(self.entries, key=place)
+
+    def has_ended(self, entry: QueueEntry) -> bool:
+        """Whether nothing of the entry is left to train."""
+        ends = self.ends()
+        return all(point.run in ends for point in entry.points)
 
     def has_begun(self, entry: QueueEntry, begun: Mapping[str, Any] | None = None) -> bool:
         """Whether a run of the entry was trained, or was at work when the queue took it in."""

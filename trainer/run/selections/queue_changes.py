@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,16 @@ def read_or_none(shared_dir: str | Path) -> Queue | None:
 
 
 @contextlib.contextmanager
-def changing(shared_dir: str | Path) -> Iterator[list[dict[str, Any]]]:
-    """Give the entries to change; they are written at the end, and others wait meanwhile."""
+def changing(shared_dir: str | Path, plan: bool) -> Iterator[list[dict[str, Any]]]:
+    """Give the entries to change. But for a `plan` they are written at the end, and others wait meanwhile."""
     path = queue_file(shared_dir)
-    with path.with_name(".queue.lock").open("a", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.nullcontext() if plan else path.with_name(".queue.lock").open("a", encoding="utf-8") as lock:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
         queue = read_or_none(shared_dir)
         entries = [dict(entry.record) for entry in queue.entries] if queue else []
         yield entries
-        if entries:
+        if entries and not plan:
             write_record(path, {"entries": forget_old(entries, shared_dir)})
 
 
@@ -65,8 +66,7 @@ def has_ended(entries: list[dict[str, Any]], name: str, shared_dir: str | Path) 
     entry = next((QueueEntry.from_record(each) for each in entries if each["name"] == name), None)
     if entry is None:
         return True
-    ends = Queue.from_entries([entry], shared_dir).ends()
-    return all(point.run in ends for point in entry.points)
+    return Queue.from_entries([entry], shared_dir).has_ended(entry)
 
 
 def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
@@ -76,8 +76,7 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
     UserError where another one of that name waits, ConfigError for settings that can't be.
     """
     new = prepare(config, asked)
-    with contextlib.ExitStack() as stack:
-        entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
+    with changing(config.shared_dir, plan) as entries:
         outcome = PLANNED if plan else DONE
         if not has_ended(entries, new["name"], config.shared_dir):
             if _what(_named(entries, new["name"])) != _what(new):
@@ -171,8 +170,7 @@ def follow_queue(config: Config) -> None:
 
 def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
     """Move an entry that waits: `first`, `last`, `before:NAME` or `priority:N`; raises UserError."""
-    with contextlib.ExitStack() as stack:
-        entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
+    with changing(config.shared_dir, plan) as entries:
         entry = _waiting(config, entries, name)
         waiting = [each for each in entries if each is not entry and _waits(config, each)]
         kind, _, other = to.partition(":")
@@ -189,19 +187,13 @@ def move(config: Config, name: str, to: str, plan: bool) -> dict[str, Any]:
             entries.remove(entry)
             place = entries.index(beside) if beside else 0 if kind == "first" else len(entries)
             entries.insert(place, entry)
-        order = [
-            each.name
-            for each in Queue.from_entries(
-                [QueueEntry.from_record(each) for each in entries], config.shared_dir
-            ).entries
-        ]
+        order = [each.name for each in _queue(config, entries).entries]
     return {"outcome": PLANNED if plan else DONE, **describe_place(config, entries, name), "order": order}
 
 
 def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[str, Any]:
     """Take an entry out; one that is trained now only with `stop`: it is saved, and the next begins."""
-    with contextlib.ExitStack() as stack:
-        entries = _entries(config.shared_dir) if plan else stack.enter_context(changing(config.shared_dir))
+    with changing(config.shared_dir, plan) as entries:
         if has_ended(entries, name, config.shared_dir):
             return {"outcome": GONE, **describe_place(config, entries, name)}
         if not stop and not _waits(config, _named(entries, name)):
@@ -212,9 +204,9 @@ def remove(config: Config, name: str, who: str, stop: bool, plan: bool) -> dict[
 
 def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
     """Say how the queue stands for an entry; `busy` is a run that has begun and not ended."""
-    queue = Queue.from_entries([QueueEntry.from_record(each) for each in entries], config.shared_dir)
+    queue = _queue(config, entries)
     begun, ends = [entry for entry in queue.entries if queue.has_begun(entry)], queue.ends()
-    waiting = [entry.name for entry in queue.entries if not _is_over(queue, entry)]
+    waiting = [entry.name for entry in queue.entries if not queue.has_ended(entry)]
     return {
         "name": name,
         "ahead": waiting[: waiting.index(name)] if name in waiting else [],
@@ -223,14 +215,8 @@ def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> 
     }
 
 
-def _is_over(queue: Queue, entry: QueueEntry) -> bool:
-    ends = queue.ends()
-    return all(point.run in ends for point in entry.points)
-
-
-def _entries(shared_dir: str | Path) -> list[dict[str, Any]]:
-    queue = read_or_none(shared_dir)
-    return [dict(entry.record) for entry in queue.entries] if queue else []
+def _queue(config: Config, entries: Iterable[Mapping[str, Any]]) -> Queue:
+    return Queue.from_entries([QueueEntry.from_record(each) for each in entries], config.shared_dir)
 
 
 def _attempt(config: Config, name: str) -> int:
@@ -247,8 +233,8 @@ def _attempt(config: Config, name: str) -> int:
 
 def _waits(config: Config, record: Mapping[str, Any]) -> bool:
     """Whether nothing of an entry has begun or ended."""
-    entry = QueueEntry.from_record(record)
-    queue = Queue.from_entries([entry], config.shared_dir)
+    queue = _queue(config, [record])
+    [entry] = queue.entries
     return not queue.has_begun(entry) and not any(point.run in queue.ends() for point in entry.points)
 
 
