@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer.core.failures import TRY_AGAIN, Infrastructure
 from trainer.run.directory import LeasedDirectory
-from trainer.run.records import make_directory, read_record, write_record
+from trainer.run.records import make_directory, readable, write_record
 
 log = logging.getLogger(__name__)
 RENEWALS = 4
@@ -186,10 +186,7 @@ def end_process(message: str) -> None:
 
 def read_lease(directory: LeasedDirectory, epoch: int) -> dict[str, Any]:
     """Return a lease's record; nothing when there is none, or none that can be understood."""
-    try:
-        return read_record(directory.lease(epoch)) or {}
-    except ValueError:
-        return {}
+    return readable(directory.lease(epoch))
 
 
 def touched(directory: LeasedDirectory, epoch: int) -> int:

@@ -70,6 +70,14 @@ def read_record(path: Path) -> dict[str, Any] | None:
     return record
 
 
+def readable(path: Path) -> dict[str, Any]:
+    """Return the record; an empty one when there is none, or it is damaged."""
+    try:
+        return read_record(path) or {}
+    except ValueError:
+        return {}
+
+
 def names_in(directory: Path) -> list[str]:
     """Return the names in a directory; none when it is missing."""
     try:

@@ -37,7 +37,7 @@ from trainer.run.copies import (
 )
 from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import holder, is_free, read_lease
-from trainer.run.records import read_record, sync, write_record
+from trainer.run.records import read_record, readable, sync, write_record
 from trainer.run.selections.queue_changes import read_or_none
 from trainer.run.selections.selection import read_selection, sweep_of
 
@@ -286,10 +286,7 @@ def settle(coming: Path, config: Config, run: str, restored: dict[str, Any]) -> 
 
 def _origin(directory: RunDirectory) -> dict[str, Any] | None:
     """Return of which copy or run this one was made."""
-    try:
-        return (read_record(directory.settings) or {}).get("restored")
-    except ValueError:
-        return None
+    return readable(directory.settings).get("restored")
 
 
 def _written(directory: RunDirectory) -> float:

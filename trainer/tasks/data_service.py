@@ -24,7 +24,7 @@ from trainer.core.settings.config import Config
 from trainer.run.catalogue import SET_ASIDE
 from trainer.run.directory import LeasedDirectory
 from trainer.run.lease import Lease
-from trainer.run.records import read_record, write_record
+from trainer.run.records import read_record, readable, write_record
 from trainer.run.selections.selection import selected_sweep
 from trainer.tasks.server import RUN_POLL_SECONDS, SELF_CHECK_SECONDS, follow_run
 from trainer.telemetry.logs import load_tensorflow
@@ -154,11 +154,7 @@ class Journal:
             time.sleep(SEEN_SECONDS)
 
     def _is_own(self) -> bool:
-        try:
-            known = read_record(self._record) or {}
-        except ValueError:  # damaged
-            return False
-        return {key: value for key, value in known.items() if key != "journal"} == self._owner
+        return {key: value for key, value in readable(self._record).items() if key != "journal"} == self._owner
 
 
 def follow_journal(journal: Journal, name: str | None) -> None:

@@ -21,7 +21,7 @@ from trainer.core.states import Phase
 from trainer.process.supervisor import NEEDED
 from trainer.report.html import PageWriter
 from trainer.run.directory import RunDirectory
-from trainer.run.records import numbers_of, read_record, write_record
+from trainer.run.records import numbers_of, read_record, readable, write_record
 from trainer.run.saves.checkpoint_reader import read_model
 from trainer.run.selections.selection import sweep_or_none
 from trainer.telemetry.counters import Counters
@@ -209,10 +209,7 @@ def begin_try(directory: RunDirectory, step: int, saved: int | None) -> bool:
 
     A sweep's next points wait for it: one evaluation that hangs, or takes too much memory, must not keep them for ever.
     """
-    try:
-        before = read_record(directory.evaluating) or {}
-    except ValueError:
-        before = {}
+    before = readable(directory.evaluating)
     is_same = (before.get("step"), before.get("saved")) == (step, saved)
     tries = int(before.get("tries", 0)) + 1 if is_same else 1
     if tries > TRIES:

@@ -17,7 +17,7 @@ from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.search_space import SearchSpace
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record
+from trainer.run.records import readable
 from trainer.run.selections.study import Trial, choose, is_behind, optuna
 from trainer.run.selections.sweep import PRUNED, Point, Sweep, list_points
 
@@ -134,6 +134,7 @@ class Search(RecordedSearch):
         """
         record = self._evaluation(run)
         end: dict[str, Any] = {"state": PRUNED if state is RunState.STOPPED else state, "message": message}
+        end |= {"attempt": self.attempt, "time": time.time()}
         if state is not RunState.FAILED:
             if record.get("failed"):
                 end |= {"state": RunState.FAILED, "message": f"its evaluation failed: {record['failed']}"}
@@ -142,7 +143,7 @@ class Search(RecordedSearch):
             else:
                 end |= {"step": record["step"], "value": float(record["metrics"][self.space.metric])}
         # A member that failed may know fewer points than the coordinator has chosen meanwhile.
-        self._write({**self._read().get("ends", {}), run: self._stamped(end)}, self._with_written().points)
+        self._write({**self._read().get("ends", {}), run: end}, self._with_written().points)
 
     def choose(self) -> Point | None:
         """Choose the next point once all have ended, and write it down; None where there is none to choose."""
@@ -198,10 +199,7 @@ class Search(RecordedSearch):
 
     def _evaluation(self, run: str) -> dict[str, Any]:
         """Return the record of a run's newest evaluation, empty where there is none."""
-        try:
-            return read_record(RunDirectory(self.shared_dir, run).evaluation) or {}
-        except ValueError:
-            return {}
+        return readable(RunDirectory(self.shared_dir, run).evaluation)
 
     def _evaluations(self, run: str) -> dict[int, float]:
         """Return the metric of a run's evaluations by their step; what can't be read is left out."""
@@ -217,6 +215,3 @@ class Search(RecordedSearch):
             except (KeyError, TypeError, ValueError):
                 continue  # one is being written
         return found
-
-    def _stamped(self, end: Mapping[str, Any]) -> dict[str, Any]:
-        return {**end, "attempt": self.attempt, "time": time.time()}

@@ -17,7 +17,7 @@ from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
-from trainer.run.records import read_record, write_record
+from trainer.run.records import read_record, readable, write_record
 
 # The ends after which nothing was left to evaluate, and so nothing ever will be: their records need no other look.
 SETTLED: set[tuple[Path, str, Any]] = set()
@@ -157,11 +157,7 @@ class Sweep:
     def _owes(self, point: Point) -> bool:
         directory = RunDirectory(self.shared_dir, point.run)
         newest = directory.catalogue.newest()
-        try:
-            evaluated = (read_record(directory.evaluation) or {}).get("step", -1)
-        except ValueError:
-            evaluated = -1
-        return newest is not None and evaluated < newest
+        return newest is not None and readable(directory.evaluation).get("step", -1) < newest
 
 
 def list_points(selection: Mapping[str, Any]) -> list[Point]:
