@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer.report.elements import escape, scrollable, section, with_code
+from trainer.report.elements import advised, escape, scrollable, section
 from trainer.report.sections import controls, curves
 from trainer.report.text import duration, number
 from trainer.run.records import in_words
@@ -15,15 +15,8 @@ from trainer.run.records import in_words
 def compare(summaries: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(escape(summary["run"]) for summary in summaries)
     found = [f"{summary['run']}: {text}" for summary in summaries for text in [*summary["advice"], *summary["damage"]]]
-    notes = ""
-    if found:
-        notes = (
-            '<section class="advice" aria-labelledby="next"><h2 id="next">What to do next</h2><ul>'
-            + "".join(f"<li>{with_code(text)}</li>" for text in found)
-            + "</ul></section>"
-        )
     return (
-        f'<header><p class="kicker">psfleet runs side by side</p><h1>{names}</h1></header>{notes}'
+        f'<header><p class="kicker">psfleet runs side by side</p><h1>{names}</h1></header>{advised(found)}'
         + section("Results", side_by_side(summaries), "results")
         + section("What differs", differences(summaries), "differs")
         + controls(None)

@@ -18,24 +18,16 @@ EXAMPLES = "examples per second"
 
 def summarize_series(records: RunRecords, rows: Sequence[Mapping[str, Any]], most_points: int) -> dict[str, Any]:
     """Return the training's curves: times and steps, and for each name its values."""
-    names = sorted(
-        {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
-    )
+    names = names_in(rows)
     batch = next((size for line in reversed(records.history) if (size := number_of(line.get("batch")))), None)
     kept = thin_rows(rows, max(100, most_points // (len(names) + 2)))  # and the two speeds
-    values = {name: [finite_or_none(mapping(row.get("values")).get(name)) for row in kept] for name in names}
+    values = values_in(kept, names)
     if kept:
         values[SPEED] = [finite_or_none(row.get("speed")) for row in kept]
     if kept and batch:
         values[EXAMPLES] = [None if speed is None else finite_or_none(speed * batch) for speed in values[SPEED]]
-    unsound = sum(
-        1
-        for row in rows
-        if any(
-            (one := number_of(value)) is not None and not math.isfinite(one)
-            for value in mapping(row.get("values")).values()
-        )
-    )
+    numbers = ([number_of(value) for value in mapping(row.get("values")).values()] for row in rows)
+    unsound = sum(any(one is not None and not math.isfinite(one) for one in row) for row in numbers)
     return {
         "t": [round(row["t"], 1) for row in kept],
         "step": [int(row["step"]) for row in kept],
@@ -43,6 +35,17 @@ def summarize_series(records: RunRecords, rows: Sequence[Mapping[str, Any]], mos
         "rows": len(rows),
         "unsound": unsound,
     }
+
+
+def names_in(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the numbers, the loss first."""
+    names = {str(name) for row in rows for name in mapping(row.get("values"))}
+    return sorted(names, key=lambda name: (name != "loss", name))
+
+
+def values_in(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return the numbers of each name, row by row."""
+    return {name: [finite_or_none(mapping(row.get("values")).get(name)) for row in rows] for name in names}
 
 
 def thin_rows(rows: Sequence[Mapping[str, Any]], most: int) -> list[Mapping[str, Any]]:
@@ -71,13 +74,10 @@ def summarize_evaluations(records: RunRecords) -> dict[str, Any]:
             [{"t": at, "step": records.evaluation.get("step"), "values": records.evaluation["metrics"]}] if at else []
         )
     rows = list(thin_rows(rows, 5000))
-    names = sorted(
-        {str(name) for row in rows for name in mapping(row.get("values"))}, key=lambda name: (name != "loss", name)
-    )
     return {
         "t": [round(row["t"], 1) for row in rows],
         "step": [int_or_none(row["step"]) for row in rows],
-        "values": {name: [finite_or_none(mapping(row.get("values")).get(name)) for row in rows] for name in names},
+        "values": values_in(rows, names_in(rows)),
     }
 
 

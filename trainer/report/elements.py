@@ -52,6 +52,15 @@ def section(title: str, inside: str, name: str) -> str:
     return f'<section aria-labelledby="{name}"><h2 id="{name}">{escape(title)}</h2>{inside}</section>'
 
 
+def advised(texts: Sequence[str]) -> str:
+    """Return the section that says what to do next; nothing where there is nothing to do."""
+    if not texts:
+        return ""
+    items = "".join(f"<li>{with_code(text)}</li>" for text in texts)
+    title = '<h2 id="next">What to do next</h2>'
+    return f'<section class="advice" aria-labelledby="next">{title}<ul>{items}</ul></section>'
+
+
 def bars(names: Sequence[str], rows: Iterable[tuple[str, str, float, str]], kind: str = "") -> str:
     """Return a table with a bar in each row: name, value, share of the bar, and what the share says."""
     body = "".join(

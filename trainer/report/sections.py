@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.report.curves import EXAMPLES, SPEED
-from trainer.report.elements import MAX_ROWS, bars, clock, details, escape, figure, section, thousands, with_code
+from trainer.report.elements import MAX_ROWS, advised, bars, clock, details, escape, figure, section, thousands
 from trainer.report.lanes import order_of
 from trainer.report.text import (
     counted,
@@ -67,14 +67,7 @@ def strategy_of(summary: Mapping[str, Any]) -> str:
 
 
 def advice(summary: Mapping[str, Any]) -> str:
-    found = [*summary["advice"], *(f"A record is damaged or missing. {text}." for text in summary["damage"])]
-    if not found:
-        return ""
-    return (
-        '<section class="advice" aria-labelledby="next"><h2 id="next">What to do next</h2><ul>'
-        + "".join(f"<li>{with_code(text)}</li>" for text in found)
-        + "</ul></section>"
-    )
+    return advised([*summary["advice"], *(f"A record is damaged or missing. {text}." for text in summary["damage"])])
 
 
 def tiles(summary: Mapping[str, Any]) -> str:
