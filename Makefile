@@ -62,15 +62,14 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages venv  ## lint and training beside infra, the dozen and unit
+test: packages venv  ## training beside infra, the dozen, lint and unit
 	$(MAKE) --jobs=2 trained-beside others-beside
 
-trained:  # about as long as the others
-	$(MAKE) lint
-	$(MAKE) training
+trained: training  # about as long as the others
 
 others:
 	$(MAKE) hosts
+	$(MAKE) lint
 	$(MAKE) unit
 
 local:  # what needs no hosts: unit before training, which brings TensorFlow
