@@ -99,8 +99,10 @@ def ends_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
-    config: Config, directory: RunDirectory, ends_with: Any
+    config: Config, directory: RunDirectory, ends_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coordinator, "FLUSH_SECONDS", 1.0)
+
     def load(name: str, arguments: object, *_: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
