@@ -1,5 +1,9 @@
 #!/usr/bin/python
-"""Keep on a machine the name of the cluster that it belongs to."""
+"""Keep on a machine the name of the cluster that it belongs to.
+
+Writes name, time and operator where nothing is noted yet. A note of the same name stays as it is. Fails on a machine of
+another cluster, unless its cluster is taken over.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: cluster_note
-short_description: Note which cluster a machine belongs to
-description:
-  - Writes name, time and operator where nothing is noted yet. A note of the same name stays as it is.
-  - Fails on a machine of another cluster, unless its cluster is taken over.
-options:
-  name:
-    description: The cluster's name.
-    type: str
-    required: true
-  takes_over:
-    description: The clusters whose machines are taken over.
-    type: list
-    elements: str
-    default: []
-  who:
-    description: By whom and from where, as user@machine.
-    type: str
-    required: true
-  file:
-    description: The note.
-    type: path
-    default: /var/lib/psfleet/cluster.json
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Note which cluster the machine belongs to
-  cluster_note:
-    name: 10.0.3.10
-    who: ana@desk
-"""
-RETURN = r"""# nothing"""
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -69,9 +38,13 @@ def write(file: Path, note: dict[str, Any]) -> None:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The cluster's name.
             "name": {"type": "str", "required": True},
+            # The clusters whose machines are taken over.
             "takes_over": {"type": "list", "elements": "str", "default": []},
+            # By whom and from where, as user@machine.
             "who": {"type": "str", "required": True},
+            # The note.
             "file": {"type": "path", "default": "/var/lib/psfleet/cluster.json"},
         },
         supports_check_mode=True,

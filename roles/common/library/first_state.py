@@ -1,5 +1,8 @@
 #!/usr/bin/python
-"""Note what a machine had before psfleet came, so that reset.yml can leave it so."""
+"""Note what a machine had before psfleet came, so that reset.yml can leave it so.
+
+Writes once, and never where psfleet was before.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: first_state
-short_description: Note packages, users and settings of a machine that psfleet has not changed yet
-description:
-  - Writes once, and never where psfleet was before.
-options:
-  packages:
-    description: The packages that are installed.
-    type: list
-    elements: str
-    required: true
-  directories:
-    description: Which of these are there is noted too.
-    type: list
-    elements: path
-    default: []
-  file:
-    description: Where it is noted.
-    type: path
-    default: /var/lib/psfleet/before.json
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Note what the machine had before
-  first_state:
-    packages: [bash, procps]
-"""
-RETURN = r"""# """
 
 # Where psfleet was before, one of these is left.
 SIGNS = ("/opt/trainer", "/etc/trainer", "/var/lib/trainer")
@@ -70,8 +43,11 @@ def state_of(packages: list[str], directories: list[str]) -> dict[str, Any]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The packages that are installed.
             "packages": {"type": "list", "elements": "str", "required": True},
+            # Which of these are there is noted too.
             "directories": {"type": "list", "elements": "path", "default": []},
+            # Where it is noted.
             "file": {"type": "path", "default": "/var/lib/psfleet/before.json"},
         },
         supports_check_mode=True,

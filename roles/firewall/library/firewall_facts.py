@@ -1,5 +1,22 @@
 #!/usr/bin/python
-"""Ask a host what its packet filter must know of it: how people log in, who else filters, what members are called."""
+"""Ask a host what its packet filter must know of it: how people log in, who else filters, what members are called.
+
+Changes nothing. Fails where the kernel has no packet filter, or no SSH server is found to be left open.
+
+Returns:
+    nft: Path of nft, which PATH may lack. Empty where it is not installed.
+    first: Whether no table was confirmed here yet.
+    ssh_ports: Ports on which SSH is running, and the one through which this module came.
+    login_uid: Number of the user who logged in. 0 where that was root, or nobody came through SSH.
+    scraper_uid: Number of the user `prometheus`, which scrapes. None where there is no such user.
+    name_servers: Addresses of the name servers.
+    resolved: Each name's addresses. A name that is unknown has none.
+    peers: Other hosts that have a connection to a guarded port open, as `port` and `address`.
+    vpn: The VPN that the login came through and that ends here (`device`, `kind`, `ports`). Else empty.
+    listening: What listens for other hosts, as `port/protocol program`.
+    others: Other programs that filter packets, and are running.
+    unread: Whether systemd has yet to read what a run wrote that was broken off then.
+"""
 
 from __future__ import annotations
 
@@ -15,86 +32,6 @@ from typing import Any, NamedTuple
 
 from ansible.module_utils.basic import AnsibleModule
 
-DOCUMENTATION = r"""
-module: firewall_facts
-short_description: Ask a host what its packet filter must know of it
-description:
-  - Changes nothing. Fails where the kernel has no packet filter, or no SSH server is found to be left open.
-options:
-  names:
-    description: Members that are known by a name. The host's own resolver is asked, since its packets go there.
-    type: list
-    elements: str
-    required: true
-  guarded:
-    description: Ports that the table closes to all others, also where connections are open already.
-    type: list
-    elements: int
-    required: true
-  kept:
-    description: The table's file once it is confirmed.
-    type: path
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Ask the host what its packet filter must know
-  firewall_facts:
-    names: [node-1.example.org]
-    guarded: [2222]
-    kept: /var/lib/psfleet/firewall.nft
-"""
-RETURN = r"""
-nft:
-  description: Path of nft, which PATH may lack. Empty where it is not installed.
-  type: str
-  returned: success
-first:
-  description: Whether no table was confirmed here yet.
-  type: bool
-  returned: success
-ssh_ports:
-  description: Ports on which SSH is running, and the one through which this module came.
-  type: list
-  returned: success
-login_uid:
-  description: Number of the user who logged in. 0 where that was root, or nobody came through SSH.
-  type: int
-  returned: success
-scraper_uid:
-  description: Number of the user C(prometheus), which scrapes. None where there is no such user.
-  type: int
-  returned: success
-name_servers:
-  description: Addresses of the name servers.
-  type: list
-  returned: success
-resolved:
-  description: Each name's addresses. A name that is unknown has none.
-  type: dict
-  returned: success
-peers:
-  description: Other hosts that have a connection to a guarded port open, as C(port) and C(address).
-  type: list
-  returned: success
-vpn:
-  description: The VPN that the login came through and that ends here (C(device), C(kind), C(ports)). Else empty.
-  type: dict
-  returned: success
-listening:
-  description: What listens for other hosts, as C(port/protocol program).
-  type: list
-  returned: success
-others:
-  description: Other programs that filter packets, and are running.
-  type: list
-  returned: success
-unread:
-  description: Whether systemd has yet to read what a run wrote that was broken off then.
-  type: bool
-  returned: success
-"""
 SERVICES = ("firewalld", "docker")
 SSH_SERVERS = ("sshd", "dropbear")
 UFW = Path("/etc/ufw/ufw.conf")
@@ -341,8 +278,12 @@ def facts(module: Any, environment: Mapping[str, Any]) -> dict[str, Any]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Members that are known by a name. The host's own resolver is asked, since its packets go
+            # there.
             "names": {"type": "list", "elements": "str", "required": True},
+            # Ports that the table closes to all others, also where connections are open already.
             "guarded": {"type": "list", "elements": "int", "required": True},
+            # The table's file once it is confirmed.
             "kept": {"type": "path", "required": True},
         },
         supports_check_mode=True,

@@ -1,5 +1,12 @@
 #!/usr/bin/python
-"""Load a host's packet filter on trial, keep it, or let members in before the table that names them is loaded."""
+"""Load a host's packet filter on trial, keep it, or let members in before the table that names them is loaded.
+
+The action `try_firewall` calls it with `tried` and, through another connection, with `confirmed`. A table that nobody
+confirms is taken back by a timer of the host's own.
+
+Returns:
+    admitted: Addresses that were let in now.
+"""
 
 from __future__ import annotations
 
@@ -13,59 +20,6 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-DOCUMENTATION = r"""
-module: firewall_table
-short_description: Load a packet filter on trial, keep it, or let members in
-description:
-  - The action C(try_firewall) calls it with C(tried) and, through another connection, with C(confirmed).
-  - A table that nobody confirms is taken back by a timer of the host's own.
-options:
-  state:
-    type: str
-    choices: [tried, confirmed, admitted]
-    required: true
-    description: >-
-      C(tried) loads the table unless what is loaded is what was kept; C(confirmed) keeps what is on trial; C(admitted)
-      lets addresses in to what every member may reach, in the table that is loaded.
-  program:
-    type: path
-    required: true
-    description: The host's program that loads and checks the table.
-  wanted:
-    type: path
-    required: true
-    description: The table's file.
-  seconds:
-    type: int
-    default: 60
-    description: How long it is on trial.
-  track_seconds:
-    type: int
-    default: 5
-    description: >-
-      How long open connections are only watched before the host's first table is loaded; logins alone need it not.
-  addresses:
-    type: list
-    elements: str
-    default: []
-    description: Whom to let in, with C(admitted).
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Let members in that are new
-  firewall_table:
-    state: admitted
-    program: /usr/local/sbin/psfleet-firewall
-    wanted: /etc/psfleet/firewall.nft
-    addresses: [10.0.0.14]
-"""
-RETURN = r"""
-admitted:
-  description: Addresses that were let in now.
-  type: list
-  returned: with C(admitted)
-"""
 TABLE = ("inet", "psfleet")
 # Loaded before the first table: a connection that the kernel doesn't track yet has unanswered replies, which the table
 # would take for a stranger's.
@@ -176,11 +130,20 @@ def admit(module: Any) -> None:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # `tried` loads the table unless what is loaded is what was kept; `confirmed` keeps what is on
+            # trial; `admitted` lets addresses in to what every member may reach, in the table that is
+            # loaded.
             "state": {"type": "str", "choices": ["tried", "confirmed", "admitted"], "required": True},
+            # The host's program that loads and checks the table.
             "program": {"type": "path", "required": True},
+            # The table's file.
             "wanted": {"type": "path", "required": True},
+            # How long it is on trial.
             "seconds": {"type": "int", "default": 60},
+            # How long open connections are only watched before the host's first table is loaded; logins
+            # alone need it not.
             "track_seconds": {"type": "int", "default": 5},
+            # Whom to let in, with `admitted`.
             "addresses": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

@@ -1,5 +1,15 @@
 #!/usr/bin/python
-"""Look at a host as the others will meet it: its clock, the names of the others, and where its packets leave from."""
+"""Look at a host as the others will meet it: its clock, the names of the others, and where its packets leave from.
+
+Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes. Says as which user it looks.
+
+Returns:
+    problems: What would stop the training, each with its fix.
+    uid: The user that looks, by number.
+    cluster: Which cluster the host says it belongs to, with `name`, `since` and `who`; empty for none.
+    pace: What host_pace has noted since the host booted; empty for nothing.
+    notes: What is right, and may surprise.
+"""
 
 from __future__ import annotations
 
@@ -16,68 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: host_look
-short_description: Look at a host's clock, and at its ways to the others
-description:
-  - Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes.
-  - Says as which user it looks.
-options:
-  name:
-    description: The host's own name in O(members).
-    type: str
-    required: true
-  members:
-    description: The addresses, or names, by which the hosts reach one another, by the hosts' names.
-    type: dict
-    required: true
-  now:
-    description: The control machine's clock, in seconds since the epoch.
-    type: float
-    required: true
-  tunnel:
-    description: The host's address in the encrypted tunnel; empty without encryption.
-    type: str
-    default: ""
-  number:
-    description: The number that user and group of the training tasks are to have; 0 where nobody needs them.
-    type: int
-    default: 0
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Look at the host's clock, and at its ways to the others
-  host_look:
-    name: worker-0
-    members: {worker-0: 10.0.3.30, ps-0: 10.0.3.20}
-    now: 1764128000
-"""
-RETURN = r"""
-problems:
-  description: What would stop the training, each with its fix.
-  type: list
-  elements: str
-  returned: success
-uid:
-  description: The user that looks, by number.
-  type: int
-  returned: success
-cluster:
-  description: Which cluster the host says it belongs to, with C(name), C(since) and C(who); empty for none.
-  type: dict
-  returned: success
-pace:
-  description: What M(host_pace) has noted since the host booted; empty for nothing.
-  type: dict
-  returned: success
-notes:
-  description: What is right, and may surprise.
-  type: list
-  elements: str
-  returned: success
-"""
 
 # Beyond that, signed lists of packages and certificates may count as expired, or as not yet good.
 CLOCK_SECONDS = 600
@@ -343,10 +291,15 @@ def _some(text: str | None) -> Iterable[str]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The host's own name in `members`.
             "name": {"type": "str", "required": True},
+            # The addresses, or names, by which the hosts reach one another, by the hosts' names.
             "members": {"type": "dict", "required": True},
+            # The control machine's clock, in seconds since the epoch.
             "now": {"type": "float", "required": True},
+            # The host's address in the encrypted tunnel; empty without encryption.
             "tunnel": {"type": "str", "default": ""},
+            # The number that user and group of the training tasks are to have; 0 where nobody needs them.
             "number": {"type": "int", "default": 0},
         },
         supports_check_mode=True,

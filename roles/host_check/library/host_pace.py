@@ -1,5 +1,16 @@
 #!/usr/bin/python
-"""Measure how fast a host's disk and memory are, and the shared path from there."""
+"""Measure how fast a host's disk and memory are, and the shared path from there.
+
+Writes 16 MiB to the disk, and as the tasks' user to the shared path, and removes them. Notes what it has measured in
+`/run/psfleet-pace.json`, until the host boots, but not in check mode. Where disk or shared path have no pace, nothing
+is noted, so that the next look measures again.
+
+Returns:
+    disk_pace: MiB/s to `/var/tmp`, until they are on disk; none where that was not done, or not in time.
+    disk_why: Why `disk_pace` is none.
+    memory_pace: GiB/s of copying memory.
+    shared: With `pace`, the tasks' MiB/s to the shared path, or none with `why`. None without a path.
+"""
 
 from __future__ import annotations
 
@@ -11,49 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: host_pace
-short_description: Measure a host's disk, memory and shared path
-description:
-  - Writes 16 MiB to the disk, and as the tasks' user to the shared path, and removes them.
-  - Notes what it has measured in V(/run/psfleet-pace.json), until the host boots, but not in check mode. Where disk or
-    shared path have no pace, nothing is noted, so that the next look measures again.
-options:
-  path:
-    description: The shared path; empty without one.
-    type: str
-    default: ""
-  mebibytes:
-    description: How much is written.
-    type: int
-    default: 16
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Measure disk, memory and shared path
-  host_pace:
-    path: /srv/trainer
-"""
-RETURN = r"""
-disk_pace:
-  description: MiB/s to V(/var/tmp), until they are on disk; none where that was not done, or not in time.
-  type: float
-  returned: success
-disk_why:
-  description: Why C(disk_pace) is none.
-  type: str
-  returned: success
-memory_pace:
-  description: GiB/s of copying memory.
-  type: float
-  returned: success
-shared:
-  description: With C(pace), the tasks' MiB/s to the shared path, or none with C(why). None without a path.
-  type: dict
-  returned: success
-"""
 
 MIB = 2**20
 AS_TRAINER = ("setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--")
@@ -129,7 +97,12 @@ def note_down(measured: dict[str, Any], file: Path) -> None:
 
 def main() -> None:
     module = AnsibleModule(
-        argument_spec={"path": {"type": "str", "default": ""}, "mebibytes": {"type": "int", "default": 16}},
+        argument_spec={
+            # The shared path; empty without one.
+            "path": {"type": "str", "default": ""},
+            # How much is written.
+            "mebibytes": {"type": "int", "default": 16},
+        },
         supports_check_mode=True,
     )
     measured = measure(module.params["path"], module.params["mebibytes"])

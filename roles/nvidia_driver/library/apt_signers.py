@@ -1,5 +1,12 @@
 #!/usr/bin/python
-"""Find which key a machine's own lists of sources name for some archives."""
+"""Find which key a machine's own lists of sources name for some archives.
+
+apt refuses all its lists when two of them name another key for the same archive and suite, be it the same key in
+another file. Another list must therefore repeat the entries of the first. Changes nothing.
+
+Returns:
+    archives: The same, with `signed_by` as it stands in the list. Empty where the list names no key.
+"""
 
 from __future__ import annotations
 
@@ -8,44 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: apt_signers
-short_description: Find which key signs an archive, as the machine's own lists of sources say
-description:
-  - apt refuses all its lists when two of them name another key for the same archive and suite, be it the same key in
-    another file. Another list must therefore repeat the entries of the first. Changes nothing.
-options:
-  archives:
-    description: The archives that are asked for, each with C(uri) and C(suite).
-    type: list
-    elements: dict
-    required: true
-  ignore:
-    description: A list of sources that doesn't count, since the caller writes it.
-    type: path
-    required: true
-  default:
-    description: The key for an archive that no list has.
-    type: str
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Ask which key signs Debian
-  apt_signers:
-    archives: [{uri: http://deb.debian.org/debian, suite: trixie}]
-    ignore: /etc/apt/sources.list.d/mine.sources
-    default: /usr/share/keyrings/debian-archive-keyring.gpg
-  register: signers
-"""
-RETURN = r"""
-archives:
-  description: The same, with C(signed_by) as it stands in the list. Empty where the list names no key.
-  type: list
-  returned: success
-"""
 
 LISTS = ("etc/apt/sources.list", "etc/apt/sources.list.d/*.list", "etc/apt/sources.list.d/*.sources")
 Entry = tuple[str, str, str]  # uri, suite, signed_by
@@ -98,8 +67,11 @@ def find_signers(entries: Iterable[Entry], archives: Iterable[Mapping[str, str]]
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The archives that are asked for, each with `uri` and `suite`.
             "archives": {"type": "list", "elements": "dict", "required": True},
+            # A list of sources that doesn't count, since the caller writes it.
             "ignore": {"type": "path", "required": True},
+            # The key for an archive that no list has.
             "default": {"type": "str", "required": True},
         },
         supports_check_mode=True,

@@ -1,5 +1,22 @@
 #!/usr/bin/python
-"""Find a machine's NVIDIA GPUs, and the driver that is installed and the one that is loaded."""
+"""Find a machine's NVIDIA GPUs, and the driver that is installed and the one that is loaded.
+
+Reads the kernel's own files, so that nothing needs to be installed for it. Changes nothing.
+
+Returns:
+    gpus: PCI address and device number of each GPU, in the order of their addresses.
+    nvswitches: PCI address and device number of each NVSwitch.
+    kernel: The kernel's release.
+    loaded: Version of the kernel module that is loaded. Null where none is.
+    loaded_open: Whether the module that is loaded is NVIDIA's open one. Null where that is unknown.
+    installed: Version of the module on disk for this kernel, which the next boot loads. Null where there is
+        none.
+    open: Whether the module on disk is NVIDIA's open one. Null where there is none.
+    dkms: DKMS's states of NVIDIA's modules for this kernel, such as `installed`, by `module/version`.
+    nouveau: Whether the kernel's own driver nouveau is loaded.
+    secure_boot: Whether the firmware lets the kernel load signed modules only. Null where it has no such state.
+    key_enrolled: Whether the firmware trusts the key that DKMS signs with.
+"""
 
 from __future__ import annotations
 
@@ -10,71 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: nvidia_facts
-short_description: Find NVIDIA GPUs and their driver's state
-description:
-  - Reads the kernel's own files, so that nothing needs to be installed for it. Changes nothing.
-options:
-  kernel:
-    description: Release of the kernel whose modules are looked at. Empty for the one that runs.
-    type: str
-    default: ""
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Look at the machine
-  nvidia_facts:
-  register: seen
-"""
-RETURN = r"""
-gpus:
-  description: PCI address and device number of each GPU, in the order of their addresses.
-  type: list
-  returned: success
-nvswitches:
-  description: PCI address and device number of each NVSwitch.
-  type: list
-  returned: success
-kernel:
-  description: The kernel's release.
-  type: str
-  returned: success
-loaded:
-  description: Version of the kernel module that is loaded. Null where none is.
-  type: str
-  returned: success
-loaded_open:
-  description: Whether the module that is loaded is NVIDIA's open one. Null where that is unknown.
-  type: bool
-  returned: success
-installed:
-  description: Version of the module on disk for this kernel, which the next boot loads. Null where there is none.
-  type: str
-  returned: success
-open:
-  description: Whether the module on disk is NVIDIA's open one. Null where there is none.
-  type: bool
-  returned: success
-dkms:
-  description: DKMS's states of NVIDIA's modules for this kernel, such as C(installed), by C(module/version).
-  type: dict
-  returned: success
-nouveau:
-  description: Whether the kernel's own driver nouveau is loaded.
-  type: bool
-  returned: success
-secure_boot:
-  description: Whether the firmware lets the kernel load signed modules only. Null where it has no such state.
-  type: bool
-  returned: success
-key_enrolled:
-  description: Whether the firmware trusts the key that DKMS signs with.
-  type: bool
-  returned: success
-"""
 
 NVIDIA = "0x10de"
 # The first four digits of a PCI class. A card's sound and USB functions have the same vendor and are no GPUs.
@@ -179,6 +131,7 @@ def _read(path: Path) -> str | None:
 
 
 def main() -> None:
+    # Release of the kernel whose modules are looked at. Empty for the one that runs.
     module = AnsibleModule(argument_spec={"kernel": {"type": "str", "default": ""}}, supports_check_mode=True)
 
     def run(command: list[str]) -> tuple[int, str]:

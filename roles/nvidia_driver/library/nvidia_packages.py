@@ -1,5 +1,15 @@
 #!/usr/bin/python
-"""Choose the one version in which a driver's packages are to be had, and say which of them are missing."""
+"""Choose the one version in which a driver's packages are to be had, and say which of them are missing.
+
+The kernel module and the libraries must have the same version, and an archive may offer them in different ones.
+Debian's security archive has newer libraries than the open module, for one. Asks apt's own lists and dpkg. Changes
+nothing, and needs no network.
+
+Returns:
+    version: The version, without what the distribution adds to it. Null where there is none.
+    install: What apt should install, such as `nvidia-smi=535.261.03*`. Empty where nothing is missing.
+    problems: Why there is no such version, or which packages the archive doesn't have.
+"""
 
 from __future__ import annotations
 
@@ -8,70 +18,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: nvidia_packages
-short_description: Choose a driver's exact version, and find the packages that it lacks
-description:
-  - The kernel module and the libraries must have the same version, and an archive may offer them in different ones.
-    Debian's security archive has newer libraries than the open module, for one.
-  - Asks apt's own lists and dpkg. Changes nothing, and needs no network.
-options:
-  branch:
-    description: The driver's major version.
-    type: str
-    required: true
-  version:
-    description: The exact version. Empty for the one that is installed, else the newest of the branch.
-    type: str
-    default: ""
-  together:
-    description: Packages that must have the same version.
-    type: list
-    elements: str
-    required: true
-  others:
-    description: Packages that are wanted besides, in whatever version.
-    type: list
-    elements: str
-    default: []
-  following:
-    description: >-
-      Packages that are wanted where another one is installed, by its name. The headers of later kernels are, on a
-      machine that gets later kernels.
-    type: dict
-    default: {}
-  leader:
-    description:
-      - Package of modules that were built elsewhere. Where C(version) is empty, the version is the one that it depends
-        on, since a kernel that came later has modules of a later driver only.
-    type: str
-    default: ""
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Choose the version
-  nvidia_packages:
-    branch: "535"
-    together: [nvidia-open-kernel-dkms, nvidia-smi, libcuda1]
-    others: [linux-headers-6.1.0-56-cloud-amd64]
-  register: chosen
-"""
-RETURN = r"""
-version:
-  description: The version, without what the distribution adds to it. Null where there is none.
-  type: str
-  returned: success
-install:
-  description: What apt should install, such as C(nvidia-smi=535.261.03*). Empty where nothing is missing.
-  type: list
-  returned: success
-problems:
-  description: Why there is no such version, or which packages the archive doesn't have.
-  type: list
-  returned: success
-"""
 
 
 def upstream(version: str) -> str:
@@ -145,11 +91,19 @@ def _sortable(version: str) -> tuple[int, ...]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The driver's major version.
             "branch": {"type": "str", "required": True},
+            # The exact version. Empty for the one that is installed, else the newest of the branch.
             "version": {"type": "str", "default": ""},
+            # Packages that must have the same version.
             "together": {"type": "list", "elements": "str", "required": True},
+            # Packages that are wanted besides, in whatever version.
             "others": {"type": "list", "elements": "str", "default": []},
+            # Packages that are wanted where another one is installed, by its name. The headers of later
+            # kernels are, on a machine that gets later kernels.
             "following": {"type": "dict", "default": {}},
+            # Package of modules that were built elsewhere. Where `version` is empty, the version is the
+            # one that it depends on, since a kernel that came later has modules of a later driver only.
             "leader": {"type": "str", "default": ""},
         },
         supports_check_mode=True,

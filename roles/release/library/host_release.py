@@ -1,5 +1,14 @@
 #!/usr/bin/python
-"""Put a release on a host beside what runs, or switch the host to it."""
+"""Put a release on a host beside what runs, or switch the host to it.
+
+With `state=staged` it unpacks the release, writes its signature and the signers, and links its environment. Then it has
+`psfleet-check-release` check signature and files, and take away what is not of the release. With `state=current` it
+checks the release again, and has `current` lead there. `ansible-playbook` reaches it through an action of the same
+name, which brings the archive; `fab` calls it itself.
+
+Returns:
+    changes: What was changed, a line for each.
+"""
 
 from __future__ import annotations
 
@@ -12,61 +21,6 @@ import tarfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: host_release
-short_description: Put a release on a host, or switch the host to it
-description:
-  - With O(state=staged) it unpacks the release, writes its signature and the signers, and links its environment.
-    Then it has C(psfleet-check-release) check signature and files, and take away what is not of the release.
-  - With O(state=current) it checks the release again, and has C(current) lead there.
-  - C(ansible-playbook) reaches it through an action of the same name, which brings the archive; C(fab) calls it itself.
-options:
-  state:
-    type: str
-    choices: [staged, current]
-    required: true
-    description: How far to go.
-  id:
-    type: str
-    required: true
-    description: The release's name.
-  root:
-    type: path
-    default: /opt/trainer
-    description: Directory of releases and environments, with the link C(current).
-  archive:
-    type: path
-    description: The archive of M(release_archive). A file that the current release has, byte by byte, may be left out.
-  signature:
-    type: str
-    description: The signature of the list of files.
-  signers:
-    type: str
-    description: The signers of a release, as C(ssh-keygen -Y verify) reads it.
-  environment:
-    type: str
-    description: Name of the environment of this host.
-  program:
-    type: path
-    default: /usr/local/sbin/psfleet-check-release
-    description: What checks a release.
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Switch to the release
-  host_release:
-    state: current
-    id: 0123456789ab
-"""
-RETURN = r"""
-changes:
-  description: What was changed, a line for each.
-  type: list
-  elements: str
-  returned: success
-"""
 
 SUMS = "SHA256SUMS"
 
@@ -203,13 +157,22 @@ def _read(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # How far to go.
             "state": {"type": "str", "choices": ["staged", "current"], "required": True},
+            # The release's name.
             "id": {"type": "str", "required": True},
+            # Directory of releases and environments, with the link `current`.
             "root": {"type": "path", "default": "/opt/trainer"},
+            # The archive of release_archive. A file that the current release has, byte by byte, may be
+            # left out.
             "archive": {"type": "path"},
+            # The signature of the list of files.
             "signature": {"type": "str"},
+            # The signers of a release, as `ssh-keygen -Y verify` reads it.
             "signers": {"type": "str"},
+            # Name of the environment of this host.
             "environment": {"type": "str"},
+            # What checks a release.
             "program": {"type": "path", "default": "/usr/local/sbin/psfleet-check-release"},
         },
         required_if=[("state", "staged", ("archive", "signature", "signers", "environment"))],

@@ -1,5 +1,19 @@
 #!/usr/bin/python
-"""Make a Python environment on a host hold exactly what a lock file says, from a directory of wheels."""
+"""Make a Python environment on a host hold exactly what a lock file says, from a directory of wheels.
+
+Compares the environment with its lock and with the records of the installed wheels, file by file, on every run. A
+file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code). Installs what is
+missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests. TensorFlow's headers are
+taken away then. That they are missing is no damage. What wheel_bytecode has compiled beside the wheels is taken from
+there, if its hash is right. An interrupted installation is completed by the next run. Everybody may read and run what
+it holds, whatever root's umask is; wrong modes are found and fixed on every run. A comparison that found all right
+notes when each file changed last (its ctime), outside of check mode. With `quick` an environment whose files have these
+times still is not read. Any other is compared as ever. With `thorough` it compares the hash of every file, and finds
+modules that no wheel has brought.
+
+Returns:
+    problems: What was found wrong, a line for each.
+"""
 
 from __future__ import annotations
 
@@ -21,67 +35,6 @@ import zlib
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: python_environment
-short_description: Make a Python environment hold exactly what a lock file says
-description:
-  - Compares the environment with its lock and with the records of the installed wheels, file by file, on every run.
-    A file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code).
-  - Installs what is missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests.
-    TensorFlow's headers are taken away then. That they are missing is no damage.
-    What M(wheel_bytecode) has compiled beside the wheels is taken from there, if its hash is right.
-  - An interrupted installation is completed by the next run.
-  - Everybody may read and run what it holds, whatever root's umask is; wrong modes are found and fixed on every run.
-  - A comparison that found all right notes when each file changed last (its ctime), outside of check mode.
-    With O(quick) an environment whose files have these times still is not read. Any other is compared as ever.
-  - With O(thorough) it compares the hash of every file, and finds modules that no wheel has brought.
-options:
-  dest:
-    description: The environment's directory.
-    type: path
-    required: true
-  lock:
-    description: Hash-locked requirements, C(uv) among them.
-    type: path
-    required: true
-  wheels:
-    description: Directory with the wheels. Needed only when something is to be installed.
-    type: path
-    required: true
-  thorough:
-    description: Whether every byte is compared. It takes a minute for an environment with TensorFlow.
-    type: bool
-    default: false
-  quick:
-    description: Whether times that are those of the last comparison are enough.
-    type: bool
-    default: false
-  bytecode:
-    description: The hash of what M(wheel_bytecode) has written beside the wheels; empty where it has not.
-    type: str
-    default: ""
-  python:
-    description: The interpreter that the environment is made for.
-    type: path
-    default: /usr/bin/python3
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Install the environment
-  python_environment:
-    dest: /opt/trainer/envs/cpu-3.11-0123456789ab
-    lock: /opt/trainer/releases/0123456789ab/locks/cpu-3.11.txt
-    wheels: /srv/trainer/wheels/3.11
-"""
-RETURN = r"""
-problems:
-  description: What was found wrong, a line for each.
-  type: list
-  elements: str
-  returned: success
-"""
 
 HASHED_BYTES = 2**20
 PART_BYTES = 2**24
@@ -248,12 +201,19 @@ def _normal(name: str) -> str:
 
 
 ARGUMENTS = {
+    # The environment's directory.
     "dest": {"type": "path", "required": True},
+    # Hash-locked requirements, `uv` among them.
     "lock": {"type": "path", "required": True},
+    # Directory with the wheels. Needed only when something is to be installed.
     "wheels": {"type": "path", "required": True},
+    # Whether every byte is compared. It takes a minute for an environment with TensorFlow.
     "thorough": {"type": "bool", "default": False},
+    # Whether times that are those of the last comparison are enough.
     "quick": {"type": "bool", "default": False},
+    # The hash of what wheel_bytecode has written beside the wheels; empty where it has not.
     "bytecode": {"type": "str", "default": ""},
+    # The interpreter that the environment is made for.
     "python": {"type": "path", "default": "/usr/bin/python3"},
 }
 

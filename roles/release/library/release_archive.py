@@ -1,5 +1,17 @@
 #!/usr/bin/python
-"""Build the archive of one release on the control machine: the kit's package, the user's program and the locks."""
+"""Build the archive of one release on the control machine: the kit's package, the user's program and the locks.
+
+Packs the kit's `trainer` package, the user's program and the lock files into one archive. The same content gives the
+same archive, byte by byte, and so the same name. The archive has a list of its files with their hashes, `SHA256SUMS`,
+as sha256sum(1) reads it.
+
+Returns:
+    id: The release's name, 12 hexadecimal digits.
+    archive: Path of the archive.
+    environments: For each Python minor version that has a lock, the environment's name and the lock's path in
+        the release.
+    gpu_environments: The same for the hosts with GPUs.
+"""
 
 from __future__ import annotations
 
@@ -16,65 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: release_archive
-short_description: Build the archive of one release, named by the hash of what is in it
-description:
-  - Packs the kit's C(trainer) package, the user's program and the lock files into one archive.
-  - The same content gives the same archive, byte by byte, and so the same name.
-  - The archive has a list of its files with their hashes, C(SHA256SUMS), as sha256sum(1) reads it.
-options:
-  kit:
-    description: Directory of the C(trainer) package.
-    type: path
-    required: true
-  program:
-    description: >-
-      The user's program: a directory of packages and modules, one package, or a pure-Python wheel.
-      Empty means that the program comes with the kit (an example).
-    type: str
-    default: ""
-  lock:
-    description: Path of the lock files without C(-<python>.txt), such as C(locks/cpu).
-    type: path
-    required: true
-  lock_gpu:
-    description: The same for the hosts with GPUs. Left out where there are none.
-    type: path
-  dest:
-    description: Directory for the archives.
-    type: path
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Build the release
-  release_archive:
-    kit: trainer
-    lock: locks/cpu
-    dest: .cache/releases
-  delegate_to: localhost
-"""
-RETURN = r"""
-id:
-  description: The release's name, 12 hexadecimal digits.
-  type: str
-  returned: success
-archive:
-  description: Path of the archive.
-  type: str
-  returned: success
-environments:
-  description: For each Python minor version that has a lock, the environment's name and the lock's path in the release.
-  type: dict
-  returned: success
-gpu_environments:
-  description: The same for the hosts with GPUs.
-  type: dict
-  returned: with O(lock_gpu)
-"""
 
 # Code is kilobytes. What is larger is data in the wrong place, or an environment that was left in the directory.
 MAX_PROGRAM_BYTES = 64 * 2**20
@@ -288,10 +241,16 @@ def keep(archive: bytes, release: str, directory: Path) -> Path:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Directory of the `trainer` package.
             "kit": {"type": "path", "required": True},
+            # The user's program: a directory of packages and modules, one package, or a pure-Python
+            # wheel. Empty means that the program comes with the kit (an example).
             "program": {"type": "str", "default": ""},
+            # Path of the lock files without `-<python>.txt`, such as `locks/cpu`.
             "lock": {"type": "path", "required": True},
+            # The same for the hosts with GPUs. Left out where there are none.
             "lock_gpu": {"type": "path"},
+            # Directory for the archives.
             "dest": {"type": "path", "required": True},
         },
         supports_check_mode=True,

@@ -1,5 +1,11 @@
 #!/usr/bin/python
-"""Remove releases that are neither recent nor in use, and the environments that no release is left for."""
+"""Remove releases that are neither recent nor in use, and the environments that no release is left for.
+
+Keeps the current release, the newest ones, and every one in which a process still works.
+
+Returns:
+    removed: Directories that were removed.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: release_prune
-short_description: Keep the last few releases and their environments
-description:
-  - Keeps the current release, the newest ones, and every one in which a process still works.
-options:
-  root:
-    description: Directory with C(releases), C(envs) and the link C(current).
-    type: path
-    required: true
-  keep:
-    description: How many of the newest releases to keep.
-    type: int
-    required: true
-  coming:
-    description: A release that is to be switched to, which stays as well.
-    type: str
-    default: ""
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Keep the last few releases
-  release_prune:
-    root: /opt/trainer
-    keep: 5
-"""
-RETURN = r"""
-removed:
-  description: Directories that were removed.
-  type: list
-  elements: str
-  returned: success
-"""
 
 
 def superfluous(root: Path, keep: int, in_use: set[Path]) -> list[Path]:
@@ -67,8 +38,11 @@ def working_directories() -> Iterator[Path]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Directory with `releases`, `envs` and the link `current`.
             "root": {"type": "path", "required": True},
+            # How many of the newest releases to keep.
             "keep": {"type": "int", "required": True},
+            # A release that is to be switched to, which stays as well.
             "coming": {"type": "str", "default": ""},
         },
         supports_check_mode=True,

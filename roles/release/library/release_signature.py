@@ -1,5 +1,14 @@
 #!/usr/bin/python
-"""Sign a release on the control machine: the list of its files, with an SSH key. Say who may sign one."""
+"""Sign a release on the control machine: the list of its files, with an SSH key. Say who may sign one.
+
+Signs the archive's `SHA256SUMS` with `ssh-keygen -Y sign`. The archive stays as it is, whichever key signs it. What the
+same key has signed already keeps its signature. A key that no inventory names is made at its first use, without a
+passphrase, and stays on the control machine.
+
+Returns:
+    signature: Path of the signature, a file beside the archive.
+    signers: Who may sign, as `ssh-keygen -Y verify` reads it.
+"""
 
 from __future__ import annotations
 
@@ -12,53 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: release_signature
-short_description: Sign a release with an SSH key
-description:
-  - Signs the archive's C(SHA256SUMS) with C(ssh-keygen -Y sign). The archive stays as it is, whichever key signs it.
-  - What the same key has signed already keeps its signature.
-  - A key that no inventory names is made at its first use, without a passphrase, and stays on the control machine.
-options:
-  archive:
-    description: The archive, as M(release_archive) writes it.
-    type: path
-    required: true
-  key:
-    description:
-      - The private key, or a public one whose private half an agent has. Empty for the one in O(own_key).
-    type: str
-    default: ""
-  own_key:
-    description: Where the key lies that is made where O(key) is empty.
-    type: path
-    required: true
-  signers:
-    description: Public keys, one a line, whose releases the hosts take. Empty for the key that signs.
-    type: list
-    elements: str
-    default: []
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Sign the release
-  release_signature:
-    archive: .cache/releases/0123456789ab.tar.gz
-    own_key: .cache/release-key
-  delegate_to: localhost
-"""
-RETURN = r"""
-signature:
-  description: Path of the signature, a file beside the archive.
-  type: str
-  returned: success
-signers:
-  description: Who may sign, as C(ssh-keygen -Y verify) reads it.
-  type: str
-  returned: success
-"""
 
 NAMESPACE = "psfleet-release"
 PRINCIPAL = "psfleet"
@@ -226,9 +188,14 @@ def _last_line(output: bytes) -> str:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The archive, as release_archive writes it.
             "archive": {"type": "path", "required": True},
+            # The private key, or a public one whose private half an agent has. Empty for the one in
+            # `own_key`.
             "key": {"type": "str", "default": "", "no_log": False},
+            # Where the key lies that is made where `key` is empty.
             "own_key": {"type": "path", "required": True, "no_log": False},
+            # Public keys, one a line, whose releases the hosts take. Empty for the key that signs.
             "signers": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

@@ -1,5 +1,13 @@
 #!/usr/bin/python
-"""Compile the modules of a directory of wheels once, on the control machine, for all hosts with the same Python."""
+"""Compile the modules of a directory of wheels once, on the control machine, for all hosts with the same Python.
+
+Writes `modules.bytecode` beside the wheels, a zip with the code of each module but packages' tests. Waits for
+wheelhouse, where that works on wheels there. Does nothing where this machine's Python is not the hosts', whose minor
+version decides. The hosts compile then.
+
+Returns:
+    sha256: The file's hash; empty where there is none.
+"""
 
 from __future__ import annotations
 
@@ -23,48 +31,6 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: wheel_bytecode
-short_description: Compile the modules of a directory of wheels once
-description:
-  - Writes C(modules.bytecode) beside the wheels, a zip with the code of each module but packages' tests.
-  - Waits for M(wheelhouse), where that works on wheels there.
-  - Does nothing where this machine's Python is not the hosts', whose minor version decides. The hosts compile then.
-options:
-  wheels:
-    description: Directory with the wheels, and with no others.
-    type: path
-    required: true
-  python:
-    description: The hosts' Python minor version, such as V(3.11).
-    type: str
-    required: true
-  site:
-    description: The directory that they are installed in on the hosts, which the code names as its place.
-    type: path
-    required: true
-  patience:
-    description: For how many seconds to wait for the directory, where M(wheelhouse) makes it meanwhile.
-    type: int
-    default: 0
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Compile the wheels once
-  wheel_bytecode:
-    wheels: .cache/wheels/3.11
-    python: "3.11"
-    site: /opt/trainer/envs/cpu-3.11-0123456789ab/lib/python3.11/site-packages
-  delegate_to: localhost
-"""
-RETURN = r"""
-sha256:
-  description: The file's hash; empty where there is none.
-  type: str
-  returned: success
-"""
 
 FILE = "modules.bytecode"
 MAX_WAIT_SECONDS = 3900  # jobs that were begun ahead live for 3600 (tasks/ahead.yml)
@@ -168,9 +134,13 @@ def _takes(descriptor: int) -> bool:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Directory with the wheels, and with no others.
             "wheels": {"type": "path", "required": True},
+            # The hosts' Python minor version, such as `3.11`.
             "python": {"type": "str", "required": True},
+            # The directory that they are installed in on the hosts, which the code names as its place.
             "site": {"type": "path", "required": True},
+            # For how many seconds to wait for the directory, where wheelhouse makes it meanwhile.
             "patience": {"type": "int", "default": 0},
         },
         supports_check_mode=True,

@@ -1,5 +1,15 @@
 #!/usr/bin/python
-"""Fetch each wheel of a lock file once, on the control machine, and prove those that are there."""
+"""Fetch each wheel of a lock file once, on the control machine, and prove those that are there.
+
+Runs `pip download --require-hashes`, for one Python minor version and x86-64 Linux, for what is missing; where there
+are several processors, several at once. A wheel that a directory beside this one has is linked from there and not
+fetched again. Every file that is there already is proven against the lock's hashes; a damaged or left-over one is
+removed. Waits while another works on any such directory there, or wheel_bytecode.
+
+Returns:
+    fetched: Requirements whose wheel was missing, here and in the directories beside this one.
+    removed: Files that the lock does not know.
+"""
 
 from __future__ import annotations
 
@@ -17,52 +27,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: wheelhouse
-short_description: Make a directory hold exactly the wheels of a lock file
-description:
-  - Runs C(pip download --require-hashes), for one Python minor version and x86-64 Linux, for what is missing;
-    where there are several processors, several at once.
-  - A wheel that a directory beside this one has is linked from there and not fetched again.
-  - Every file that is there already is proven against the lock's hashes; a damaged or left-over one is removed.
-  - Waits while another works on any such directory there, or M(wheel_bytecode).
-options:
-  lock:
-    description: Hash-locked requirements, as C(uv pip compile --generate-hashes) writes them.
-    type: path
-    required: true
-  python:
-    description: The hosts' Python minor version, such as V(3.11).
-    type: str
-    required: true
-  dest:
-    description: The directory.
-    type: path
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Fetch the wheels
-  wheelhouse:
-    lock: locks/cpu-3.11.txt
-    python: "3.11"
-    dest: .cache/wheels/3.11
-  delegate_to: localhost
-"""
-RETURN = r"""
-fetched:
-  description: Requirements whose wheel was missing, here and in the directories beside this one.
-  type: list
-  elements: str
-  returned: success
-removed:
-  description: Files that the lock does not know.
-  type: list
-  elements: str
-  returned: success
-"""
 
 MAX_PIPS = 4
 MAX_WAIT_SECONDS = 3900  # jobs that were begun ahead live for 3600 (tasks/ahead.yml)
@@ -162,8 +126,11 @@ def _takes(descriptor: int) -> bool:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Hash-locked requirements, as `uv pip compile --generate-hashes` writes them.
             "lock": {"type": "path", "required": True},
+            # The hosts' Python minor version, such as `3.11`.
             "python": {"type": "str", "required": True},
+            # The directory.
             "dest": {"type": "path", "required": True},
         },
         supports_check_mode=True,

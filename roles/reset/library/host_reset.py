@@ -1,5 +1,14 @@
 #!/usr/bin/python
-"""Take from a machine all that psfleet's roles have put there, and leave it as it was."""
+"""Take from a machine all that psfleet's roles have put there, and leave it as it was.
+
+Stops and disables the kit's units, and removes their files, settings, programs, releases and environments. Removes the
+users that psfleet made, and the packages, where that was noted at the first run. The NVIDIA driver, the journal's and
+apt's files and the time that the clock has now stay.
+
+Returns:
+    removed: Paths, users and packages that were removed.
+    notes: What stays, and why.
+"""
 
 from __future__ import annotations
 
@@ -12,58 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: host_reset
-short_description: Leave a machine as it was before psfleet
-description:
-  - Stops and disables the kit's units, and removes their files, settings, programs, releases and environments.
-  - Removes the users that psfleet made, and the packages, where that was noted at the first run.
-  - The NVIDIA driver, the journal's and apt's files and the time that the clock has now stay.
-options:
-  root:
-    description: Below which directory all of it is, in a test.
-    type: path
-    default: /
-  mount:
-    description: The unit that mounts the shared path, where psfleet wrote it; empty for none.
-    type: str
-    default: ""
-  packages:
-    description: The packages that psfleet's roles install.
-    type: list
-    elements: str
-    default: []
-  keep:
-    description: Directories that stay, also below the tasks' user's home, as with a host's own runs.
-    type: list
-    elements: path
-    default: []
-  empty:
-    description: Directories that go where nothing is left in them and none was before, as mount points.
-    type: list
-    elements: path
-    default: []
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Leave the host as it was
-  host_reset:
-    packages: [acl, rsync]
-"""
-RETURN = r"""
-removed:
-  description: Paths, users and packages that were removed.
-  type: list
-  elements: str
-  returned: success
-notes:
-  description: What stays, and why.
-  type: list
-  elements: str
-  returned: success
-"""
 
 UNITS = "etc/systemd/system"
 # Below the root. What stands first goes first: the note of what was there before is the last.
@@ -321,10 +278,15 @@ def is_user(name: str) -> bool:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Below which directory all of it is, in a test.
             "root": {"type": "path", "default": "/"},
+            # The unit that mounts the shared path, where psfleet wrote it; empty for none.
             "mount": {"type": "str", "default": ""},
+            # The packages that psfleet's roles install.
             "packages": {"type": "list", "elements": "str", "default": []},
+            # Directories that stay, also below the tasks' user's home, as with a host's own runs.
             "keep": {"type": "list", "elements": "path", "default": []},
+            # Directories that go where nothing is left in them and none was before, as mount points.
             "empty": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,

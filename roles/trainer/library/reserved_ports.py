@@ -1,5 +1,13 @@
 #!/usr/bin/python
-"""Keep the kernel from giving a task's port to a connection that leaves the host."""
+"""Keep the kernel from giving a task's port to a connection that leaves the host.
+
+A port in the kernel's range for such connections (`net.ipv4.ip_local_port_range`) may be taken when a task starts. The
+kernel leaves out what `net.ipv4.ip_local_reserved_ports` lists, for IPv6 too. That is one list for the whole host. What
+others have put there stays.
+
+Returns:
+    reserved: The whole list, as the kernel writes it.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: reserved_ports
-short_description: Keep the kernel from giving ports to connections that leave the host
-description:
-  - A port in the kernel's range for such connections (C(net.ipv4.ip_local_port_range)) may be taken when a task starts.
-    The kernel leaves out what C(net.ipv4.ip_local_reserved_ports) lists, for IPv6 too.
-  - That is one list for the whole host. What others have put there stays.
-options:
-  ports:
-    description: The ports to keep. Those that were kept before, and are not in the list, are given back.
-    type: list
-    elements: int
-    required: true
-  file:
-    description: The file that says it again at each boot.
-    type: path
-    default: /etc/sysctl.d/99-psfleet-ports.conf
-  kernel:
-    description: Where the kernel has its list.
-    type: path
-    default: /proc/sys/net/ipv4/ip_local_reserved_ports
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Keep the tasks' ports
-  reserved_ports:
-    ports: [2400, 2700]
-"""
-RETURN = r"""
-reserved:
-  description: The whole list, as the kernel writes it.
-  type: str
-  returned: success
-"""
 
 KEY = "net.ipv4.ip_local_reserved_ports"
 OURS = "# Of psfleet's tasks: "
@@ -98,8 +70,11 @@ def keep(path: Path, text: str) -> None:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The ports to keep. Those that were kept before, and are not in the list, are given back.
             "ports": {"type": "list", "elements": "int", "required": True},
+            # The file that says it again at each boot.
             "file": {"type": "path", "default": "/etc/sysctl.d/99-psfleet-ports.conf"},
+            # Where the kernel has its list.
             "kernel": {"type": "path", "default": "/proc/sys/net/ipv4/ip_local_reserved_ports"},
         },
         supports_check_mode=True,

@@ -1,5 +1,17 @@
 #!/usr/bin/python
-"""Find the training tasks of a host that run on other files than those that exist now."""
+"""Find the training tasks of a host that run on other files than those that exist now.
+
+Looks at the processes themselves, so that a restart that an interrupted run still owes is found by the next one. A task
+that is stopped is never stale. A task's unit has a supervisor, and the supervisor's child does the work. Unit,
+environment file, secrets, kit and Python packages are the supervisor's. The child reads run settings and release. An
+environment file that names more workers or ps than the process knows makes nothing stale. The task reads it again by
+itself, where its unit has `TRAINER_MEMBERS`. What it has followed so is kept in `/run/psfleet-followed`, and a file
+that names fewer makes it stale.
+
+Returns:
+    tasks: Names of the stale tasks, each with the file that is newer.
+    warm: Names of the tasks, stale or not, whose supervisor may fork the next child.
+"""
 
 from __future__ import annotations
 
@@ -13,59 +25,6 @@ from functools import partial
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: stale_tasks
-short_description: Find running training tasks that started before their files changed
-description:
-  - Looks at the processes themselves, so that a restart that an interrupted run still owes is found by the next one.
-  - A task that is stopped is never stale.
-  - A task's unit has a supervisor, and the supervisor's child does the work. Unit, environment file, secrets, kit and
-    Python packages are the supervisor's. The child reads run settings and release.
-  - An environment file that names more workers or ps than the process knows makes nothing stale. The task reads it
-    again by itself, where its unit has C(TRAINER_MEMBERS). What it has followed so is kept in C(/run/psfleet-followed),
-    and a file that names fewer makes it stale.
-options:
-  root:
-    description: Directory with the link C(current) to the release.
-    type: path
-    required: true
-  config_dir:
-    description: Directory with C(run.json), the tasks' environment files and the secrets.
-    type: path
-    required: true
-  unit:
-    description: The tasks' unit file.
-    type: path
-    required: true
-  settings_readers:
-    description: Names of the tasks that read C(run.json) and the secrets. The others only serve.
-    type: list
-    elements: str
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Find running tasks that started before their files changed
-  stale_tasks:
-    root: /opt/trainer
-    config_dir: /etc/trainer
-    unit: /etc/systemd/system/trainer@.service
-    settings_readers: [chief-0]
-"""
-RETURN = r"""
-tasks:
-  description: Names of the stale tasks, each with the file that is newer.
-  type: dict
-  returned: success
-warm:
-  description: Names of the tasks, stale or not, whose supervisor may fork the next child.
-  type: list
-  elements: str
-  returned: success
-"""
-
 
 MEMBERS = "TRAINER_MEMBERS"  # in the unit: where a task finds its TF_CONFIG again
 GROWING = ("worker", "ps")
@@ -244,9 +203,13 @@ def running_tasks(listing: str) -> Iterator[tuple[str, str]]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # Directory with the link `current` to the release.
             "root": {"type": "path", "required": True},
+            # Directory with `run.json`, the tasks' environment files and the secrets.
             "config_dir": {"type": "path", "required": True},
+            # The tasks' unit file.
             "unit": {"type": "path", "required": True},
+            # Names of the tasks that read `run.json` and the secrets. The others only serve.
             "settings_readers": {"type": "list", "elements": "str", "required": True},
         },
         supports_check_mode=True,

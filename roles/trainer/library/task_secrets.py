@@ -1,5 +1,14 @@
 #!/usr/bin/python
-"""Keep a host's secrets as files that root alone reads, and have its tasks' units load them as credentials."""
+"""Keep a host's secrets as files that root alone reads, and have its tasks' units load them as credentials.
+
+Writes each secret to a file of mode 0600 in a directory of mode 0700. systemd hands them to a task's process
+(`LoadCredential=`), which finds them in `$CREDENTIALS_DIRECTORY`. Takes away what is no secret any more. With `units`
+it also writes a drop-in for each task that gets them.
+
+Returns:
+    written: Names of what was written.
+    removed: Files that were taken away.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: task_secrets
-short_description: Keep secrets for the tasks that run the user's program
-description:
-  - Writes each secret to a file of mode 0600 in a directory of mode 0700. systemd hands them to a task's process
-    (C(LoadCredential=)), which finds them in C($CREDENTIALS_DIRECTORY). Takes away what is no secret any more.
-  - With O(units) it also writes a drop-in for each task that gets them.
-options:
-  secrets:
-    description: The secrets by name.
-    type: dict
-    required: true
-  directory:
-    description: The directory of their files.
-    type: path
-    required: true
-  units:
-    description: systemd's directory of units. Left out, no unit is touched.
-    type: path
-  tasks:
-    description: Names of the host's tasks that run the program.
-    type: list
-    elements: str
-    default: []
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Write the secrets
-  task_secrets:
-    secrets: {WANDB_API_KEY: "{{ vault_wandb_api_key }}"}
-    directory: /etc/trainer/secrets
-    units: /etc/systemd/system
-    tasks: [chief-0]
-  no_log: true
-"""
-RETURN = r"""
-written:
-  description: Names of what was written.
-  type: list
-  elements: str
-  returned: success
-removed:
-  description: Files that were taken away.
-  type: list
-  elements: str
-  returned: success
-"""
 
 DROP_IN = "psfleet-secrets.conf"
 
@@ -115,9 +75,13 @@ def keep(
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The secrets by name.
             "secrets": {"type": "dict", "required": True, "no_log": True},
+            # The directory of their files.
             "directory": {"type": "path", "required": True},
+            # systemd's directory of units. Left out, no unit is touched.
             "units": {"type": "path"},
+            # Names of the host's tasks that run the program.
             "tasks": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,

@@ -1,5 +1,12 @@
 #!/usr/bin/python
-"""Wait until the coordinator does without some tasks, or trains with them again."""
+"""Wait until the coordinator does without some tasks, or trains with them again.
+
+Runs on the coordinator's host, and asks what the run's status says. Where the coordinator does not run, there is
+nothing to wait for. One that came back and has failed is an error.
+
+Returns:
+    run: What the run's status said last. Empty where the coordinator does not run.
+"""
 
 from __future__ import annotations
 
@@ -10,48 +17,6 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-DOCUMENTATION = r"""
-module: wait_for_members
-short_description: Wait until the coordinator goes on without some tasks, or trains with them
-description:
-  - Runs on the coordinator's host, and asks what the run's status says.
-  - Where the coordinator does not run, there is nothing to wait for. One that came back and has failed is an error.
-options:
-  coordinator:
-    description: The coordinator's task, such as C(chief-0).
-    type: str
-    required: true
-  tasks:
-    description: The tasks that leave or come back.
-    type: list
-    elements: str
-    required: true
-  state:
-    description: C(absent) when none of them takes part, C(present) when all do and steps are trained.
-    type: str
-    choices: [absent, present]
-    required: true
-  timeout:
-    description: For how many seconds at most.
-    type: int
-    required: true
-author:
-  - psfleet
-"""
-EXAMPLES = r"""
-- name: Wait until worker-1 trains again
-  wait_for_members:
-    coordinator: chief-0
-    tasks: [worker-1]
-    state: present
-    timeout: 900
-"""
-RETURN = r"""
-run:
-  description: What the run's status said last. Empty where the coordinator does not run.
-  type: dict
-  returned: always
-"""
 LOOK_SECONDS = 2.0
 STATUS = ["env/bin/python", "-m", "trainer", "status", "--json", "--settings", "/etc/trainer/run.json"]
 AS_TRAINER = ["setpriv", "--reuid=trainer", "--regid=trainer", "--init-groups", "--"]
@@ -92,17 +57,20 @@ def describe(run: dict[str, Any], tasks: list[str]) -> str:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
+            # The coordinator's task, such as `chief-0`.
             "coordinator": {"type": "str", "required": True},
+            # The tasks that leave or come back.
             "tasks": {"type": "list", "elements": "str", "required": True},
+            # `absent` when none of them takes part, `present` when all do and steps are trained.
             "state": {"type": "str", "choices": ["absent", "present"], "required": True},
+            # For how many seconds at most.
             "timeout": {"type": "int", "required": True},
         },
         supports_check_mode=True,
     )
     tasks, state, timeout = (module.params[name] for name in ("tasks", "state", "timeout"))
     coordinator = module.params["coordinator"]
-    unit = f"trainer@{coordinator}.service"
-    begun = time.monotonic()
+    unit, begun = f"trainer@{coordinator}.service", time.monotonic()
     while True:
         _code, shown, _error = module.run_command(["systemctl", "show", "--property=ActiveState,Job", unit])
         properties = dict(line.partition("=")[::2] for line in shown.splitlines())
