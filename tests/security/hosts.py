@@ -73,17 +73,17 @@ while True:
 KNOCK = """
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
-doors, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
-def knock(door):
+endpoints, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
+def knock(endpoint):
     try:
-        socket.create_connection(tuple(door), timeout=seconds).close()
+        socket.create_connection(tuple(endpoint), timeout=seconds).close()
         return "open"
     except ConnectionRefusedError:
         return "refused"
     except OSError:
         return "silent"
 with ThreadPoolExecutor(64) as pool:
-    print(json.dumps(list(pool.map(knock, doors))))
+    print(json.dumps(list(pool.map(knock, endpoints))))
 """
 # Says each line of its input to the other end, and prints how long the answer took, or "silent".
 TALK = """
@@ -145,19 +145,19 @@ class Hosts:
         self.networks.end()
 
     def knock(
-        self, source: str, doors: Sequence[tuple[str, int]], uid: int | None = None, seconds: float = 1.0
+        self, source: str, endpoints: Sequence[tuple[str, int]], uid: int | None = None, seconds: float = 1.0
     ) -> dict[tuple[str, int], str]:
         """Try addresses and ports from a host, as one of its users: open, refused or silent."""
         user = [] if uid is None else ["setpriv", f"--reuid={uid}", "--regid=65534", "--clear-groups"]
-        command = [*self.networks.under(source), *user, "python3", "-c", KNOCK, json.dumps(doors), str(seconds)]
+        command = [*self.networks.under(source), *user, "python3", "-c", KNOCK, json.dumps(endpoints), str(seconds)]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        return dict(zip(doors, json.loads(output), strict=True))
+        return dict(zip(endpoints, json.loads(output), strict=True))
 
     def seen(self, source: str, target: str, family: int | None = None) -> set[int]:
         """Which of a member's ports a host can open."""
         address = self.address(target, family)
-        doors = [(address, port) for port in (SSH, UNASKED, *PORTS[target].values())]
-        return {port for (_, port), found in self.knock(source, doors).items() if found == "open"}
+        endpoints = [(address, port) for port in (SSH, UNASKED, *PORTS[target].values())]
+        return {port for (_, port), found in self.knock(source, endpoints).items() if found == "open"}
 
     @contextmanager
     def talk(self, source: str, target: str, port: int, seconds: float = 1.0, address: str = "") -> Iterator[Talk]:
@@ -170,14 +170,14 @@ class Hosts:
             finally:
                 process.kill()
 
-    def wall(self, host: str, groups: Mapping[str, Sequence[str]] = GROUPS, **settings: Any) -> str:
+    def table(self, host: str, groups: Mapping[str, Sequence[str]] = GROUPS, **settings: Any) -> str:
         """The table that site.yml would write for a host."""
         return table(groups, self.hostvars(), host, **settings)
 
     def close(self, *only: str, groups: Mapping[str, Sequence[str]] = GROUPS, **settings: Any) -> None:
         """Load the hosts' tables."""
         for host in only or MEMBERS:
-            self.load(host, self.wall(host, groups, **settings))
+            self.load(host, self.table(host, groups, **settings))
 
     def load(self, host: str, text: str) -> None:
         subprocess.run([*self.networks.under(host), "nft", "-f", "-"], input=text, text=True, check=True)

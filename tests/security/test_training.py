@@ -135,12 +135,12 @@ class Training:
     def calls(self) -> set[tuple[str, str]]:
         """Who called whom: the caller's host is a job's, and the port is."""
         jobs = {self.networks.address(host): job for host, job in self.hosts.items()}
-        doors = {(task["host"], task["port"]): task["job"] for task in self.tasks.values()}
+        endpoints = {(task["host"], task["port"]): task["job"] for task in self.tasks.values()}
         found = set()
         for host in self.hosts:
             listing = self._list(host, "set", "inet", "seen", "calls")
             [elements] = [each["set"].get("elem", []) for each in listing if "set" in each]
-            found |= {(jobs[address], doors[host, port]) for address, port in (each["concat"] for each in elements)}
+            found |= {(jobs[address], endpoints[host, port]) for address, port in (each["concat"] for each in elements)}
         return found
 
     def refused(self) -> dict[str, int]:
@@ -180,7 +180,7 @@ def setup(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Trai
         training.end()
 
 
-def test_a_training_needs_the_doors_that_are_open_and_no_other(setup: tuple[Training, set[tuple[str, str]]]) -> None:
+def test_a_training_needs_the_ports_that_are_open_and_no_other(setup: tuple[Training, set[tuple[str, str]]]) -> None:
     training, calls = setup
     training.start()
     assert training.wait("chief-0") == 0, training.logs()

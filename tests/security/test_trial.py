@@ -25,20 +25,20 @@ TRIAL_SECONDS = 8
 @pytest.fixture
 def kept(opened: Hosts) -> Hosts:
     """A host whose table was tried and confirmed."""
-    good = opened.wanted(HOST, opened.wall(HOST))
+    good = opened.wanted(HOST, opened.table(HOST))
     assert opened.program(HOST, "try", good, "30").returncode == 0
     assert opened.program(HOST, "confirm").returncode == 0
     return opened
 
 
 def can_log_in(hosts: Hosts) -> bool:
-    door = (hosts.address(HOST), SSH)
-    return hosts.knock("stranger", [door]) == {door: "open"}
+    endpoint = (hosts.address(HOST), SSH)
+    return hosts.knock("stranger", [endpoint]) == {endpoint: "open"}
 
 
 def test_what_is_confirmed_stays(kept: Hosts) -> None:
     time.sleep(0.2)
-    assert kept.program(HOST, "is-kept", kept.wanted(HOST, kept.wall(HOST))).returncode == 0
+    assert kept.program(HOST, "is-kept", kept.wanted(HOST, kept.table(HOST))).returncode == 0
     assert kept.program(HOST, "check").returncode == 0
     assert not list(kept.running(HOST).glob("*.nft"))
     assert kept.seen("stranger", HOST) == {SSH}
@@ -49,7 +49,7 @@ def test_a_wrong_table_is_taken_back_when_nobody_confirms(opened: Hosts, first: 
     if not first:
         request.getfixturevalue("kept")
     before = opened.seen("stranger", HOST)
-    wrong = opened.wanted(HOST, opened.wall(HOST, facts=WRONG))
+    wrong = opened.wanted(HOST, opened.table(HOST, facts=WRONG))
     with opened.talk("stranger", HOST, SSH) as open_already:
         assert opened.program(HOST, "try", wrong, str(TRIAL_SECONDS)).returncode == 0
         assert not can_log_in(opened)
@@ -65,7 +65,7 @@ def test_a_wrong_table_is_taken_back_when_nobody_confirms(opened: Hosts, first: 
 
 
 def test_a_table_that_cannot_be_loaded_leaves_the_one_before(kept: Hosts) -> None:
-    broken = kept.wanted(HOST, kept.wall(HOST).replace("@chief4", "@nobody4"))
+    broken = kept.wanted(HOST, kept.table(HOST).replace("@chief4", "@nobody4"))
     tried = kept.program(HOST, "try", broken, "30")
     assert tried.returncode == 1
     assert "nobody4" in tried.stderr
@@ -102,7 +102,7 @@ def test_a_table_without_a_timer_is_not_tried(kept: Hosts) -> None:
     text = timer.read_text()
     timer.write_text("#!/bin/sh\nexit 1\n")
     try:
-        tried = kept.program(HOST, "try", kept.wanted(HOST, kept.wall(HOST, facts=WRONG)), "30")
+        tried = kept.program(HOST, "try", kept.wanted(HOST, kept.table(HOST, facts=WRONG)), "30")
     finally:
         timer.write_text(text)
     assert tried.returncode == 1
@@ -113,7 +113,7 @@ def test_a_table_without_a_timer_is_not_tried(kept: Hosts) -> None:
 
 
 def test_a_confirmation_may_be_said_again(opened: Hosts) -> None:
-    good = opened.wanted(HOST, opened.wall(HOST))
+    good = opened.wanted(HOST, opened.table(HOST))
     assert opened.program(HOST, "try", good, "30").returncode == 0
     # Broken off after it has decided.
     (opened.running(HOST) / "tried.nft").rename(opened.running(HOST) / "confirmed.nft")
@@ -121,13 +121,13 @@ def test_a_confirmation_may_be_said_again(opened: Hosts) -> None:
         assert opened.program(HOST, "confirm", good).returncode == 0
         assert opened.program(HOST, "is-kept", good).returncode == 0
     other = opened.running(HOST) / "other"
-    other.write_text(opened.wall(HOST, facts=WRONG))
+    other.write_text(opened.table(HOST, facts=WRONG))
     assert opened.program(HOST, "confirm", other).returncode == 1
 
 
 def test_a_confirmation_that_was_broken_off_keeps_no_later_table(kept: Hosts) -> None:
     (kept.running(HOST) / "confirmed.nft").write_text("broken off")
-    wrong = kept.wanted(HOST, kept.wall(HOST, facts=WRONG))
+    wrong = kept.wanted(HOST, kept.table(HOST, facts=WRONG))
     assert kept.program(HOST, "try", wrong, "30").returncode == 0
     kept.stop_timer(HOST)
     assert kept.program(HOST, "take-back").returncode == 0
@@ -217,7 +217,7 @@ def _program_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_program_is_there")
 def test_a_second_run_tries_nothing(opened: Hosts) -> None:
-    wanted = str(opened.wanted(HOST, opened.wall(HOST)))
+    wanted = str(opened.wanted(HOST, opened.table(HOST)))
     assert run_module(opened, "tried", wanted=wanted, check_mode=True)["changed"]
     assert opened.seen("stranger", HOST) >= {UNASKED}
     assert run_module(opened, "tried", wanted=wanted)["changed"]
@@ -235,7 +235,7 @@ def test_connections_are_watched_before_a_first_table_where_there_are_any(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(firewall_table, "time", SimpleNamespace(sleep=slept.append))
-    wanted = str(opened.wanted(HOST, opened.wall(HOST)))
+    wanted = str(opened.wanted(HOST, opened.table(HOST)))
     with opened.talk("gamma", HOST, 2300, seconds=5) if talks else contextlib.nullcontext() as talk:
         assert talk is None or float(talk.say()) < 1
         assert run_module(opened, "tried", wanted=wanted, track_seconds=7)["changed"]
@@ -266,7 +266,7 @@ def test_a_login_is_let_in_whatever_is_known_of_it(line: str, counts: bool) -> N
 def test_members_are_let_in_before_the_table_names_them(opened: Hosts) -> None:
     assert run_module(opened, "admitted", addresses=["10.99.0.99"]) == {"changed": False, "admitted": []}
     host, groups = "store", {"chief": ["alpha"], "ps": ["alpha"], "worker": ["alpha"], "nfs_server": ["beta"]}
-    good = opened.wanted(HOST, opened.wall(HOST, groups=groups))
+    good = opened.wanted(HOST, opened.table(HOST, groups=groups))
     assert opened.program(HOST, "try", good, "30").returncode == 0
     assert opened.program(HOST, "confirm").returncode == 0
     address = opened.address(host)

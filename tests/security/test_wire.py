@@ -16,7 +16,7 @@ import pytest
 from fleet.site import wireguard
 from fleet.site.wireguard import INTERFACE, PORT
 from tests.security.hosts import FAMILIES, GROUPS, MEMBERS, PORTS, SSH, UNASKED
-from tests.security.test_wall import PERMITTED
+from tests.security.test_table import PERMITTED
 from tests.security.wire import Wire
 
 PATTERN = "weights-of-the-model-" * 8
@@ -134,7 +134,7 @@ def test_a_capture_finds_a_tensor_without_the_tunnel_and_never_with_it(wire: Wir
 def test_members_reach_through_the_tunnel_what_the_table_permits(wire: Wire) -> None:
     wire.close()
     found = {
-        (source, target): wire.doors_inside(source, target, [UNASKED, *PORTS[target].values()])
+        (source, target): wire.open_inside(source, target, [UNASKED, *PORTS[target].values()])
         for source, target in PERMITTED
     }
     assert found == PERMITTED
@@ -155,15 +155,15 @@ def test_a_foreign_key_gets_no_byte(wire: Wire) -> None:
     wire.stop("gamma")
     key = enter(wire, taken)
     time.sleep(6)  # a handshake is tried again after five seconds
-    assert wire.doors_inside("stranger", "alpha", [2300, SSH]) == set()
+    assert wire.open_inside("stranger", "alpha", [2300, SSH]) == set()
     assert wire.received("stranger", own) == 0
 
     bits = 128 if ":" in taken else 32
     wire.run("alpha", "wg", "set", INTERFACE, "peer", key, "allowed-ips", f"{taken}/{bits}")
     deadline = time.monotonic() + 20
-    while not wire.doors_inside("stranger", "alpha", [2300]) and time.monotonic() < deadline:
+    while not wire.open_inside("stranger", "alpha", [2300]) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert wire.doors_inside("stranger", "alpha", [2300, SSH]) == {2300, SSH}
+    assert wire.open_inside("stranger", "alpha", [2300, SSH]) == {2300, SSH}
     assert wire.received("stranger", own) > 0
 
 
@@ -175,10 +175,10 @@ def test_a_key_speaks_for_its_own_address_alone(wire: Wire) -> None:
     wire.stop("store")
     take(wire, "gamma", other, INTERFACE)
     wire.run("gamma", "ip", "route", "replace", f"{wire.inside('alpha')}/{bits}", "dev", INTERFACE, "src", other)
-    assert wire.doors_inside("gamma", "alpha", [2300, 6006]) == set()
+    assert wire.open_inside("gamma", "alpha", [2300, 6006]) == set()
     wire.run("gamma", "ip", "route", "delete", f"{wire.inside('alpha')}/{bits}")
     wire.run("gamma", "ip", "address", "delete", f"{other}/{bits}", "dev", INTERFACE)
-    assert wire.doors_inside("gamma", "alpha", [2300, 6006]) == {2300, 6006}
+    assert wire.open_inside("gamma", "alpha", [2300, 6006]) == {2300, 6006}
 
 
 def test_an_address_of_the_tunnel_counts_only_where_it_comes_through_it(wire: Wire) -> None:
@@ -199,23 +199,23 @@ def test_an_address_of_the_tunnel_counts_only_where_it_comes_through_it(wire: Wi
 
 def test_without_the_tunnel_nothing_leaves_by_the_default_route(wire: Wire) -> None:
     """Where a stranger would answer in the member's place."""
-    door = (wire.inside("beta"), 2300)
-    bits = 128 if ":" in door[0] else 32
-    family = "-6" if ":" in door[0] else "-4"
-    router = wire.networks.address6("stranger") if ":" in door[0] else wire.networks.address("stranger")
+    endpoint = (wire.inside("beta"), 2300)
+    bits = 128 if ":" in endpoint[0] else 32
+    family = "-6" if ":" in endpoint[0] else "-4"
+    router = wire.networks.address6("stranger") if ":" in endpoint[0] else wire.networks.address("stranger")
     wire.stop("alpha")
-    take(wire, "stranger", door[0], "eth0")
+    take(wire, "stranger", endpoint[0], "eth0")
     wire.run("alpha", "ip", family, "route", "add", "default", "via", router)
     try:
-        assert wire.knock("alpha", [door], seconds=5)[door] == "open"
+        assert wire.knock("alpha", [endpoint], seconds=5)[endpoint] == "open"
         wire.close("alpha")
         with wire.capture() as capture:
-            assert wire.knock("alpha", [door])[door] == "silent"
-        assert ipaddress.ip_address(door[0]).packed not in capture.packets
+            assert wire.knock("alpha", [endpoint])[endpoint] == "silent"
+        assert ipaddress.ip_address(endpoint[0]).packed not in capture.packets
         assert wire.dropped("alpha", "output") > 0
     finally:
         wire.run("alpha", "ip", family, "route", "delete", "default")
-        wire.run("stranger", "ip", "address", "delete", f"{door[0]}/{bits}", "dev", "eth0")
+        wire.run("stranger", "ip", "address", "delete", f"{endpoint[0]}/{bits}", "dev", "eth0")
 
 
 def test_a_leaver_is_cut_off_by_sync_and_not_before(wire: Wire) -> None:
@@ -231,7 +231,7 @@ def test_a_leaver_is_cut_off_by_sync_and_not_before(wire: Wire) -> None:
             assert wire.keys["gamma"] not in wire.run(host, "wg", "show", INTERFACE, "peers")
         assert leaver.say() == "silent"
         assert float(member.say()) < 1
-    assert wire.doors_inside("gamma", "beta", [SSH, 2300]) == set()
+    assert wire.open_inside("gamma", "beta", [SSH, 2300]) == set()
 
 
 def test_one_who_comes_is_let_in_without_a_gap(wire: Wire) -> None:

@@ -214,7 +214,7 @@ class Wire(Hosts):
 
     # What the tests ask
 
-    def doors_inside(self, source: str, target: str, ports: Sequence[int]) -> set[int]:
+    def open_inside(self, source: str, target: str, ports: Sequence[int]) -> set[int]:
         """Which of a member's ports a host can open through the tunnel."""
         address = self.inside(target)
         found = self.knock(source, [(address, port) for port in ports], seconds=3)

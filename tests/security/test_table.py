@@ -108,8 +108,8 @@ def test_other_users_of_the_host_are_strangers(opened: Hosts) -> None:
 def test_a_user_of_another_member_comes_in_as_that_member(opened: Hosts) -> None:
     """The address is what the table knows: docs/security.md says so."""
     opened.close()
-    door = (opened.address("beta"), 2300)
-    assert opened.knock("gamma", [door], uid=NOBODY) == {door: "open"}
+    endpoint = (opened.address("beta"), 2300)
+    assert opened.knock("gamma", [endpoint], uid=NOBODY) == {endpoint: "open"}
 
 
 def test_what_the_user_opened_is_open(opened: Hosts) -> None:
@@ -155,7 +155,7 @@ def counting(hosts: Hosts) -> str:
 
 
 def test_a_hundred_reloads_under_traffic_leave_no_gap(opened: Hosts) -> None:
-    assert opened.program("beta", "try", opened.wanted("beta", opened.wall("beta")), "60").returncode == 0
+    assert opened.program("beta", "try", opened.wanted("beta", opened.table("beta")), "60").returncode == 0
     assert opened.program("beta", "confirm").returncode == 0
     ended = threading.Event()
 
