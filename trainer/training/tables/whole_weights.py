@@ -27,6 +27,7 @@ ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
 STORES = ("load_own_variables", "save_own_variables")
 OWN_LISTS = ("_trainable_weights", "_non_trainable_weights")
+SUMS = ("L1", "L1L2", "L2")  # regularizers
 SHAPES_DIFFER = "Shape mismatch"
 _seeing_whole = [False]
 _building = [False]
@@ -124,6 +125,7 @@ def see_whole_weights() -> None:
     """Have tf_keras count split variables as whole ones where it reads or writes them as arrays, in this process."""
     layer, model, legacy = tf.keras.layers.Layer, tf.keras.Model, tf.keras.optimizers.legacy.Optimizer
     layer._dedup_weights = joining(layer._dedup_weights)
+    layer._handle_weight_regularization = regularizing_whole(layer._handle_weight_regularization)
     for kind in (layer, model):
         kind.weights = property(while_building(kind.weights.fget))
         for name in ARRAYS:
@@ -193,6 +195,24 @@ def whole_and_listed(layer: Layer) -> list[Variable]:
     """Return a layer's weights in the order of a file .h5; tf_keras's own function refuses what is split."""
     with flagged(_seeing_whole):
         return [*layer.trainable_weights, *layer.non_trainable_weights]
+
+
+def regularizing_whole(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return what has a layer regularize a weight: tf_keras would have each part of a split one be a weight."""
+
+    @functools.wraps(plain)
+    def handle(layer: Layer, name: str, variable: Variable, regularizer: Any) -> None:
+        if isinstance(variable, ShardedVariable) and not adds_up(regularizer):
+            plain(layer, name, None, lambda _: regularizer(tf.concat(variable.variables, axis=0)))
+        else:
+            plain(layer, name, variable, regularizer)
+
+    return handle
+
+
+def adds_up(regularizer: Any) -> bool:
+    """Return whether what a regularizer makes of a weight is the sum of what it makes of the parts."""
+    return type(regularizer).__name__ in SUMS and type(regularizer).__module__.startswith(("tf_keras.", "keras."))
 
 
 def with_whole_slots(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
 from trainer.training.tables.table_lookups import rows_of
-from trainer.training.tables.whole_weights import whole_variables
+from trainer.training.tables.whole_weights import adds_up, whole_variables
 from trainer.training.tf_internals.saving import list_h5_weights
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -31,13 +31,22 @@ def shards_of(variable: Variable) -> list[Variable]:
         for number, part in enumerate(value.variables):
             shard = keras.Variable(part, dtype=variable._dtype, name=f"{variable.name}_part_{number}")
             shard._path = f"{variable.path}_part_{number}"
-            shard._autocast, shard._regularizer = variable._autocast, variable._regularizer
+            shard._autocast = variable._autocast
+            shard._regularizer = regularizer_of(number, variable)
             shard._overwrite_with_gradient = variable._overwrite_with_gradient
             shard._whole = variable
             shards.append(shard)
         variable._shards = shards
     found: list[Any] = variable._shards
     return found
+
+
+def regularizer_of(number: int, variable: Variable) -> Any:
+    """Return the regularizer of a shard: one that is no sum is the first shard's, and takes the whole variable."""
+    regularizer = variable._regularizer
+    if regularizer is None or adds_up(regularizer):
+        return regularizer
+    return None if number else lambda _: regularizer(tf.convert_to_tensor(variable._value))
 
 
 def train_shards() -> None:
