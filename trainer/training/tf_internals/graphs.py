@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.framework import auto_control_deps
 from tensorflow.python.framework.auto_control_deps import register_acd_resource_resolver
 from tensorflow.python.ops import resource_variable_ops

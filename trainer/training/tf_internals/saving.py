@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import io_ops
 from tensorflow.python.saved_model import load as saved_model_load

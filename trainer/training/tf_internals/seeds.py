@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.eager import context
 from tf_keras.src import backend as tf_keras_backend
 
@@ -23,8 +22,8 @@ def forget_keras3_seeds() -> None:
 
 
 @contextlib.contextmanager
-def keras3_seeds_drawn() -> Iterator[None]:
-    """Have `keras.random` of Keras 3 without a seed draw one each time, meanwhile and on this thread.
+def keras3_seeds(generator: DrawnSeeds | None) -> Iterator[None]:
+    """Have `keras.random` of Keras 3 without a seed take its numbers there meanwhile; with None it begins again.
 
     Keras keeps a state for them in a variable, one for each thread, which no step that is traced may make.
     """
@@ -32,7 +31,7 @@ def keras3_seeds_drawn() -> Iterator[None]:
     from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 
     before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, DrawnSeeds())
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
     try:
         yield
     finally:
@@ -58,23 +57,9 @@ def kept_seeds() -> Iterator[None]:
     if seed is not None:
         eager._seed, eager._rng = secrets.randbelow(2**31), random.Random()
     of_keras.generator = random.Random() if generator is not None else None
-    with keras3_seeds_forgotten() if "keras" in sys.modules else contextlib.nullcontext():
+    with keras3_seeds(None) if "keras" in sys.modules else contextlib.nullcontext():
         try:
             yield
         finally:
             eager._seed, eager._rng = seed, drawn
             of_keras.generator = generator
-
-
-@contextlib.contextmanager
-def keras3_seeds_forgotten() -> Iterator[None]:
-    """Have `keras.random` of Keras 3 without a seed begin again, and go on afterwards where it was."""
-    from keras.src.backend.common import global_state
-    from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-
-    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
-    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, None)
-    try:
-        yield
-    finally:
-        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, before)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
-from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.ops import handle_data_util, resource_variable_ops
 from tf_keras.src.mixed_precision import autocast_variable
 

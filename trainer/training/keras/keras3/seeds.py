@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from trainer.core.contracts import Structure
-from trainer.training.tf_internals.seeds import forget_keras3_seeds, keras3_seeds_drawn
+from trainer.training.tf_internals.seeds import DrawnSeeds, forget_keras3_seeds, keras3_seeds
 
 
 def forget_seeds() -> None:
@@ -25,7 +25,7 @@ def drawing(step: Callable[..., Structure]) -> Callable[..., Structure]:
 
     @tf.autograph.experimental.do_not_convert
     def draws(*data: Structure) -> Structure:
-        with keras3_seeds_drawn():
+        with keras3_seeds(DrawnSeeds()):
             return step(*data)
 
     return draws

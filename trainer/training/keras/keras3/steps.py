@@ -15,7 +15,7 @@ from trainer.training.keras.keras3.shards import shards_of
 from trainer.training.measures.metrics import READING
 from trainer.training.measures.outputs import flat
 from trainer.training.tf_internals.graphs import called_graphs, is_read_since_writes
-from trainer.training.tf_internals.seeds import keras3_seeds_drawn
+from trainer.training.tf_internals.seeds import DrawnSeeds, keras3_seeds
 from trainer.training.tf_internals.variables import beneath
 from trainer.training.updates.constraints import KEPT
 
@@ -48,7 +48,7 @@ class Step:
     def __call__(self, data: Structure) -> Any:
         self.found_more = False
         with contextlib.ExitStack() as stack:
-            stack.enter_context(keras3_seeds_drawn())
+            stack.enter_context(keras3_seeds(DrawnSeeds()))
             for attribute, optimizer in optimizers_of(self._model):
                 stack.enter_context(self._noted(attribute, optimizer))
             adding = {id(one): one for one in [*shared_state(self._model), *self._replaced.values()]}
