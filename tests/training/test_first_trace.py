@@ -11,7 +11,6 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.traced_step import trace_step
 from trainer.training.tables.asked_rows import some_of
-from trainer.training.updates.atomic_updates import AtomicUpdates
 from trainer.training.updates.one_update import gather
 
 
@@ -50,10 +49,11 @@ def test_a_dropped_trace_has_no_updates_of_kerass_own(kind: Any, method: str, tr
     gather(optimizer)
     iterator = iter(tf.data.Dataset.from_tensors((tf.ones([4, 2]), tf.fill([4, 1], 5.0))).repeat())
     strategy = tf.distribute.get_strategy()
-    traced = trace_step(strategy, model, iterator, updates=AtomicUpdates(strategy))
+    accounts = CallAccounts(model, strategy, None)
+    traced = trace_step(strategy, model, iterator, accounts)
     assert len(updated) == traces
     before = model.trainable_variables[0].numpy()
-    losses = [float(traced(iterator)["loss"]) for _ in range(5)]
+    losses = [float(traced(iterator, accounts.rate.value)["loss"]) for _ in range(5)]
     assert (model.trainable_variables[0].numpy() != before).all()
     assert losses[-1] < losses[0]
     assert int(optimizer.iterations) == 5

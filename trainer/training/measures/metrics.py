@@ -154,6 +154,11 @@ def pieces(metric: Metric) -> list[Variable]:
     return list(flatten(one._value for one in metric.variables))
 
 
+def metric_pieces(model: Model) -> list[Variable]:
+    """Return the variables of a model's metrics, as they are by now."""
+    return [piece for metric in metrics_of(model) for piece in pieces(metric)]
+
+
 def merges(metric: Metric, step: Traced) -> list[str | None]:
     """Say how the states for parts of the data make that of all, one for each piece, as the traced step changes them.
 

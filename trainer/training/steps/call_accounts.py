@@ -7,7 +7,7 @@ import time
 from trainer.core.contracts import Model, Strategy, Traced, Variable
 from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.input_wait import InputWait
-from trainer.training.measures.metrics import CallMetrics, metrics_of, pieces
+from trainer.training.measures.metrics import CallMetrics, metric_pieces
 from trainer.training.measures.staleness import Staleness
 from trainer.training.steps.reports import Report, Reports
 from trainer.training.steps.runner import Call
@@ -51,11 +51,7 @@ class CallAccounts:
         """What a step changes and a checkpoint lacks: metrics, its counts, and tables' rows, which have files."""
         tables = self.tables.tables.values() if self.tables is not None else []
         rows = [one for table in tables for one in table.variables]
-        return [
-            *rows,
-            *(one for one, _ in self.counts),
-            *(one for metric in metrics_of(self.model) for one in pieces(metric)),
-        ]
+        return [*rows, *(one for one, _ in self.counts), *metric_pieces(self.model)]
 
     def trace(self, train_step: Traced) -> None:
         """Make the metrics of a traced step, which has all of the model's."""

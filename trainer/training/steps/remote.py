@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import ElementSpec, Program, Strategy, Structure, Traced, Variable
 from trainer.core.joining import why_at_a_save
 from trainer.core.settings.config import Config
@@ -23,6 +24,7 @@ from trainer.training.data.python_calls import look_for_python
 from trainer.training.data.worker_files import WorkerFiles, processes_of, tag_of
 from trainer.training.forgotten import all_of, warn_of_forgotten
 from trainer.training.keras.adapters import keras_of
+from trainer.training.measures.metrics import metric_pieces
 from trainer.training.measures.outputs import output_names, outputs_of
 from trainer.training.metric_uses import reject_uses
 from trainer.training.outside import reject_changing_shapes, reject_outside
@@ -35,7 +37,7 @@ from trainer.training.steps.model import make_model
 from trainer.training.steps.read_order import ReadOrder
 from trainer.training.steps.runner import CALL_POLL_SECONDS, Call, StepRunner
 from trainer.training.steps.traced_call import trace_call
-from trainer.training.steps.traced_step import metric_pieces, trace_step
+from trainer.training.steps.traced_step import trace_step
 from trainer.training.steps.workers_data import WorkersData
 from trainer.training.tables.declared_tables import reject_undeclared
 from trainer.training.tables.dynamic.table import giving_rows
@@ -44,7 +46,6 @@ from trainer.training.tables.row_updates import may_deduplicate_lookups
 from trainer.training.tables.table_lookups import deduplicated_lookups
 from trainer.training.tf_internals.joining import add_worker, announce, known_workers, taken_in
 from trainer.training.tf_internals.workers import (
-    WorkerStates,
     all_failed_alike,
     calls_fail,
     is_recovering,
@@ -70,7 +71,7 @@ class RemoteStepRunner(StepRunner):
         program: Program,
         strategy: Strategy,
         workers: int,
-        members: WorkerStates | None = None,
+        members: Membership | None = None,
         service: DataService | None = None,
         handover: TablesLeft | None = None,
     ) -> None:
@@ -255,7 +256,7 @@ def order_of(config: Config, workers: int, service: DataService | None) -> ReadO
     return ReadOrder(config, workers, seed, of_all=service is not None)
 
 
-def takes_in(config: Config, strategy: Strategy, members: WorkerStates | None) -> bool:
+def takes_in(config: Config, strategy: Strategy, members: Membership | None) -> bool:
     """Return whether workers can join those that train; else the cluster is formed again with them, after a save.
 
     With several GPUs a worker has an iterator for each.
@@ -283,11 +284,7 @@ def trace_for_workers(program: Program, strategy: Strategy, accounts: CallAccoun
             strategy,
             model,
             data.element_spec if data.waits else data.iterator_spec,
-            accounts.rate,
-            accounts.updates,
-            accounts.stale,
-            accounts.wait,
-            accounts.asked,
+            accounts,
             placed=data.order.exact and not data.waits,
             given=data.waits,
             seeded=False,
@@ -320,11 +317,7 @@ def pack(
         train_step,
         step,
         data.iterator_spec,
-        accounts.rate,
-        accounts.reports,
-        accounts.metrics.states,
-        accounts.updates,
-        accounts.tables,
+        accounts,
         unrolled=max(MIN_AHEAD if ahead else 1, min(UNROLLED_STEPS, fitting)),
         waits=data.waits,
         ahead=ahead,

@@ -8,14 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import DataIterator, ElementSpec, Strategy, Tensor, Traced, Variable
-from trainer.training.measures.metrics import MetricStates
 from trainer.training.steps.ahead import CopyAhead
-from trainer.training.steps.reports import Reports
+from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.steps.step_copy import StepCopy
-from trainer.training.tables.dynamic.tables import DynamicTables
 from trainer.training.tf_internals.datasets import type_in
-from trainer.training.updates.atomic_updates import AtomicUpdates
-from trainer.training.updates.learning_rate import LearningRate
 
 Take = Callable[..., list[tf.Tensor]]  # does steps with these arguments, one unless `steps` says how many
 Done = tuple[tf.Tensor, list[Tensor], Any]  # how many steps, what ends with them, and the last one's outputs
@@ -26,11 +22,7 @@ def trace_call(
     train_step: Traced,
     counter: Variable,
     iterator: DataIterator,
-    rate: LearningRate | None = None,
-    reports: Reports | None = None,
-    states: MetricStates | None = None,
-    updates: AtomicUpdates | None = None,
-    tables: DynamicTables | None = None,
+    accounts: CallAccounts | None = None,
     *,
     unrolled: int = 1,
     waits: bool = False,
@@ -38,10 +30,10 @@ def trace_call(
 ) -> Traced:
     """Trace the packed call, which does a traced step as often as it is told to and counts that.
 
-    It takes an iterator, and a vector of the number of steps and, with `reports`, its own number; there it puts what it
-    would return otherwise: the step's outputs, the metrics' states, how long `updates` have waited, and the numbers of
-    dynamic tables. A call for other processes takes the learning rate as its last argument, and keeps
-    `states` itself. `unrolled` is the number of steps in a round of the call's loop; what that leaves over is done
+    It takes an iterator, and a vector of the number of steps and, with `accounts`, its own number. A call with these is
+    for other processes: it takes the learning rate as its last argument, and keeps the metrics' states itself. It
+    reports what it would return otherwise: outputs, states, how long updates have waited, and numbers of dynamic
+    tables. `unrolled` is the number of steps in a round of the call's loop; what that leaves over is done
     first, in rounds of one step. The first step of a round counts how stale its update is, which costs a tiny step a
     fifth of its speed. A step that would draw the same random numbers several times in a round has rounds of one.
     With `waits` the iterator gives places and batches as Optional, the step takes a batch, and the call ends where
@@ -54,9 +46,9 @@ def trace_call(
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
     def train_call(iterator: DataIterator, order: tf.Tensor, *value: tf.Tensor) -> Any:
-        kept = states.in_call() if states else []
-        if states:
-            states.exchange(train_step, kept)
+        kept = accounts.metrics.states.in_call() if accounts else []
+        if accounts:
+            accounts.metrics.states.exchange(train_step, kept)
         with strategy.scope():
             if waits:
                 steps, ended, outputs = steps_while_given(train_step, take_round, (iterator, *value), order[0])
@@ -65,17 +57,15 @@ def trace_call(
             # Once a call and at its end, so that a call that is run again on another worker counts once.
             with tf.control_dependencies(ended):
                 counter.assign_add(steps)
-            if rate:
-                rate.show()
-            if reports is None:
+            if accounts is None:
                 return outputs
-            waited = updates.waited() if updates else []
-            numbers = tables.numbers() if tables else []
+            accounts.rate.show()
+            waited, numbers = accounts.updates.waited(), accounts.tables.numbers() if accounts.tables else []
             kept_states = [state.read_value() for state in kept]
-            reports.put(order[1], counter.read_value(), steps, (outputs, kept_states, waited, numbers))
+            accounts.reports.put(order[1], counter.read_value(), steps, (outputs, kept_states, waited, numbers))
             return None
 
-    takes = (iterator, tf.TensorSpec([None], tf.int64), *((rate.spec,) if rate else ()))
+    takes = (iterator, tf.TensorSpec([None], tf.int64), *((accounts.rate.spec,) if accounts else ()))
     return train_call.get_concrete_function(*takes)
 
 

@@ -12,24 +12,18 @@ import tensorflow as tf
 from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
 from trainer.training.keras.adapters import keras_of
-from trainer.training.measures.input_wait import InputWait
-from trainer.training.measures.metrics import metrics_of, pieces
+from trainer.training.measures.metrics import metric_pieces
 from trainer.training.measures.outputs import outputs_of, problem
-from trainer.training.measures.staleness import Staleness
-from trainer.training.tables.asked_rows import AskedRows
+from trainer.training.steps.call_accounts import CallAccounts
 from trainer.training.tables.precision import no_loss_scaling
-from trainer.training.updates.atomic_updates import AtomicUpdates
 from trainer.training.updates.first_trace import FirstTrace
-from trainer.training.updates.learning_rate import LearningRate
 from trainer.training.updates.transfers import sending_together
 
 
 def one_step(
     strategy: Strategy,
     own_step: Callable[[Any], Any],
-    stale: Staleness | None,
-    wait: InputWait | None,
-    asked: AskedRows | None,
+    accounts: CallAccounts | None,
     *,
     placed: bool,
     given: bool,
@@ -45,13 +39,12 @@ def one_step(
         if given:
             place, batch = None, iterator
         else:
-            taken = wait.measured(read) if wait else read()
+            taken = accounts.wait.measured(read) if accounts and accounts.wait else read()
             place, batch = taken if placed else (None, taken)
         with contextlib.ExitStack() as stack:
-            if asked:
-                stack.enter_context(asked.measured())
-            if stale:
-                stack.enter_context(stale.measured(batch))
+            if accounts:
+                stack.enter_context(accounts.asked.measured())
+                stack.enter_context(accounts.stale.measured(batch))
             outputs = reduce_replicas(strategy, strategy.run(own_step, args=(batch,)))
         return (outputs, strategy.experimental_local_results(place)[-1]) if placed else outputs
 
@@ -62,19 +55,15 @@ def trace_step(
     strategy: Strategy,
     model: Model,
     iterator: DataIterator,
-    rate: LearningRate | None = None,
-    updates: AtomicUpdates | None = None,
-    stale: Staleness | None = None,
-    wait: InputWait | None = None,
-    asked: AskedRows | None = None,
+    accounts: CallAccounts | None = None,
     *,
     placed: bool = False,
     given: bool = False,
     seeded: bool = True,
 ) -> Traced:
-    """Trace one step, which takes an iterator and, for other processes, the learning rate.
+    """Trace one step, which takes an iterator and, with `accounts`, which are for other processes, the learning rate.
 
-    With `updates` each update that it makes is one act: other processes make some at the same time.
+    Then each update that it makes is one act: other processes make some at the same time.
 
     This makes what a lazily built model and its optimizer still lack. `placed` and `given` are as for `one_step`. Where
     it is not `seeded`, what it draws has no seed of TensorFlow's: each process that runs it draws other numbers, each
@@ -85,7 +74,7 @@ def trace_step(
     translated = by_autograph(own_step)
 
     def states() -> list[Variable]:
-        counted = [one for each in (stale, wait, asked) if each for one, _ in each.states]
+        counted = [one for one, _ in accounts.counts] if accounts else []
         return [*metric_pieces(model), *counted, *keras.counts]
 
     def trace() -> Traced:
@@ -94,15 +83,14 @@ def trace_step(
             if not seeded:
                 tf.compat.v1.get_default_graph().seed = None
             with contextlib.ExitStack() as stack:
-                if rate:
-                    stack.enter_context(rate.given(*value))
-                if updates:
+                if accounts:
+                    stack.enter_context(accounts.rate.given(*value))
                     stack.enter_context(first.watched())
                     stack.enter_context(sending_together(functools.partial(metric_pieces, model)))
-                    stack.enter_context(updates.active(states))
-                return one_step(strategy, translated, stale, wait, asked, placed=placed, given=given)(iterator)
+                    stack.enter_context(accounts.updates.active(states))
+                return one_step(strategy, translated, accounts, placed=placed, given=given)(iterator)
 
-        return rate.trace(train_step, iterator) if rate else train_step.get_concrete_function(iterator)
+        return accounts.rate.trace(train_step, iterator) if accounts else train_step.get_concrete_function(iterator)
 
     with strategy.scope(), no_loss_scaling():
         traced = trace()
@@ -124,11 +112,6 @@ def by_autograph(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a model's step as AutoGraph translates it: what is around it would take a tenth of an import."""
     autograph = tf.__internal__.autograph
     return cast(Callable[..., Any], autograph.tf_convert(step, autograph.control_status_ctx()))
-
-
-def metric_pieces(model: Model) -> list[Variable]:
-    """Return the variables of a model's metrics, as they are by now."""
-    return [piece for metric in metrics_of(model) for piece in pieces(metric)]
 
 
 def reduce_replicas(strategy: Strategy, outputs: Structure) -> Structure:

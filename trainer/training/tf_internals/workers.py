@@ -13,18 +13,18 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.data.experimental.ops.testing import sleep as sleep
 from tensorflow.python.distribute.coordinator import cluster_coordinator
 from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from trainer.cluster.member import LostWorkers
+from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.own_frames import cause
 from trainer.core.repeated_failures import RepeatedFailures
@@ -37,25 +37,6 @@ WAIT_SECONDS = 0.1
 DEATHS = 3  # of workers in a row, which are a call's fault
 WORKER_THREAD = "WorkerClosureProcessingLoop-"
 CONFIRM_SECONDS = 3.0  # until the heartbeat has heard that a process ended
-
-
-class WorkerStates(Protocol):
-    """Who knows of the workers: the tasks in TensorFlow's order, and who is told what becomes of them."""
-
-    handler: Any
-
-    @property
-    def workers(self) -> list[str]: ...
-    def workers_serving(self, since: float = 0.0) -> set[str]: ...
-    def worker_lost(self, task: str) -> None: ...
-    def way_lost(self, task: str, message: str) -> str: ...
-    def process(self, task: str) -> str | None: ...
-    def has_ended(self, task: str, process: str | None) -> bool: ...
-    def leaves(self, task: str) -> bool: ...
-    def killed_by_call(self, tasks: list[str], steps: int) -> Exception: ...
-    def lost_ps(self) -> list[str]: ...
-    def failed_alike(self, error: Exception) -> Exception: ...
-    def workers_taken_in(self, tasks: Collection[str]) -> None: ...
 
 
 class WayLost(tf.errors.UnavailableError):
@@ -93,7 +74,7 @@ class ReadmissionCondition(threading.Condition):
 class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
     """Takes in the workers that are back, without waiting for those that are not."""
 
-    def __init__(self, server_def: Any, cluster: Any, members: WorkerStates) -> None:
+    def __init__(self, server_def: Any, cluster: Any, members: Membership) -> None:
         self._members = members
         self.tasks = list(members.workers)
         """The workers, in TensorFlow's order."""
@@ -215,7 +196,7 @@ class PartialHandler(cluster_coordinator.WorkerPreemptionHandler):
 class CallBudget:
     """Ends the run when one call has killed several workers in a row: TensorFlow would give it to the next."""
 
-    def __init__(self, cluster: Any, members: WorkerStates) -> None:
+    def __init__(self, cluster: Any, members: Membership) -> None:
         """Watch the workers of TensorFlow's cluster."""
         self._queue = cluster.closure_queue
         self._members = members
@@ -252,7 +233,7 @@ class CallBudget:
 class AlikeFailures:
     """Finds the program's error where every worker fails in the same way: TensorFlow would repeat that for ever."""
 
-    def __init__(self, members: WorkerStates) -> None:
+    def __init__(self, members: Membership) -> None:
         self._members = members
         self.failures = RepeatedFailures()
 
@@ -299,7 +280,7 @@ def call_steps(closure: Any) -> int:
     return int(closure._args[1][0]) if len(closure._args) == 3 else 0
 
 
-def make_coordinator(strategy: Strategy, members: WorkerStates | None) -> Coordinator:
+def make_coordinator(strategy: Strategy, members: Membership | None) -> Coordinator:
     """Make a ClusterCoordinator whose workers are taken in one by one; without members it is TensorFlow's own."""
     if members is None:
         return tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -313,10 +294,10 @@ def make_coordinator(strategy: Strategy, members: WorkerStates | None) -> Coordi
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     finally:
         cluster_coordinator.WorkerPreemptionHandler = original
-    members.handler = coordinator._cluster.failure_handler
-    members.handler.resources = PerWorkerResources(coordinator)
-    members.handler.budget = CallBudget(coordinator._cluster, members)
-    members.handler.alike.clear_when_calls_end(coordinator._cluster.closure_queue)
+    members.handler = handler = coordinator._cluster.failure_handler
+    handler.resources = PerWorkerResources(coordinator)
+    handler.budget = CallBudget(coordinator._cluster, members)
+    handler.alike.clear_when_calls_end(coordinator._cluster.closure_queue)
     return coordinator
 
 
