@@ -125,7 +125,7 @@ def form_strategy(context: RunContext, cluster: ClusterConfig) -> tuple[Strategy
     strategy = make_strategy(config, cluster, membership.processes if membership else None)
     context.stopping.listen(lambda: context.phases.phase in (Phase.COMPILING, Phase.RESTORING))
     progress.enter(RunState.WAITING, "building the model")
-    progress.counters.workers = name_workers(context, cluster)
+    progress.counters.workers = context.workers(cluster.workers) or [cluster.task]
     progress.counters.servers = membership.servers if membership else ()
     return strategy, service
 
@@ -138,13 +138,6 @@ def with_declared_tables(context: RunContext) -> RunContext:
     if config is context.config:
         return context
     return dataclasses.replace(context, config=config)
-
-
-def name_workers(context: RunContext, cluster: ClusterConfig) -> list[str]:
-    """Name the tasks that train, in the order in which calls number their workers."""
-    if not context.config.traits.remote:
-        return [cluster.task]
-    return context.membership.workers if context.membership else [f"worker-{n}" for n in range(cluster.workers)]
 
 
 def make_handover(context: RunContext, cluster: ClusterConfig) -> Handover | None:

@@ -39,7 +39,16 @@ from trainer.training.data.places import tensors_in
 from trainer.training.exports.export import lacks_evaluation
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.measures.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of, pieces, reached
+from trainer.training.measures.metrics import (
+    MAXIMUM,
+    MINIMUM,
+    SUM,
+    MetricStates,
+    merges,
+    metric_pieces,
+    metrics_of,
+    reached,
+)
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.outside import reject_changing_shapes
 
@@ -172,7 +181,7 @@ class Distributed:
 
         @tf.function(autograph=False)
         def evaluate_part(part: tf.Tensor) -> Structure:
-            return step.run(part_of_data(program, workers, part))
+            return step.run(call_watched(InputContext(workers, part), program, partial(trace_eval_dataset, program)))
 
         self._evaluate_part = evaluate_part.get_concrete_function(tf.TensorSpec([], tf.int64))
 
@@ -202,7 +211,8 @@ class Exact:
                 raise UserError(f"{name} has its own {method}, which exact evaluation does not call: {OTHER_WAYS}")
         if model.losses:
             raise UserError(f"{name} has regularization, which exact evaluation leaves out of the loss: {OTHER_WAYS}")
-        reject_python(program)
+        # Raises UserError if workers can't run the pipeline.
+        tf.function(partial(trace_eval_dataset, program, WHOLE), autograph=False).get_concrete_function()
         # TensorFlow would divide the files, where there are any, and a `take` or `skip` would count in each part. It
         # finds no files behind this, and then divides the batches; options that say so have no effect here.
         dataset = eval_dataset(program).take_while(lambda *_: True)
@@ -375,7 +385,7 @@ def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
     """Return the names of what a traced test_step returns; refuse numbers of its own. Leaves the metrics reset."""
     model.reset_metrics()
     names = checked_names(name, step.structured_outputs, model.get_metrics_result())
-    states = [piece for metric in metrics_of(model) for piece in pieces(metric)]
+    states = metric_pieces(model)
     own = set(names) - outputs_depending_on(step, states)
     # That of a metric whose state is not seen in its result is no number of the step's own.
     if own and (
@@ -408,22 +418,6 @@ def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:
             "batch's alone: keep it in a metrics.Mean, and return its result under its name"
         )
     return sorted(outputs)
-
-
-def reject_python(program: Program) -> None:
-    """Raise UserError if workers can't run the evaluation's pipeline."""
-
-    @tf.function(autograph=False)
-    def make() -> None:
-        trace_eval_dataset(program, WHOLE)
-
-    make.get_concrete_function()
-
-
-def part_of_data(program: Program, parts: int, part: tf.Tensor) -> tf.data.Dataset:
-    """Return a part of the program's evaluation data, whose number is a tensor."""
-    context = InputContext(parts, part)
-    return call_watched(context, program, lambda watched: trace_eval_dataset(program, watched))
 
 
 def call_watched(context: tf.distribute.InputContext, program: Program, make_dataset: Callable[[Any], Any]) -> Dataset:

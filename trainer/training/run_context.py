@@ -26,3 +26,9 @@ class RunContext:
     membership: Membership | None
     lease: Lease | None
     stopping: StopRequest
+
+    def workers(self, count: int) -> list[str]:
+        """Return the names of the tasks that take calls, by their numbers in TensorFlow's cluster; none of others."""
+        if not self.config.traits.remote:
+            return []
+        return self.membership.workers if self.membership else [f"worker-{each}" for each in range(count)]

@@ -480,12 +480,9 @@ def own_eval_dataset(program: Program, context: tf.distribute.InputContext) -> t
     """Return a part of the program's evaluation data, read by this process."""
     files = own_files(f"evaluation-{THIS}", context.input_pipeline_id, range(context.num_input_pipelines))
     with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
-        return check_finite(program, check_dataset(program, "eval_dataset", program.eval_dataset(context)))
-
-
-def check_finite(program: Program, dataset: tf.data.Dataset) -> tf.data.Dataset:
-    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-        raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
+        dataset = check_dataset(program, "eval_dataset", program.eval_dataset(context))
+        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
     return dataset
 
 

@@ -16,7 +16,9 @@ class Account:
     def __init__(self, context: RunContext, meter: ProgressMeter, began: float) -> None:
         """`began` (of time.monotonic) is when the time without training began that ends with the first step."""
         self._progress, self._phases, self._directory = context.progress, context.phases, context.directory
-        self._meter = meter
+        self.meter = meter
+        self.leads = context.progress.leads
+        """Whether this process is the one that tells of the run."""
         self._began: float | None = began
         self.step = 0
         """The step that was read last; calls in flight may have gone on since."""
@@ -25,7 +27,7 @@ class Account:
 
     def begin(self) -> None:
         """The training begins now."""
-        self._meter.begin(self.step, time.monotonic())
+        self.meter.begin(self.step, time.monotonic())
         self._progress.status.step = self.step
         self._phases.enter(Phase.TRAINING)
         self._progress.enter(RunState.TRAINING)
@@ -45,25 +47,12 @@ class Account:
         """A checkpoint is on disk; called by the thread that wrote it."""
         self._progress.checkpointed(self._directory.catalogue.prefix(step), max(step, self.step))
 
-    def is_due(self, now: float) -> bool:
-        """Return whether it is time to show numbers."""
-        return self._meter.is_due(now)
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process is the one that tells of the run."""
-        return self._progress.leads
-
     def show(self, read: Callable[[], dict[str, float]]) -> bool:
         """Show the numbers of the training since the last time, which `read` returns; False where there is nothing."""
-        stretch = self._meter.stretch(self.step, time.monotonic())
+        stretch = self.meter.stretch(self.step, time.monotonic())
         if stretch is None:
             return False
         self.values = read()
         self._progress.trained(self.step, stretch.speed, self.values, stretch.given, stretch.seconds)
-        self._meter.begin(self.step, time.monotonic())
+        self.meter.begin(self.step, time.monotonic())
         return True
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave a time out of the speed in which nothing was trained."""
-        self._meter.leave_out(seconds)

@@ -32,7 +32,8 @@ class Calls:
 
         Where this process trains, it is the only one and no task is shown.
         """
-        self._count = workers
+        self.count = workers
+        """How many workers train."""
         self._runner = runner
         self.schedule = schedule
         self._progress = progress
@@ -47,19 +48,14 @@ class Calls:
         self.outputs: Any = None
         """What train_step returned in the call that ended last."""
 
-    @property
-    def all_have_ended(self) -> bool:
-        """Whether a call of each worker has ended."""
-        return len(self.workers) >= self._count
-
     def last(self) -> dict[str, float]:
         """Return the numbers of the call that ended last by name, with metrics over all calls since they were reset."""
         return {} if self.outputs is None else fetch_numbers(self._runner.aggregate_outputs(self.outputs))
 
     def join(self, task: str) -> None:
         """One more worker takes calls; its number is the next one."""
-        self._tasks[self._count] = task
-        self._count += 1
+        self._tasks[self.count] = task
+        self.count += 1
         self.schedule.join()
         self._meter.join(task)
         self._progress.counters.workers = [*self._progress.counters.workers, task]

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from trainer.cluster.members.formation import MembershipChanged
-from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Structure
 from trainer.core.failures import Infrastructure, StalePath, Stopped
-from trainer.core.settings.config import Config
 from trainer.run.saves.checkpoints import SLOW_SECONDS
 from trainer.training.handover import Handover
 from trainer.training.loop.account import Account
@@ -71,7 +69,7 @@ class Controller:
         `end_epoch` then.
         """
         config, members = context.config, context.membership
-        tasks = workers_of(config, members, workers)
+        tasks = context.workers(workers)
         schedule = make_schedule(config, workers)
         meter = ProgressMeter(config.log_seconds, tasks)
         self._runner = runner
@@ -103,7 +101,7 @@ class Controller:
     @property
     def every_worker_has_trained(self) -> bool:
         """Whether a call of each worker has ended."""
-        return self._calls.all_have_ended
+        return len(self._calls.workers) >= self._calls.count
 
     def restore(self) -> None:
         """Go on with what is on the ps, or go back to the newest checkpoint; a new run has neither: step 0."""
@@ -253,9 +251,9 @@ class Controller:
         """Return what is due by time, or was asked of a member: of all members in step."""
         now = time.monotonic()
         save = self._saves.schedule.is_due(before, self.step, now, lambda: self._saves.is_writing)
-        show, leads = self._account.is_due(now), self._account.leads
+        show, leads = self._account.meter.is_due(now), self._account.leads
         numbers = (int(leads and number) for number in (save, show, *self._calls.schedule.sizes))
-        agreed = self._runner.agree([self._members.is_asked_to_stop, *numbers])
+        agreed = self._runner.agree([self._members.stopping(), *numbers])
         self._calls.schedule.sizes = tuple(agreed[3:])
         self._calls.schedule.polled(self.step, time.monotonic())
         return Due(*map(bool, agreed[:3]))
@@ -324,17 +322,10 @@ class Controller:
         started = time.monotonic()
         metrics = self._evaluations.make(self.step)
         # Evaluating is no training: the speed that is shown next leaves it out.
-        self._account.leave_out(time.monotonic() - started)
+        self._account.meter.leave_out(time.monotonic() - started)
         return metrics
 
     def _show(self) -> None:
         """Show the numbers since the last time; none when no step has ended since."""
         if self._account.show(self._calls.last) and not self._ends.for_callbacks:  # else they are the epoch's
             self._runner.reset_metrics()
-
-
-def workers_of(config: Config, members: Membership | None, workers: int) -> list[str]:
-    """Return the names of the tasks that take calls, by their numbers in TensorFlow's cluster."""
-    if not config.traits.remote:
-        return []
-    return members.workers if members else [f"worker-{each}" for each in range(workers)]

@@ -19,16 +19,13 @@ class Evaluations:
     def __init__(self, context: RunContext, evaluate: Callable[[], dict[str, float]] | None) -> None:
         """`evaluate` returns the metrics of the model as it is; None where the settings leave that to others."""
         self._evaluate = evaluate
+        self.are_made_here = evaluate is not None
         self._progress, self._phases, self._directory = context.progress, context.phases, context.directory
         self._best_metric = context.config.best_metric
         self._results: Results | None = None
         self.are_kept = bool(context.config.checkpoints_kept_best)
         """Whether metrics belong beside their checkpoints, by which these are kept."""
         self.log = EvaluationLog(int((read_record(self._directory.evaluation) or {}).get("step", -1)))
-
-    @property
-    def are_made_here(self) -> bool:
-        return self._evaluate is not None
 
     def make(self, step: int) -> dict[str, float]:
         """Evaluate the model, which is of this step, and publish the metrics; returns them by name."""

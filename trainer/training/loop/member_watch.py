@@ -24,18 +24,13 @@ class MemberWatch:
 
     def __init__(self, context: RunContext, schedule: Schedule, meter: ProgressMeter, save: Callable[[], None]) -> None:
         """`save` saves before this process leaves."""
-        self._members, self._stopping = context.membership, context.stopping
+        self._members, self.stopping = context.membership, context.stopping
         self._progress, self._phases = context.progress, context.phases
         self._schedule = schedule
         self._meter = meter
         self._save = save
         self._patience = StopPatience()
         self._absence = WorkerAbsence(context.config.member_wait_timeout_seconds)
-
-    @property
-    def is_asked_to_stop(self) -> bool:
-        """Whether this process is asked to stop."""
-        return self._stopping()
 
     def wait(self, is_failing: Callable[[], bool]) -> None:
         """Look around while calls are in flight. `is_failing` tells whether calls have only ever failed.
@@ -47,7 +42,7 @@ class MemberWatch:
             raise MembershipChanged("; ".join(unreachable.values()))
         alive = self._members is None or bool(self._members.workers_serving())
         self.note(alive)
-        if self._stopping():
+        if self.stopping():
             self._schedule.close()
             if why := self._patience.why_leave(time.monotonic(), has_workers=alive, is_failing=is_failing()):
                 log.warning("%s: saving without it", why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -42,13 +41,9 @@ def fetch_numbers(outputs: Structure) -> dict[str, float]:
     """Return what train_step or an evaluation returned, by name; of several numbers their mean, as Keras shows them."""
     if not isinstance(outputs, dict):
         outputs = {"loss": outputs}
-    return {str(name): mean_of(value) for name, value in outputs.items() if has_numbers(value)}
+    return {str(name): float(np.mean(value)) for name, value in outputs.items() if has_numbers(value)}
 
 
 def has_numbers(value: object) -> bool:
     """Return whether a value is a number, or an array of numbers: a text has no place in the log, nor have odd rows."""
     return not isinstance(value, tf.RaggedTensor | tf.SparseTensor) and np.asarray(value).dtype.kind in "biuf"
-
-
-def mean_of(value: Any) -> float:
-    return float(np.mean(value)) if getattr(value, "ndim", 0) else float(value)
