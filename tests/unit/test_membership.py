@@ -444,7 +444,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
 ) -> None:
     now = time.monotonic()
     handled(watched, worker_0=now - 100, worker_1=now - 100)
-    watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
+    watched.membership._ways.verdict = Verdict(parted={"worker-1": WAY})
     watched.looks()
     assert state(watched, "worker-1") is MemberState.TRAINING  # a way may be lost for a moment
     monkeypatch.setattr(missing_ways, "STUCK_SECONDS", -1.0)
@@ -454,7 +454,7 @@ def test_a_worker_whose_call_waits_for_an_answer_that_was_lost_is_left_out(
 
 def test_a_worker_whose_calls_end_is_not_left_out_for_a_way_that_takes_no_new_connection(watched: Watched) -> None:
     handled(watched)
-    watched.membership._ways._verdict = Verdict(parted={"worker-1": WAY})
+    watched.membership._ways.verdict = Verdict(parted={"worker-1": WAY})
     watched.membership._missing_ways._parted_since = {"worker-1": time.monotonic() - 100}
     watched.looks()
     assert state(watched, "worker-1") is MemberState.TRAINING
@@ -465,7 +465,7 @@ def test_a_ps_is_lost_when_no_worker_trains_and_none_reaches_it(
 ) -> None:
     handled(watched)
     monkeypatch.setattr(missing_ways, "LOST_SECONDS", -1.0)
-    watched.membership._ways._verdict = Verdict(lost={"ps-0": "no worker has a way to it"})
+    watched.membership._ways.verdict = Verdict(lost={"ps-0": "no worker has a way to it"})
     watched.looks()
     assert watched.membership.unreachable_ps() == {}  # a worker trains
     for task in ("worker-0", "worker-1"):

@@ -164,7 +164,7 @@ class Member:
             if flips >= FLIPS:
                 until = now + min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(flips - FLIPS, 10))
                 return found.after(E.SHORT_LIVED, now, until=until, why=TWO_HOSTS, **heard)
-        if incarnation == self.must_restart and not self._heeds_nothing(now):
+        if incarnation == self.must_restart and (self.asked_to is None or now - self.asked_to <= HEED_SECONDS):
             heard["asked_to"] = now if self.asked_to is None else self.asked_to
             return found.after(E.RESTART, now, **heard)
         if self.must_restart is not None:
@@ -233,9 +233,6 @@ class Member:
             return self.after(E.PAUSE_OVER, now)
         patience = RETURN_SECONDS if self.is_ps and self.asked_to is not None else AWAY_SECONDS
         return self.after(E.LATE, now) if self.is_expected and now - self.since >= patience else self
-
-    def _heeds_nothing(self, now: float) -> bool:
-        return self.asked_to is not None and now - self.asked_to > HEED_SECONDS
 
     def _ended(self, now: float) -> Member:
         """Remember how quiet its last process was by now, and whether its life was short; once a process."""

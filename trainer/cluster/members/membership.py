@@ -247,7 +247,7 @@ class Membership:
             return ""
         addresses = self._cluster.servers | {CHIEF: self._cluster.jobs["chief"][0]}
         called = " or ".join(f"{name} at {addresses[name]}" for name in others)
-        why = self._ways.parted.get(task) or f"{task} can't reach {called} {CALL_FAILED}"
+        why = self._ways.verdict.parted.get(task) or f"{task} can't reach {called} {CALL_FAILED}"
         self._cut_off(task, why)
         return why
 
@@ -342,14 +342,14 @@ class Membership:
     def _look_at_ways(self, now: float) -> None:
         """Leave out those of this generation that lack a way, and tell of it."""
         members = self.heartbeat.members()
-        self._progress.ways(status_of(self._ways.matrix))
+        self._progress.ways(status_of(self._ways.verdict.matrix))
         for member in members.values():
             self._news.half(member)
         training = [m.task for m in members.values() if not m.is_ps and m.state is MemberState.TRAINING]
         if not self._watching or self.handler is None:
             self._missing_ways.forget()
             return
-        ways, busy = self._ways, self.handler.busy
+        ways, busy = self._ways.verdict, self.handler.busy
         for task, why in self._missing_ways.find_lasting(training, ways.parted, ways.lost, busy, now):
             if members[task].state is MemberState.TRAINING:
                 self._cut_off(task, why)

@@ -57,8 +57,11 @@ class Verdict:
     """Who can't be used, by what is known at a time."""
 
     matrix: Matrix = dataclasses.field(default_factory=dict)
+    """All that is known, by the members' tasks."""
     lost: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The ps that no member can use, each with what is wrong."""
     parted: dict[str, str] = dataclasses.field(default_factory=dict)
+    """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
     doubted: set[str] = dataclasses.field(default_factory=set)
     """The workers with a way that may work or not."""
     judged: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -144,22 +147,7 @@ class WayReader:
         self._news = threading.Event()
         self._started = self._ended = False
         self._questions = Questions()
-        self._verdict = Verdict()
-
-    @property
-    def matrix(self) -> Matrix:
-        """All that is known, by the members' tasks."""
-        return self._verdict.matrix
-
-    @property
-    def lost(self) -> dict[str, str]:
-        """The ps that no member can use, each with what is wrong."""
-        return self._verdict.lost
-
-    @property
-    def parted(self) -> dict[str, str]:
-        """The workers without a way to the coordinator, or to one of the other ps, each with what is wrong."""
-        return self._verdict.parted
+        self.verdict = Verdict()
 
     def start(self) -> None:
         """Ask from now on; call it when TensorFlow is loaded. Again it does nothing."""
@@ -180,21 +168,21 @@ class WayReader:
         A ps's own ways are not waited for: one that is back holds up everybody.
         """
         if TaskId.parse(task).job == "ps":
-            return self.lost.get(task, "")
+            return self.verdict.lost.get(task, "")
         if not self._started:
             return None
-        if self._verdict.judged.get(task) != process:
+        if self.verdict.judged.get(task) != process:
             before = self._first.get(task)
             if before is None or before[0] != process:
                 self._first[task] = before = process, now
             return None if now - before[1] < PATIENCE_SECONDS else ""
-        if task in self._verdict.doubted:
+        if task in self.verdict.doubted:
             return None  # the way is about to be tried once more
-        return self.parted.get(task, "")
+        return self.verdict.parted.get(task, "")
 
     def judge(self, now: float) -> None:
         """Say again who can't be used, by what is known `now` (of time.monotonic)."""
-        self._verdict = judge(self._members(), dict(self._rows), now)
+        self.verdict = judge(self._members(), dict(self._rows), now)
 
     def _keep(self) -> None:
         while not self._ended:
