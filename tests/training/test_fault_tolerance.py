@@ -156,7 +156,9 @@ def test_worker_that_dies_while_its_dataset_is_made(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
-@on("custom_loop", FIT_TOO)
+# test_atomic_faults.py has one die in the middle of an update.
+@pytest.mark.matrix
+@on("custom_loop", "fit")
 def test_worker_that_dies_in_the_middle_of_a_call(training: Training) -> None:
     training.trains_on()
     training.awaits("step-0")
@@ -254,6 +256,7 @@ def test_ps_that_dies_while_a_worker_comes_back(training: Training) -> None:
     goes_back(training, fault, "ps-0", "worker-0")
 
 
+@pytest.mark.matrix
 @on("custom_loop")
 def test_ps_and_worker_that_die_together(training: Training) -> None:
     training.trains_on()
