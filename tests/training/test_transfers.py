@@ -152,7 +152,8 @@ DYNAMIC = {"dynamic_tables": {f"table{number}": {"capacity": 5000} for number in
 @pytest.mark.parametrize(
     ("program", "settings", "most"),
     [
-        *((Tables, SPLIT, 16), (Tables, DYNAMIC, 16), (TwiceAStep, SPLIT, 24), (OfKeras3, {}, 20)),
+        *((Tables, DYNAMIC, 16), (TwiceAStep, SPLIT, 24), (OfKeras3, {}, 20)),
+        pytest.param(Tables, SPLIT, 16, marks=pytest.mark.matrix),
         pytest.param(Tables, {}, 16, marks=pytest.mark.matrix),
         pytest.param(Adam, {}, 16, marks=pytest.mark.matrix),
         pytest.param(TwiceAStep, {}, 24, marks=pytest.mark.matrix),
