@@ -173,7 +173,7 @@ def test_a_search_trains_to_its_end_past_a_coordinator_that_dies_and_finds_a_bet
 
     servers = [runs.task(**environment("ps"))]
     servers += [runs.task(**environment("worker", index)) for index in range(2)]
-    chief = runs.start(["-m", "trainer"], **environment("chief"))
+    chief = runs.script("-m", "trainer", **environment("chief"))
     until(lambda: chief.children, "the process of the first point")
     first = chief.children[-1]
     chief.search("sweep s goes on with s-2", 3 * MINUTE)
