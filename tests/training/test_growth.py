@@ -181,7 +181,7 @@ def test_the_data_are_divided_again(cluster: Growing, runs: Runs) -> None:
     assert seen[2, numbers % 3 == 2].all()
 
 
-@pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 3.0}], indirect=True)
+@pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 1.0}], indirect=True)
 def test_a_ps_joins_at_the_next_save(cluster: Growing, runs: Runs) -> None:
     """Also after a worker has joined: the same process goes on."""
     cluster.chief.search(r"step \d+ of")
@@ -200,7 +200,7 @@ def test_a_ps_joins_at_the_next_save(cluster: Growing, runs: Runs) -> None:
     assert all(process.code is None for process in cluster.processes.values())
 
 
-@pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 3.0, "input_position": "exact"}], indirect=True)
+@pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 1.0, "input_position": "exact"}], indirect=True)
 def test_a_worker_joins_at_the_next_save_where_places_are_counted(cluster: Growing, runs: Runs) -> None:
     cluster.chief.search(r"step \d+ of")
     task = cluster.add("worker")
