@@ -11,6 +11,7 @@ up. Nothing is sent.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -31,6 +32,7 @@ from bench.control import groups_of, inventory_of
 from bench.options import parser_of, print_row, scratch_directory
 from fleet.hosts.agent_request import feed
 from fleet.hosts.cluster import Cluster
+from fleet.output.tables import ProgressLine
 from fleet.rollout.release import STAGE, SWITCH, Shipment
 from fleet.rollout.short_way import CURRENT, SUMS, ShortWay
 from fleet.site.inventory import load_inventory
@@ -172,14 +174,6 @@ class Simulated(Cluster):
         return dict.fromkeys(asked, answer)
 
 
-class Silent:
-    def show(self, text: str) -> None:
-        pass
-
-    def keep(self, text: str) -> None:
-        pass
-
-
 def simulate(numbers: list[int]) -> None:
     """Print the control machine's processor seconds of a start after an edit, by the number of hosts."""
     print_row("hosts", "processor, s", "each host, ms", head=True)
@@ -206,8 +200,9 @@ def simulate_start(place: str) -> float:
     reasons = short.judge(answers, list(asked))
     if reasons:
         sys.exit(f"bench.loop: {next(iter(reasons.items()))}")
+    progress = ProgressLine(io.StringIO())
     for playbooks in (STAGE, SWITCH):
-        short.ship(Shipment(inventory, playbooks, str(short._release["id"]), {"run": "loop"}), Silent())
+        short.ship(Shipment(inventory, playbooks, str(short._release["id"]), {"run": "loop"}), progress)
     return asking + processor_seconds() - begun
 
 

@@ -8,7 +8,8 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -20,6 +21,7 @@ from fabric.main import Fab
 from invoke import Collection, Context, Exit
 from invoke.exceptions import ParseError
 
+from fleet.command_line import ending
 from fleet.errors import FleetError
 from fleet.host_locks import write_locks
 from fleet.init import make_site
@@ -67,21 +69,23 @@ class Psfleet(Fab):
     def parse_core(self, argv: list[str] | None) -> None:
         before = sys.dont_write_bytecode
         try:
-            super().parse_core(argv)
-        except ParseError as error:
-            raise self._mistake(error) from error
+            with self._explained():
+                super().parse_core(argv)
         finally:
             sys.dont_write_bytecode = before  # Invoke forbids it, and each call would compile psfleet again
 
     def parse_tasks(self) -> None:
-        try:
+        with self._explained():
             super().parse_tasks()
-        except ParseError as error:
-            raise self._mistake(error) from error
 
     def parse_cleanup(self) -> None:
-        try:
+        with self._explained():
             super().parse_cleanup()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
         except ParseError as error:
             raise self._mistake(error) from error
 
@@ -133,19 +137,15 @@ def init(context: Context, directory: str, host: list[str] | None = None, exampl
     """Make a site's folder with an inventory and a program: psfleet init ~/mine alpha=192.0.2.11 beta=192.0.2.12."""
     if directory.startswith("-"):
         raise Exit(f"psfleet init has no flag {directory!r}. `psfleet init --help` lists them", 2)
-    try:
+    with ending():
         make_site(Path(directory).expanduser(), host or [], print, example)
-    except FleetError as error:
-        raise Exit(str(error), error.code) from error
 
 
 @task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
 def lock(context: Context, name: str) -> None:
     """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, mine-cuda- and mine-no-gpu-."""
-    try:
+    with ending():
         write_locks(name, print)
-    except FleetError as error:
-        raise Exit(str(error), error.code) from error
 
 
 @task(auto_shortflags=False)
@@ -188,7 +188,8 @@ def main() -> None:
         try:
             run_playbook(sys.argv[2:])
         except FleetError as error:
-            sys.exit(_report(error))
+            print(error, file=sys.stderr)
+            sys.exit(error.code)
     for verb in (init, lock, playbook):
         namespace.add_task(verb)
     program = Psfleet(
@@ -199,11 +200,6 @@ def main() -> None:
         program.run(as_invoke_reads(sys.argv))
     except BrokenPipeError:  # of `psfleet --help | head`; verbs print by themselves
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _report(error: FleetError) -> int:
-    print(error, file=sys.stderr)
-    return error.code
 
 
 def _version() -> str:

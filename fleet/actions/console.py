@@ -10,11 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from fleet.hosts.cluster import Cluster
-from fleet.output.json_output import render as render_answer
 from fleet.output.tables import ProgressLine, put
 from fleet.output.terminal import printable
-from fleet.rollout.release import Display, Shipment, ShipmentResult, build_release, check_deeply, find_program, ship
+from fleet.rollout.release import Shipment, ShipmentResult, build_release, check_deeply, find_program, ship
 from fleet.site.inventory import Inventory
+from trainer.run.records import to_json
+
+# Of what verbs answer with `--json` (fleet/site/schema/answers.json). Within a version keys are only added. What else
+# changes raises it.
+VERSION = 1
 
 
 def _ask(question: str) -> bool:
@@ -27,7 +31,7 @@ def _ask(question: str) -> bool:
         return False
 
 
-def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
+def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display: ProgressLine) -> None:
     """Prove a choice on the coordinator's host, beside what runs there."""
     from fleet.rollout.short_way import prove_beside  # which few verbs need
 
@@ -41,12 +45,12 @@ class Console:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    ship: Callable[[Shipment, Display], ShipmentResult] = ship
+    ship: Callable[[Shipment, ProgressLine], ShipmentResult] = ship
     check_program: Callable[[Inventory, str, Sequence[str]], None] = find_program
     build: Callable[[Inventory], str] = build_release
-    verify_hosts: Callable[[Inventory, Sequence[str], Display], Mapping[str, str]] = check_deeply
+    verify_hosts: Callable[[Inventory, Sequence[str], ProgressLine], Mapping[str, str]] = check_deeply
     ask: Callable[[str], bool] = _ask
-    prove: Callable[[Cluster, str, Mapping[str, Any], Display], None] = _prove
+    prove: Callable[[Cluster, str, Mapping[str, Any], ProgressLine], None] = _prove
     json_out: TextIO | None = None
     """Where `--json` goes, while `out` is for the operator; None without it."""
     progress_out: TextIO | None = None
@@ -73,4 +77,12 @@ class Console:
             return
         if isinstance(record.get("next"), str):
             record = {**record, "next": self.complete(record["next"])}
-        put(self.json_out, render_answer(verb, record, on_a_line=on_a_line))
+        answer = {"version": VERSION, "verb": verb, **record}
+        put(self.json_out, to_json(answer, indent=None if on_a_line else 1))
+
+    def answer(self, verb: str, record: Mapping[str, Any], text: str) -> None:
+        """Print what `--json` asked for, else the text."""
+        if self.json_out is None:
+            self.print(text)
+        else:
+            self.print_json(verb, record)

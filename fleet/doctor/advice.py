@@ -30,7 +30,7 @@ MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What hosts and run said at one moment; seconds and bytes are since a beginning that nobody needs."""
+    """What hosts and run said at one moment; seconds and bytes are since some beginning."""
 
     time: float
     workers: Mapping[str, int]
@@ -317,7 +317,7 @@ class Gains:
 def gains(rates: Rates) -> Gains | None:
     """Return what one more worker or ps gives: all workers share the ps, their links and the coordinator.
 
-    None where nobody says what these use.
+    None where what these use is unknown.
     """
     workers = sum(pace > 0 for pace in rates.pace.values())
     loads = list(shared_loads(rates))

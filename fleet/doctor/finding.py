@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from fleet.output.tables import render_table
 from fleet.output.terminal import one_line
@@ -22,9 +21,6 @@ class Finding:
     part: str
     what: str
     fix: str
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def sorted_findings(found: Sequence[Finding]) -> list[Finding]:

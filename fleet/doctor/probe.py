@@ -6,12 +6,9 @@ It uses Python's standard library alone.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +33,10 @@ def run(*command: str, seconds: float = 10.0) -> tuple[int, str, str]:
 
 
 def room(path: str) -> dict[str, int] | None:
-    """Return a file system's bytes and files, all of them and those that are free; None without the path."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return {
-        "size": found.f_blocks * found.f_frsize,
-        "free": found.f_bavail * found.f_frsize,
-        "files": found.f_files,
-        "files_free": found.f_favail,
-    }
+    """Return a file system's bytes and files, all of them and those that are free; None without the path.
 
-
-def room_in_time(path: str) -> dict[str, int] | None:
-    """Return what `room` does, None also of a path that hangs: its server may be away, and a look would never end."""
+    None also of one that hangs: its server may be away, and a look would never end.
+    """
     code, printed, _ = run("stat", "--file-system", "--format=%S %b %a %c %d", path)
     if code:
         return None
@@ -79,7 +65,7 @@ def listeners(ports: list[int]) -> dict[str, dict[str, str]]:
 
 
 def unit_of(pid: str) -> str:
-    """Return the unit whose control group a process is in; empty where nobody knows."""
+    """Return the unit whose control group a process is in; empty where that is unknown."""
     with contextlib.suppress(OSError):
         for part in reversed(Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition(":")[2].split("/")):
             if part.endswith(".service"):
@@ -145,11 +131,8 @@ def check_path(script: str) -> dict[str, Any]:
 
 def probe(asked: dict[str, Any]) -> dict[str, Any]:
     """Look at everything, one after the other."""
-    shared = asked["shared_dir"]
     return {
-        "clock": time.time(),
-        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp")}
-        | {shared: room_in_time(shared)},
+        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp", asked["shared_dir"])},
         "memory": memory(),
         "path": check_path(asked["path_check"]),
         "listeners": listeners(asked["ports"]),
@@ -157,7 +140,6 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
         "limits": limits(asked["units"]),
         "unreadable": unreadable(asked["readable"]),
         "proxies": proxies(),
-        "clock_tool": shutil.which("timedatectl") is not None,
     }
 
 

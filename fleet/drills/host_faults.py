@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from fleet.drills.faults import (
-    SELF_REVERT_SECONDS,
     TABLE,
     AimedAtHost,
     Fault,
@@ -20,12 +18,26 @@ from fleet.drills.faults import (
     run_everywhere,
 )
 from fleet.drills.testbed import DrillFailed, Testbed
+from fleet.drills.ways import REMOVE, counted, loads, reverts, reverts_itself
 from fleet.errors import HostsUnreachable
 from fleet.hosts.run import AS_TRAINER
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 
 POWER_SECONDS = 120.0
+# For the shell that has the SSH connection's addresses as its arguments.
+ALL_BUT_SSH = """  chain in {
+    type filter hook input priority -300; policy accept;
+    iifname "lo" accept
+    $family saddr $1 tcp dport $4 accept
+    counter drop
+  }
+  chain out {
+    type filter hook output priority -300; policy accept;
+    oifname "lo" accept
+    $family daddr $1 tcp sport $4 accept
+    counter drop
+  }"""
 
 
 @dataclass(frozen=True)
@@ -40,45 +52,16 @@ class Cut(AimedAtHost):
         script = f"""
 set -- $SSH_CONNECTION
 case $1 in *:*) family=ip6;; *) family=ip;; esac
-# What a drill left that was ended by force is in the way.
-root systemctl stop {TABLE}.timer 2>/dev/null; root nft delete table inet {TABLE} 2>/dev/null
-# Should the control machine be gone, the host must not stay cut off.
-root systemd-run --quiet --collect --unit={TABLE} --on-active={SELF_REVERT_SECONDS} \\
-  nft delete table inet {TABLE} || exit 1
-root nft -f - <<END || exit 1
-table inet {TABLE} {{
-  chain in {{
-    type filter hook input priority -300; policy accept;
-    iifname "lo" accept
-    $family saddr $1 tcp dport $4 accept
-    counter drop
-  }}
-  chain out {{
-    type filter hook output priority -300; policy accept;
-    oifname "lo" accept
-    $family daddr $1 tcp sport $4 accept
-    counter drop
-  }}
-}}
-END
-"""
+{reverts_itself(REMOVE)}{loads(ALL_BUT_SSH)}"""
         run_everywhere(testbed, {host: script})
-        dropped = testbed.wait(lambda: self._dropped(testbed, host), 20.0, f"{host} drops a packet")
-        return f"{host} dropped {dropped} packets"
-
-    def _dropped(self, testbed: Testbed, host: str) -> int:
-        # A packet of its own: in the start of a run, on a busy machine, nobody may speak with it for a while.
+        # A packet of its own: in the start of a run, on a busy machine, it may get none for a while.
         knock = """set -- $SSH_CONNECTION; timeout 1 bash -c ": >/dev/tcp/$1/9" 2>/dev/null; """
-        shown = testbed.on(host, knock + f"root nft list table inet {TABLE}")
-        return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
+        dropped = testbed.wait(lambda: counted(testbed, host, TABLE, knock), 20.0, f"{host} drops a packet")
+        return f"{host} dropped {dropped} packets"
 
     def revert(self, testbed: Testbed) -> None:
         host = self.host(testbed)
-        testbed.on(
-            host,
-            f"root nft delete table inet {TABLE} 2>/dev/null; root systemctl stop {TABLE}.timer 2>/dev/null; "
-            f"! root nft list table inet {TABLE} 2>/dev/null",
-        )
+        testbed.on(host, f"{reverts(REMOVE)}; ! root nft list table inet {TABLE} 2>/dev/null")
 
 
 @dataclass(frozen=True)
@@ -171,8 +154,7 @@ class Damage(Fault):
         place = shlex.quote(testbed.checkpoint_dir)
         damage = f"cd {place}; newest=$1; {self.script}"
         script = f"""
-endings=index; {AS_TRAINER} ls {place} | grep -q 'manifest.json$' && endings=manifest.json
-newest=$({AS_TRAINER} ls {place} | sed -n "s/^\\(ckpt-[0-9]*\\)\\.$endings\\$/\\1/p" | sort -t - -k 2 -n | tail -n 1)
+newest=$({AS_TRAINER} ls {place} | sed -n 's/\\.manifest\\.json$//p' | sort -t - -k 2 -n | tail -n 1)
 [ -n "$newest" ] || {{ echo 'there is no checkpoint' >&2; exit 1; }}
 root kill -STOP {pids} || exit 1
 {AS_TRAINER} sh -ec {shlex.quote(damage)} sh "$newest" || {{ root kill -CONT {pids}; exit 1; }}

@@ -24,19 +24,17 @@ from fleet.site.inventory import Inventory
 
 def list_drills(console: Console) -> None:
     """Say what each drill does, and its bounds."""
-    if console.json_out is not None:
-        outcomes = [
-            {"drill": each.name, "noticed_bound": each.detected, "paused_bound": json_number(each.paused)}
-            | {"destructive": each.destructive, "text": each.text}
-            for each in CATALOGUE
-        ]
-        console.print_json("drill", {"outcome": None, "drills": outcomes})
-        return
+    outcomes = [
+        {"drill": each.name, "noticed_bound": each.detected, "paused_bound": json_number(each.paused)}
+        | {"destructive": each.destructive, "text": each.text}
+        for each in CATALOGUE
+    ]
     rows = [
         [drill.name, _seconds(drill.detected), _seconds(drill.paused), "yes" if drill.destructive else "", drill.text]
         for drill in CATALOGUE
     ]
-    console.print(render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows))
+    table = render_table(["DRILL", "NOTICED", "PAUSED", "DESTRUCTIVE", "WHAT HAPPENS"], rows)
+    console.answer("drill", {"outcome": None, "drills": outcomes}, table)
 
 
 def drill(

@@ -15,9 +15,10 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drain_records import describe
 from fleet.hosts.foreign_hosts import reject_foreign
-from fleet.hosts.observation import Observation, last_line
+from fleet.hosts.observation import Observation, last_line, load_json, split_sections
 from fleet.hosts.run import AS_TRAINER, SETTINGS
 from fleet.hosts.ssh import ANSWER_SECONDS
+from fleet.hosts.units import properties_of
 from fleet.site.inventory import Inventory
 from fleet.site.topology import Task
 from trainer.cluster.spec import SERVICE_JOBS
@@ -328,7 +329,7 @@ class Testbed:
         """Ask the coordinator's host; raises FleetError when it doesn't answer, or says half of it."""
         directory = shlex.quote(self.run_dir)
         script = (
-            f"date +%s.%N; echo '@unit'; {show_units([self.chief])}; "
+            f"echo @clock; date +%s.%N; echo '@unit'; {show_units([self.chief])}; "
             f"echo '@status'; {AS_TRAINER} cat {directory}/status.json 2>/dev/null; echo; echo '@files'; "
             f"{AS_TRAINER} ls {directory}/checkpoints 2>/dev/null; echo '@events'; "
             f"{AS_TRAINER} tail -n {LAST_EVENTS} {directory}/events.jsonl 2>/dev/null; true"
@@ -399,60 +400,48 @@ def show_units(tasks: Sequence[Task]) -> str:
 
 def read_sample(text: str, at: float) -> RunSample:
     """Read what `Testbed.sample` asks for."""
-    parts: dict[str, list[str]] = {"clock": []}
-    current = parts["clock"]
-    for line in text.splitlines():
-        if line.startswith("@"):
-            current = parts.setdefault(line[1:], [])
-        else:
-            current.append(line)
-    unit = dict(line.split("=", 1) for line in parts["unit"] if "=" in line)
-    (process,) = read_processes("\n".join(parts["unit"])).values()
+    parts = split_sections(text)
+    (unit,) = properties_of(parts["unit"]).values()
+    (process,) = read_processes(parts["unit"]).values()
     text = unit.get("StatusText", "")
     step = _STEP.search(text)
-    events = [event for line in parts["events"] if (event := _load(line))]
-    status = _load("\n".join(parts["status"])) or {}
+    events = [event for line in parts["events"].split("\n") if (event := _load(line))]
+    status = _load(parts["status"]) or {}
     return RunSample(
         at=at,
-        clock=float(parts["clock"][0]),
+        clock=float(parts["clock"]),
         coordinator=process,
         state=text.partition(" ")[0] if process.main else str(status.get("state", "")),
         step=int(step[1]) if step else None,
         status_text=text,
         status=status,
-        checkpoints=read_checkpoints(parts["files"]),
+        checkpoints=read_checkpoints(parts["files"].split()),
         events=[event for event in events if "event" in event and "time" in event],
     )
 
 
 def read_checkpoints(names: Sequence[str]) -> list[int]:
-    """The steps of the checkpoints that are whole: with a manifest, or, before there were any, with an index."""
-    found = [re.fullmatch(r"ckpt-(\d+)\.(manifest\.json|index)", name) for name in names]
-    manifests = sorted(int(match[1]) for match in found if match and match[2] != "index")
-    return manifests or sorted(int(match[1]) for match in found if match)
+    """The steps of the checkpoints that are whole: with a manifest."""
+    found = [re.fullmatch(r"ckpt-(\d+)\.manifest\.json", name) for name in names]
+    return sorted(int(match[1]) for match in found if match)
 
 
 def read_processes(text: str) -> dict[str, Process]:
     """Read `systemctl show` of several units; keys are task names."""
-    found = {}
-    for block in text.strip().split("\n\n"):
-        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        if "Id" in values:
-            found[values["Id"].removeprefix("trainer@").removesuffix(".service")] = Process(
-                values.get("InvocationID", ""),
-                values.get("ActiveState", ""),
-                values.get("SubState", ""),
-                values.get("Result", ""),
-                int(values.get("ExecMainStatus") or 0),
-                int(values.get("MainPID") or 0),
-                int(values.get("Child") or 0),
-            )
-    return found
+    return {
+        name.removeprefix("trainer@").removesuffix(".service"): Process(
+            values.get("InvocationID", ""),
+            values.get("ActiveState", ""),
+            values.get("SubState", ""),
+            values.get("Result", ""),
+            int(values.get("ExecMainStatus") or 0),
+            int(values.get("MainPID") or 0),
+            int(values.get("Child") or 0),
+        )
+        for name, values in properties_of(text).items()
+    }
 
 
 def _load(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
+    value = load_json(text)
     return value if isinstance(value, dict) else None

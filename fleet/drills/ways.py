@@ -85,9 +85,9 @@ def other_ps(testbed: Testbed, task: Task) -> Task:
     return next((each for each in reversed(others) if each.host != testbed.chief.host), others[-1])
 
 
-def counted(testbed: Testbed, task: Task, table: str) -> int:
-    """How many packets a table on a task's host has counted."""
-    shown = testbed.on(task.host, f"root nft list table inet {table}")
+def counted(testbed: Testbed, host: str, table: str, first: str = "") -> int:
+    """How many packets a table on a host has counted, after a script that the host runs `first`."""
+    shown = testbed.on(host, f"{first}root nft list table inet {table}")
     return sum(int(count) for count in re.findall(r"counter packets (\d+)", shown))
 
 
@@ -136,7 +136,7 @@ class Lossy(WayFault):
         script = reverts_itself(REMOVE) + loads(chains)
         run_everywhere(testbed, {task.host: script})
         count = testbed.wait(
-            lambda: counted(testbed, task, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
+            lambda: counted(testbed, task.host, TABLE), PROOF_SECONDS, f"{task.host} drops {LOST_IS[self.what]}"
         )
         return f"{task.host} dropped {count} of {LOST_IS[self.what]} between it and {ps.name}"
 
@@ -174,7 +174,7 @@ root systemd-run --quiet --collect --unit={LATE} --service-type=notify \\
         took = testbed.on(task.host, f"python3 -c {shlex.quote(CONNECT)} {ps.address} {ps.port}").strip()
         if float(took or 0) < DELAY_MS:
             raise DrillFailed(f"{task.host} reached {ps.name} in {took} ms: nothing came late")
-        return f"{task.host} reached {ps.name} in {took} ms, and {counted(testbed, task, LATE)} packets were late"
+        return f"{task.host} reached {ps.name} in {took} ms, and {counted(testbed, task.host, LATE)} packets were late"
 
     def revert(self, testbed: Testbed) -> None:
         testbed.on(self.choice(testbed)[0].host, f"root systemctl stop {LATE} 2>/dev/null; true")

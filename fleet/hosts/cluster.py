@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, Trouble
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
 from fleet.hosts import facts, host_scripts, journal
 from fleet.hosts.agent_request import RECEIVE, feed
 from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery
@@ -220,7 +220,7 @@ class Cluster:
     def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
         if self.inventory.is_shared:
-            self._write_shared(RELEASE, {"release": release})
+            self.write_shared(RELEASE, {"release": release})
 
     def replace_tasks(self, moved: Mapping[str, tuple[set[str], set[str]]]) -> None:
         """Have tasks not join on an old machine; `moved` has by task the names and addresses of the old and the new."""
@@ -231,13 +231,14 @@ class Cluster:
         record = load_json(self.on_shared(f"{on_path('sh')} -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
             record[name] = sorted({*record.get(name, []), *old} - new)
-        self._write_shared(REPLACED, record)
+        self.write_shared(REPLACED, record)
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Write what the operator chose, which every task lays over run.json; nothing removes the file."""
-        self._write_shared(SELECTION, selection)
+        self.write_shared(SELECTION, selection)
 
-    def _write_shared(self, name: str, record: Mapping[str, Any]) -> None:
+    def write_shared(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write a record to the shared path."""
         self.on_shared(self.script_of(name, record), f"{self.inventory.shared_dir}/{name} can't be written")
 
     def script_of(self, name: str, record: Mapping[str, Any]) -> str:
@@ -256,10 +257,8 @@ class Cluster:
 
     def on_shared(self, script: str, trouble: str) -> Answer:
         """Run a script of `on_path` on one host that has the shared path: the chief's, else another that answers."""
-        chief = self.inventory.chief.host
-        others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
-        for host in (chief, *others):  # any host that answers can write where they share the path
+        for host in self._hosts_of_path():  # any host that answers can write where they share the path
             answer = self.hosts.run({host: f"{host_scripts.REMOUNT}; {script}"})[host]
             if answer.unreachable:
                 away[host] = answer.unreachable
@@ -269,6 +268,11 @@ class Cluster:
             else:
                 return answer
         raise HostsUnreachable(away)
+
+    def _hosts_of_path(self) -> list[str]:
+        """Return the hosts that have the runs, the chief's first."""
+        chief = self.inventory.chief.host
+        return list(dict.fromkeys([chief, *self.inventory.hosts])) if self.inventory.is_shared else [chief]
 
     def list_runs(self) -> list[dict[str, Any]]:
         """Ask the trainer for the runs below the shared path."""
@@ -308,10 +312,8 @@ class Cluster:
 
         Raises OperatorMistake for what the trainer calls an error, ClusterTrouble and HostsUnreachable.
         """
-        chief = self.inventory.chief.host
-        others = [host for host in self.inventory.hosts if host != chief] if self.inventory.is_shared else []
         away: dict[str, str] = {}
-        for host in (chief, *others):
+        for host in self._hosts_of_path():
             records: list[dict[str, Any]] = []
             other: list[str] = []
 
@@ -332,10 +334,7 @@ class Cluster:
             if answer.code == 0 and records:
                 return {**records[-1], "host": host}
             last = next((line.strip() for line in reversed(other) if line.strip()), f"exit code {answer.code}")
-            if last.startswith("error: "):
-                raise OperatorMistake(last.removeprefix("error: "))
-            self.reject_when_not_installed(self.observe([host]))
-            raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
+            raise self._refusal(host, verb, last)
         raise HostsUnreachable(away)
 
     def _ask_trainer(
@@ -347,24 +346,25 @@ class Cluster:
         parsed = load_json(answer.stdout)
         if answer.code == 0 and isinstance(parsed, kind):
             return parsed
-        last = last_line(answer)
+        raise self._refusal(host, verb, last_line(answer))
+
+    def _refusal(self, host: str, verb: str, last: str) -> FleetError:
+        """Return what the trainer's last line says: what it calls an error is the operator's."""
         if last.startswith("error: "):
-            raise OperatorMistake(last.removeprefix("error: "))
+            return OperatorMistake(last.removeprefix("error: "))
         self.reject_when_not_installed(self.observe([host]))
-        raise ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
+        return ClusterTrouble(f"the trainer on {host} can't do `{verb}`: {last}")
 
     def read_sweep(self, name: str | None = None) -> dict[str, Any] | None:
         """Ask the trainer for a sweep: the one of this name, the selected or the last one; None where there is none."""
         verb = f"sweep --name {shlex.quote(name)}" if name else "sweep"
-        # A host without a sweep has none.
-        none = ("there is no sweep", "invalid choice: 'sweep'")
-        return cast(dict[str, Any] | None, self._read(verb, dict, "tell the sweep", none))
+        return cast(dict[str, Any] | None, self._read(verb, dict, "tell the sweep", "there is no sweep"))
 
-    def _read(self, verb: str, kind: type, deed: str, none: Sequence[str] = ()) -> Any:
-        """Run one of the trainer's commands that only reads; None where it says one of `none`."""
+    def _read(self, verb: str, kind: type, deed: str, none: str | None = None) -> Any:
+        """Run one of the trainer's commands that only reads; None where it says `none`."""
         host = self.inventory.chief.host
         answer = self._ask(host, host_scripts.TRAINER.format(verb=verb))
-        if any(words in answer.stderr for words in none):
+        if none is not None and none in answer.stderr:
             return None
         parsed = load_json(answer.stdout)
         if answer.code or not isinstance(parsed, kind):
@@ -374,14 +374,7 @@ class Cluster:
 
     def ask_queue(self, action: str, words: Sequence[str]) -> dict[str, Any]:
         """Have the trainer list or change the queue: `list`, `add`, `move` or `remove`; returns what it says."""
-        try:
-            return cast(dict[str, Any], self._ask_trainer(f"queue {action}", words, dict, f"{host_scripts.REMOUNT}; "))
-        except ClusterTrouble as error:
-            if "invalid choice: 'queue'" not in str(error):
-                raise
-            raise OperatorMistake(
-                "the release on the hosts knows no queue: ship this one first, with fab start-cluster"
-            ) from error
+        return cast(dict[str, Any], self._ask_trainer(f"queue {action}", words, dict, f"{host_scripts.REMOUNT}; "))
 
     def read_journal(
         self, tasks: Sequence[Task], lines: int, show: Callable[[JournalEntry], None], chosen: JournalQuery = EVERY_LINE

@@ -7,9 +7,8 @@ import re
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from fleet.errors import OperatorMistake
 from fleet.site.schema.problems import show
@@ -34,9 +33,6 @@ class JournalEntry:
     priority: int | None = None
     run: str | None = None
     step: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

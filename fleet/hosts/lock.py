@@ -59,7 +59,7 @@ esac""",
 
 
 def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
-    """Say who has the lock now, without waiting for it; None for nobody, and where the host can't be asked."""
+    """Say who has the lock now, without waiting for it; None where it is free, and where the host can't be asked."""
     look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
     script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
     lines = hosts.run({chief: script})[chief].stdout.splitlines()

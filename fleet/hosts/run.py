@@ -51,7 +51,7 @@ class Evaluation:
 
 @dataclass
 class Run(Status):
-    """What `python -m trainer status --json` says of a run; a value that nobody knows is None.
+    """What `python -m trainer status --json` says of a run; an unknown value is None.
 
     A number may be a text, where JSON has no word for it.
     """

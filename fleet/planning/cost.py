@@ -48,7 +48,7 @@ class Cost:
     pause: str
     """How long the training stands still, in words."""
     steps_lost: int | None
-    """None where nobody knows: no checkpoint, or no step."""
+    """None where that is unknown: no checkpoint, or no step."""
     lost: str
     """The same in words."""
     serves: Sequence[str] = ()

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
-from fleet.output.tables import render_duration
+from fleet.output.tables import ProgressLine, render_duration
 from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
@@ -107,16 +107,6 @@ class ShipmentResult:
     changes: Mapping[str, Sequence[str]]
 
 
-class Display(Protocol):
-    """Where the output of shipping goes while it runs."""
-
-    def show(self, text: str) -> None:
-        """Say what is waited for, until the next such line."""
-
-    def keep(self, text: str) -> None:
-        """Print a line that stays."""
-
-
 def build_release(inventory: Inventory) -> str:
     """Return the id of the release that the checkout makes now; raises OperatorMistake where it can't be shipped."""
     return str(_read_release(inventory, "gather")[0]["id"])  # without the archive, which takes longer to pack
@@ -174,7 +164,7 @@ def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -
 
 
 def ship(
-    shipment: Shipment, display: Display, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
+    shipment: Shipment, display: ProgressLine, popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen
 ) -> ShipmentResult:
     """Run the playbooks, and show what they do meanwhile.
 
@@ -190,7 +180,7 @@ def ship(
 def check_deeply(
     inventory: Inventory,
     without: Sequence[str],
-    display: Display,
+    display: ProgressLine,
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> dict[str, str]:
     """Have the hosts but those `without` compare their code and environment with what was installed.
@@ -223,7 +213,7 @@ def _play(
     inventory: Inventory,
     names: Sequence[str],
     arguments: Sequence[str],
-    display: Display,
+    display: ProgressLine,
     popen: Callable[..., subprocess.Popen[str]],
 ) -> tuple[int, str]:
     """Run playbooks, and show what they do meanwhile; returns Ansible's exit code and its output."""
@@ -279,7 +269,7 @@ def parse_changes(output: str, kind: str = "changed") -> dict[str, list[str]]:
     return changes
 
 
-def _follow(process: subprocess.Popen[str], display: Display, doing: str) -> Iterator[str]:
+def _follow(process: subprocess.Popen[str], display: ProgressLine, doing: str) -> Iterator[str]:
     """Hand on Ansible's lines, and say each second which task is waited for."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     assert process.stdout is not None

@@ -20,9 +20,10 @@ from fleet.hosts.agent_request import list_of, pack, sources
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.hosts.run import SETTINGS
+from fleet.output.tables import ProgressLine
 from fleet.places import ROLES, site_file
 from fleet.rollout.desired_state import DesiredState, FileState, UnknownTask, files_differ
-from fleet.rollout.release import CHANGES, STAGE, Display, Recap, Shipment, ShipmentResult, make_release, sign_release
+from fleet.rollout.release import CHANGES, STAGE, Recap, Shipment, ShipmentResult, make_release, sign_release
 from fleet.rollout.roles import Role
 from fleet.signals import undisturbed
 from fleet.site.topology import Task
@@ -108,7 +109,7 @@ class ShortWay:
         named = dict(zip(CHANGES, (moved, written), strict=True))
         return {name: hosts for name, hosts in named.items() if hosts}
 
-    def ship(self, shipment: Shipment, display: Display) -> ShipmentResult:
+    def ship(self, shipment: Shipment, display: ProgressLine) -> ShipmentResult:
         """Do what the playbooks of a shipment do; raises as fleet.rollout.release.ship."""
         if shipment.check:
             return ShipmentResult({}, self.changes(shipment))
@@ -119,7 +120,7 @@ class ShortWay:
         display.show("shipping: switch to the release")
         return self._switch(shipment, hosts)
 
-    def stage_alone(self, host: str, shipment: Shipment, display: Display) -> None:
+    def stage_alone(self, host: str, shipment: Shipment, display: ProgressLine) -> None:
         """Stage a release on one host; nothing is started or pruned there. Raises as `ship`."""
         display.show(f"shipping: stage the release on {host}")
         self._stage(shipment, [host], display, alone=True)
@@ -134,7 +135,7 @@ class ShortWay:
             found[part].append(name)
         return {part: names for part, names in found.items() if names}
 
-    def prove(self, release: str, selection: Mapping[str, Any], display: Display) -> None:
+    def prove(self, release: str, selection: Mapping[str, Any], display: ProgressLine) -> None:
         """Prove a choice with a release that the chief's host has, beside what runs; raises as `ship`."""
         host = self._inventory.chief.host
         shipment = Shipment(self._inventory, STAGE, release, selection, untried=True)
@@ -238,14 +239,15 @@ class ShortWay:
     def _has_settings(self, host: str) -> bool:
         return not files_differ(self._answers[host]["files"], {SETTINGS: self._wanted[host].files[SETTINGS]})
 
-    def _stage(self, shipment: Shipment, hosts: Sequence[str], display: Display, alone: bool = False) -> ShipmentResult:
-        release, archive = self._release, self._archive
+    def _stage(
+        self, shipment: Shipment, hosts: Sequence[str], display: ProgressLine, alone: bool = False
+    ) -> ShipmentResult:
+        release, archive, chief = self._release, self._archive, self._inventory.chief.host
         if release["id"] != shipment.release:
             raise OperatorMistake(
                 f"the checkout became release {release['id']}, and release {shipment.release} was planned: its files "
                 "changed meanwhile. Start again"
             )
-        chief = self._inventory.chief.host
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
         kept = site_file(settings.value("release_cache"))
@@ -308,7 +310,7 @@ class ShortWay:
             "environment": role.value("__release_proof_environment"),
         }
 
-    def _reject_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: Display) -> None:
+    def _reject_unproven(self, host: str, proof: dict[str, Any] | None, release: str, display: ProgressLine) -> None:
         if proof is None:
             return
         lines = {f"{name}_lines": proof[name].splitlines() for name in ("stdout", "stderr")}
@@ -354,7 +356,7 @@ class ShortWay:
         return answers
 
 
-def prove_beside(cluster: Cluster, release: str, selection: Mapping[str, Any], display: Display) -> None:
+def prove_beside(cluster: Cluster, release: str, selection: Mapping[str, Any], display: ProgressLine) -> None:
     """Prove a choice with a release that the hosts have; raises as `ShortWay.ship`."""
     try:
         ShortWay(cluster).prove(release, selection, display)

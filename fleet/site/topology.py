@@ -53,7 +53,7 @@ class Task:
     server: bool
     """It waits for the coordinator's orders; the others train or evaluate, and end with the run."""
     metrics_port: int | None = None
-    """None where nobody scrapes it."""
+    """None where it is not scraped."""
     devices: str | None = None
     """On hosts of the group gpu: its CUDA_VISIBLE_DEVICES."""
 

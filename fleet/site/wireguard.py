@@ -72,7 +72,7 @@ def wireguard_hosts(groups: Mapping[str, Sequence[str]]) -> list[str]:
 def wireguard_peers(
     groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """List the tunnel's ends, `[{"host", "key", "address", "endpoint"}]`. A host whose key nobody knows is left out."""
+    """List the tunnel's ends, `[{"host", "key", "address", "endpoint"}]`. A host whose key is unknown is left out."""
     peers = []
     for host in wireguard_hosts(groups):
         if host in keys:

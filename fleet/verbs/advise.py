@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from fleet.actions.console import Console
@@ -44,16 +45,8 @@ def advise(cluster: Cluster, console: Console, seconds: float) -> None:
             console.sleep(min(5.0, left))
     away: dict[str, str] = {}
     found = advice.advise(first, measure(cluster, away))
-    if console.json_out is not None:
-        console.print_json(
-            "advise",
-            {
-                "seconds": seconds,
-                "advice": [{"part": each.part, "text": each.text, "names": each.names} for each in found],
-            },
-        )
-    else:
-        console.print("\n".join(f"{each.part}: {each.text}" for each in found))
+    record = {"seconds": seconds, "advice": [asdict(each) for each in found]}
+    console.answer("advise", record, "\n".join(f"{each.part}: {each.text}" for each in found))
     if away:
         raise HostsUnreachable(away, "The advice knows nothing of them")
 
@@ -138,7 +131,7 @@ def script(units: list[str], system: str = "/sys", processes: str = "/proc") -> 
 
 
 def read(answer: Answer) -> tuple[HostUsage, dict[str, float]]:
-    """Read what `script` printed; a unit that nobody counts is left out."""
+    """Read what `script` printed; a unit without a count is left out."""
     figures, _, units = answer.stdout.partition("\n\n")
     values = dict(line.split("=", 1) for line in figures.splitlines() if "=" in line)
     counted = properties_of(units)

@@ -6,6 +6,7 @@ import io
 import tarfile
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def gather(
     observation = cluster.observe(running=True, new_is_enough=True)
     records["status.json"] = status_record(cluster.inventory, observation)
     try:
-        records["doctor.json"] = {"findings": [each.as_json() for each in diagnose(cluster, console)]}
+        records["doctor.json"] = {"findings": [asdict(each) for each in diagnose(cluster, console)]}
     except FleetError as error:
         missing["doctor"] = redactor.text(str(error))
     chosen = run or (observation.run.run if observation.run else None)

@@ -84,9 +84,6 @@ class Canary:
     def changes(self) -> bool:
         return self.release != self.before or bool(self.settings)
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def render(self) -> str:
         """Return a line for each thing that is to know."""
         way = f"by Ansible ({self.by_ansible})" if self.by_ansible else "by fab itself"
@@ -222,7 +219,7 @@ def _plan(
     console.check_program(inventory, run.program, list(run.program_args))
     now = settings_of(cluster)
     was = load_json(str(seen.looks.get(chief, {}).get("texts", {}).get(SETTINGS) or ""))
-    was = was if isinstance(was, dict) else now  # nobody knows: the release decides
+    was = was if isinstance(was, dict) else now  # unknown: the release decides
     newest = checkpoints[-1]
     size = int(newest.get("size") or 0)
     memory = int(SHARE * (seen.facts.get(host, {}).get("memory_available") or 0))
@@ -352,7 +349,7 @@ def describe(before: Run, asked: TrialRun, found: TrialState, limit: float | Non
 
 
 def speed_of_a_worker(run: Run) -> float | None:
-    """Return how many steps a second one worker of a run gives, on the average; None where nobody knows."""
+    """Return how many steps a second one worker of a run gives, on the average; None where that is unknown."""
     speeds = [each["steps_per_second"] for each in run.workers.values() if each.get("steps_per_second")]
     if speeds or run.steps_per_second is None:
         return statistics.mean(speeds) if speeds else None
@@ -360,7 +357,7 @@ def speed_of_a_worker(run: Run) -> float | None:
 
 
 def speed_between(before: Run, after: Run | None) -> float | None:
-    """Return the steps per second between two looks at a run; None where nobody knows."""
+    """Return the steps per second between two looks at a run; None where they are unknown."""
     if after is None or None in (before.step, before.updated, after.step, after.updated):
         return None
     seconds = float(after.updated or 0) - float(before.updated or 0)
@@ -395,5 +392,5 @@ def _answer(
     problems: Sequence[str] = (),
 ) -> None:
     values = {"trial": None, "live": None, **(result or {})}
-    record = {"outcome": outcome, "plan": plan.as_json(), **values, "problems": list(problems), "next": following}
+    record = {"outcome": outcome, "plan": asdict(plan), **values, "problems": list(problems), "next": following}
     console.print_json("canary", record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import median
 
 from fleet.actions.console import Console
@@ -44,7 +45,7 @@ def doctor(cluster: Cluster, console: Console) -> None:
     found = diagnose(cluster, console)
     errors = sum(each.level == ERROR for each in found)
     if console.json_out is not None:
-        record = {"errors": errors, "warnings": len(found) - errors, "findings": [each.as_json() for each in found]}
+        record = {"errors": errors, "warnings": len(found) - errors, "findings": [asdict(each) for each in found]}
         console.print_json("doctor", record)
     if not found:
         number = len(cluster.inventory.everyone)

@@ -11,9 +11,6 @@ def export_run(cluster: Cluster, console: Console, run: str | None = None, chang
     """Export a run's newest checkpoint, or what has changed in it since the newest export of one that trains."""
     decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
     found = cluster.export_run(run, changes)
-    if console.json_out is not None:
-        console.print_json("export", found)
-        return
     place = f"{cluster.inventory.chief.host}:{found['export']}"
     what = "the changes up to " if changes else ""
-    console.print(f"exported {what}step {found['step']} of {found['run']} to {place}")
+    console.answer("export", found, f"exported {what}step {found['step']} of {found['run']} to {place}")

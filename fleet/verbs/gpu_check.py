@@ -31,11 +31,8 @@ def check_gpus(cluster: Cluster, console: Console) -> None:
             f"{inventory.source} has no host with a task in the group gpu; expected those with GPUs there (docs/gpu.md)"
         )
     reports, unreachable = ask_gpus(cluster, hosts)
-    if console.json_out is not None:
-        console.print_json("gpu-check", {"hosts": reports, "unreachable": unreachable})
-    else:
-        rows = [row(host, reports[host]) if host in reports else (host, *_UNKNOWN, "unreachable") for host in hosts]
-        console.print(render_table(_HEADER, rows))
+    rows = [row(host, reports[host]) if host in reports else (host, *_UNKNOWN, "unreachable") for host in hosts]
+    console.answer("gpu-check", {"hosts": reports, "unreachable": unreachable}, render_table(_HEADER, rows))
     wrong = "\n".join(f"{host}: {problem}" for host, report in reports.items() for problem in report["problems"])
     if unreachable:
         raise HostsUnreachable(unreachable, wrong)

@@ -25,12 +25,9 @@ def show_hosts(cluster: Cluster, console: Console) -> None:
     begun = time.time()
     seen = cluster.observe(cluster.inventory.everyone, with_facts=True)
     rows = host_rows(cluster.inventory, seen, begun, time.time())
-    if console.json_out is not None:
-        console.print_json("hosts", {"hosts": rows})
-    else:
-        console.print(render(rows))
-        if drained := [row["host"] for row in rows if row["state"] in ("drained", "draining")]:
-            console.print(f"bring a host back: fab undrain {drained[0]}")
+    drained = [row["host"] for row in rows if row["state"] in ("drained", "draining")]
+    back = f"\nbring a host back: fab undrain {drained[0]}" if drained else ""
+    console.answer("hosts", {"hosts": rows}, render(rows) + back)
     if lost := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
         raise HostsUnreachable(lost)
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from dataclasses import asdict
 
 from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
@@ -45,7 +46,7 @@ def show_logs(
             return
         number[entry.task] += 1
         if console.json_out is not None:
-            console.print_json("logs", entry.as_json(), on_a_line=True)
+            console.print_json("logs", asdict(entry), on_a_line=True)
             return
         for line in entry.message.splitlines() or [""]:
             timed = f"{clock(entry.time)} {line}"

@@ -23,10 +23,8 @@ def ok_to_stop(cluster: Cluster, console: Console, hosts: Sequence[str]) -> None
     servers = [host for host in cluster.inventory.groups.get("nfs_server", ()) if host in chosen]
     if servers and any(unit.up for unit in seen.units.values()):
         problems += [f"{servers[0]} serves the shared path, and nothing goes on without it: `fab stop-cluster` first"]
-    if console.json_out is not None:
-        console.print_json("ok-to-stop", {"ok": not problems, "cost": cost.as_json(), "problems": problems})
-    else:
-        console.print(f"{', '.join(chosen)}, taken away now\n{cost.render()}")
+    record = {"ok": not problems, "cost": cost.as_json(), "problems": problems}
+    console.answer("ok-to-stop", record, f"{', '.join(chosen)}, taken away now\n{cost.render()}")
     if problems:
         raise ClusterTrouble("not now: " + "\n".join(problems))
     console.print(f"yes: {', '.join(chosen)} may be taken away now")

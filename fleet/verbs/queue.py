@@ -82,14 +82,9 @@ class QueueRequest:
 def show_queue(cluster: Cluster, console: Console) -> None:
     """Show what trains, what waits and what has ended."""
     queue = cluster.ask_queue("list", [])
-    if console.json_out is not None:
-        console.print_json("queue", {"queue": queue})
-        return
-    console.print(describe_queue(queue))
-    if queue["over"]:
-        console.print("add a run: fab queue-add RUN")
-    elif not queue["followed"]:
-        console.print("go on with it: fab start-cluster --queue")
+    following = "" if queue["followed"] else "\ngo on with it: fab start-cluster --queue"
+    following = "\nadd a run: fab queue-add RUN" if queue["over"] else following
+    console.answer("queue", {"queue": queue}, describe_queue(queue) + following)
 
 
 def queue_add(

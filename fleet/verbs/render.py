@@ -48,7 +48,4 @@ def render(
     else:
         cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
         text = (slurm if manager == "slurm" else spark).render(cluster, python)
-    if console.json_out:
-        console.print_json("render", {"manager": manager, "text": text})
-    else:
-        console.print(text.rstrip("\n"))
+    console.answer("render", {"manager": manager, "text": text}, text.rstrip("\n"))

@@ -32,10 +32,8 @@ def make_report(
     except OSError as error:
         raise OperatorMistake(f"{place} can't be written ({error.strerror}): name another file with --out") from error
     size = place.stat().st_size
-    if console.json_out is not None:
-        console.print_json("report", {"runs": made["runs"], "report": str(place.resolve()), "size": size})
-    else:
-        console.print(f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
+    record = {"runs": made["runs"], "report": str(place.resolve()), "size": size}
+    console.answer("report", record, f"{place}: {' and '.join(made['runs'])}, {size / 1e6:.1f} MB, needs no server")
     if then is not None:
         then(place.resolve().as_uri())
 

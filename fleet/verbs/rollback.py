@@ -38,7 +38,7 @@ TRAIN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class DeployedState:
-    """A release with its run settings and members; None where nobody wrote them down."""
+    """A release with its run settings and members; None where they were not written down."""
 
     release: str
     settings: Mapping[str, Any] | None

@@ -23,10 +23,7 @@ def show_sweep(cluster: Cluster, console: Console, name: str | None = None) -> N
     sweep = cluster.read_sweep(name)
     if sweep is None:
         raise OperatorMistake(f"there is no sweep{f' {name}' if name else ''} yet: fab sweep FILE")
-    if console.json_out is not None:
-        console.print_json("sweep", {"outcome": None, "sweep": sweep})
-    else:
-        console.print(describe_sweep(sweep))
+    console.answer("sweep", {"outcome": None, "sweep": sweep}, describe_sweep(sweep))
 
 
 def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.RunChoice:

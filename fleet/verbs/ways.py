@@ -15,7 +15,6 @@ from fleet.hosts.run import AS_TRAINER
 from fleet.hosts.ssh import Answer
 from fleet.output.tables import render_table
 from fleet.site.inventory import Inventory
-from fleet.site.topology import Task
 from trainer.cluster.reach.ways import Way, cell, describe, targets
 
 # A way that is silent takes 6 s, and eight are tried at once.
@@ -26,10 +25,7 @@ MEMBERS = ("chief", "ps", "worker")
 def show_ways(cluster: Cluster, console: Console) -> None:
     """Show how each member's host reaches the others; raise where a way is broken or a host did not answer."""
     found, unreachable, wrong = try_ways(cluster)
-    if console.json_out is not None:
-        console.print_json("ways", as_json(found, unreachable))
-    else:
-        console.print(matrix(found, addresses(cluster.inventory)))
+    console.answer("ways", as_json(found, unreachable), matrix(found, addresses(cluster.inventory)))
     if unreachable:
         raise HostsUnreachable(unreachable, "\n".join(wrong))
     if wrong:
@@ -40,7 +36,7 @@ def try_ways(cluster: Cluster) -> tuple[dict[str, dict[str, Way]], dict[str, str
     """Have each member's host try its ways; returns them by task, who did not answer and why, and what is wrong."""
     members = addresses(cluster.inventory)
     scripts: dict[str, str] = {}
-    for task in trying(cluster.inventory):
+    for task in [task for task in cluster.inventory.tasks if task.job in MEMBERS]:
         words = shlex.join(f"{name}={address}" for name, address in targets(task.name, members).items())
         line = f"{AS_TRAINER} env/bin/python -m trainer ways --json --source {task.name} {words}"
         scripts[task.host] = f"{scripts.get(task.host, f'cd {CURRENT} || exit 1')}\n{line}"
@@ -64,15 +60,7 @@ def addresses(inventory: Inventory) -> dict[str, str]:
         raise OperatorMistake(
             f"{inventory.source} has no ps: ways are those of parameter servers. Expected strategy: parameter_server"
         )
-    return {task.name: address_of(task) for task in tasks}
-
-
-def address_of(task: Task) -> str:
-    return f"[{task.address}]:{task.port}" if ":" in task.address else f"{task.address}:{task.port}"
-
-
-def trying(inventory: Inventory) -> list[Task]:
-    return [task for task in inventory.tasks if task.job in MEMBERS]
+    return {task.name: task.endpoint for task in tasks}
 
 
 def read(answer: Answer) -> dict[str, dict[str, Way]]:
@@ -95,15 +83,11 @@ def last_line(answer: Answer) -> str:
 def matrix(found: Mapping[str, Mapping[str, Way]], members: Mapping[str, str]) -> str:
     """Lay the ways out: a row for each member that tried, a column for each other one."""
     rows = [
-        [task, *(short(found[task][other]) if other in found[task] else "-" for other in members)]
+        [task, *((cell(way) if way.works else "BROKEN") if (way := row.get(other)) else "-" for other in members)]
         for task in members
-        if task in found
+        if (row := found.get(task)) is not None
     ]
     return render_table(["FROM", *members], rows)
-
-
-def short(way: Way) -> str:
-    return cell(way) if way.works else "BROKEN"
 
 
 def as_json(found: Mapping[str, Mapping[str, Way]], unreachable: Mapping[str, str]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any
 from fleet.actions.console import Console
 from fleet.hosts.ssh import Answer
 from fleet.hosts.units import Unit
+from fleet.output.tables import ProgressLine
 from fleet.rollout.release import (
     SWITCH,
-    Display,
     Recap,
     Shipment,
     ShipmentResult,
@@ -280,15 +280,15 @@ def make_inventory(tasks: Sequence[Task] = TASKS, steps: int = 30, run: str = "d
     return Inventory("inventory/pretended", groups, hosts, tasks, variables, "http://192.0.2.10:6006")
 
 
-def nothing(_shipment: Shipment, _display: Display) -> ShipmentResult:
+def nothing(_shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
     """Ship what changes nothing."""
     return ShipmentResult({}, {})
 
 
-def shipping(act: Callable[[], Mapping[str, Recap] | None]) -> Callable[[Shipment, Display], ShipmentResult]:
+def shipping(act: Callable[[], Mapping[str, Recap] | None]) -> Callable[[Shipment, ProgressLine], ShipmentResult]:
     """Make a shipment whose switch does something, and whose stage does nothing."""
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         return ShipmentResult((act() or {}) if shipment.playbooks == SWITCH else {}, {})
 
     return ship

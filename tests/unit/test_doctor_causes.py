@@ -51,6 +51,7 @@ exec "$@"
 """
 LOOK = """
 import json, sys
+from dataclasses import asdict
 from pathlib import Path
 import host_pace
 from fleet.doctor import probe
@@ -59,7 +60,7 @@ place = Path(sys.argv[1])
 small, fixed = str(place / "small"), str(place / "fixed")
 host_pace.DISK, host_pace.AS_TRAINER = fixed, ()
 facts = {**host_pace.measure(fixed, 1), "room": {small: probe.room(small)}, "memory": probe.memory()}
-control = [each.as_json() for each in judge_control(Path(small), None, [])]
+control = [asdict(each) for each in judge_control(Path(small), None, [])]
 print(json.dumps({"facts": facts, "control": control}))
 """
 # With a network of its own, which has two addresses of a host and no route beyond; packets to ps-0 leave from another.

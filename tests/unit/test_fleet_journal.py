@@ -7,6 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -112,7 +113,7 @@ def test_an_entry_has_its_run_and_step() -> None:
     entry = parse('{"__REALTIME_TIMESTAMP": "1500000", "_SYSTEMD_UNIT": "trainer@ps-0.service", "MESSAGE": "a\\nb", '
                   '"PRIORITY": "4", "RUN": "digits", "STEP": "40"}')  # fmt: skip
     assert entry is not None
-    assert entry.as_json() == {
+    assert asdict(entry) == {
         "time": 1.5,
         "task": "ps-0",
         "message": "a\nb",

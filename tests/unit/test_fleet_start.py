@@ -14,8 +14,8 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
+from fleet.output.tables import ProgressLine
 from fleet.rollout.release import (
-    Display,
     Recap,
     Shipment,
     ShipmentResult,
@@ -37,10 +37,12 @@ from tests.unit.fake_hosts import (
 UNKNOWN = "what it should hold can't be worked out here: 'cluster_uid' is undefined"
 
 
-def record(shipped: list[tuple[str, list[str]]], hosts: FakeHosts) -> Callable[[Shipment, Display], ShipmentResult]:
+def record(
+    shipped: list[tuple[str, list[str]]], hosts: FakeHosts
+) -> Callable[[Shipment, ProgressLine], ShipmentResult]:
     """Note at each shipment what was done before it."""
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append((shipment.playbooks[-1], list(hosts.done)))
         return ShipmentResult({}, {})
 
@@ -283,7 +285,7 @@ def test_a_cluster_starts_without_a_host_that_is_away(hosts: FakeHosts, console:
             variables["cluster_minimum"] = {"worker": 0.5}  # type: ignore[index]
     shipped: list[Sequence[str]] = []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append(shipment.without)
         return ShipmentResult({}, {})
 
@@ -302,7 +304,7 @@ def test_a_host_that_dies_while_it_is_shipped_to_costs_itself(hosts: FakeHosts, 
     hosts.tick = train()
     shipped: list[tuple[str, Sequence[str]]] = []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append((shipment.playbooks[-1], shipment.without))
         if shipment.playbooks[-1] == dies_in and not shipment.without:
             hosts.unreachable = {"far": "no answer"}
@@ -435,7 +437,7 @@ def test_a_plan_is_shown_and_nothing_is_done(hosts: FakeHosts, console: Console)
     console.build = lambda _: "def456"
     shipped: list[Shipment] = []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append(shipment)
         return ShipmentResult({}, {"Write the run settings": ["head", "far"]})
 

@@ -15,8 +15,8 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.run import PATH_SECONDS
 from fleet.hosts.ssh import Answer
+from fleet.output.tables import ProgressLine
 from fleet.rollout.release import (
-    Display,
     Shipment,
     ShipmentResult,
 )
@@ -39,7 +39,7 @@ def test_what_fails_before_the_switch_changes_nothing(hosts: FakeHosts, console:
     before = (dict(hosts.units), hosts.selection, hosts.release)
     shipped: list[str] = []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append(shipment.playbooks[-1])
         assert shipment.selection == {"run": "digits-2", "program": "p:Misspelt"}
         raise error
@@ -72,7 +72,7 @@ def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts
     run_up(hosts)
     units, selection, shipped = dict(hosts.units), hosts.selection, []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append(shipment.playbooks[-1])
         hosts.holds.append("lost")
         return ShipmentResult({}, {})
@@ -150,7 +150,7 @@ def test_the_model_is_built_where_no_run_has_trained_with_the_choice(
     hosts.run_status = status("training", step, 999.0)
     shipped: list[bool] = []
 
-    def ship(shipment: Shipment, _display: Display) -> ShipmentResult:
+    def ship(shipment: Shipment, _display: ProgressLine) -> ShipmentResult:
         shipped.append(shipment.untried)
         raise ClusterTrouble("enough is known")
 

@@ -18,14 +18,13 @@ import invoke
 import jsonschema
 import pytest
 
-from fleet.actions.console import Console
+from fleet.actions.console import VERSION, Console
 from fleet.drills import runner
 from fleet.drills.catalogue import CATALOGUE
 from fleet.drills.drill import Findings
 from fleet.errors import FleetError, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
-from fleet.output.json_output import VERSION
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.schema.problems import Problem

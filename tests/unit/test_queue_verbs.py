@@ -19,7 +19,7 @@ from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
-from fleet.rollout.release import Display
+from fleet.output.tables import ProgressLine
 from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
@@ -39,7 +39,6 @@ class Hosts(day.Hosts):
     """Hosts with a queue; its file and the selection lie in `place`."""
 
     place: Path = Path()
-    knows_queues: bool = True
 
     def _answer(self, host: str, script: str) -> Answer:
         if found := re.search(r"-m trainer (queue .*)", script):
@@ -52,8 +51,6 @@ class Hosts(day.Hosts):
         return answer
 
     def _queue(self, words: list[str]) -> Answer:
-        if not self.knows_queues:
-            return Answer("", "trainer: error: argument COMMAND: invalid choice: 'queue' (choose from x)", 2)
         words[words.index("--settings") + 1] = str(self.place / "run.json")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -92,7 +89,7 @@ def proven() -> list[Any]:
 def console(hosts: Hosts, proven: list[Any]) -> Console:
     clock = fake_hosts.Clock(hosts=hosts)
 
-    def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: Display) -> None:
+    def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: ProgressLine) -> None:
         if selection.get("run") == "broken":
             raise OperatorMistake("program p:P: build_model failed")
         proven.append((release, selection))
@@ -336,9 +333,3 @@ def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: Console) 
     queue_add(cluster(hosts), console, QueueRequest("next"))
     show_status(cluster(hosts), console)
     assert "\nof the queue: fab queue\n" in fake_hosts.printed(console)
-
-
-def test_hosts_with_an_older_release_are_named(hosts: Hosts, console: Console) -> None:
-    hosts.knows_queues = False
-    with pytest.raises(OperatorMistake, match="the release on the hosts knows no queue: ship this one first"):
-        show_queue(cluster(hosts), console)
