@@ -25,7 +25,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
 
 .PHONY: help demo venv venv-tf packages lab site test trained others local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-gpu test-security test-monitoring test-browser test-managers docs site-drills lock sbom advisories audit \
-  bench-page shape clean distclean
+  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -204,9 +204,27 @@ advisories: venv  ## fetch the advisories that `make audit` compares with
 audit: .cache/supply/.made  ## known vulnerabilities of every lock's packages, from advisories fetched before
 	python -m supply.audit
 
+bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
+	bench/throughput
+
+bench-memory: venv-tf  ## memory of each role, and over 10,000 steps
+	bench/memory
+
+bench-goodput: venv-tf  ## what is trained under faults, against TensorFlow's guide written plainly
+	bench/goodput
+
+bench-recovery: venv-tf  ## the time from each fault to the next trained step
+	bench/recovery
+
+bench-provision: venv lab  ## the environment step against plain pip: after `make clean`, on fresh hosts
+	bench/provision
+
 bench-page: .cache/browser/.made  ## size and time of a run's page with 100,000 points, in Debian's chromium
 	@$(PYTHON) -m lab packages --browser
 	.cache/browser/bin/python -m bench.page
+
+bench-control: venv  ## the control machine's own time for up to 1,000 simulated hosts
+	bench/control
 
 shape: venv  ## how long functions and modules are, how plain the words, circles of imports: where the repository drifts
 	python -m bench.shape

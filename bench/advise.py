@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.interleaved import ALONE
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
 from bench.parts import part_of_a_processor
+from bench.tables import print_row
 from bench.tasks import LocalCluster, processor_seconds, write_settings
 from fleet.doctor import advice
 from fleet.doctor.advice import Gains, HostUsage, Measurement, Rates

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from bench.interleaved import NO_SAVES, add_turns, in_turns, psfleet_on, speeds, times
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import ROOT
 from bench.throughput import Bench, Effort
 

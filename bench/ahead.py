@@ -15,8 +15,9 @@ from typing import Any
 
 from bench.delays import delaying
 from bench.interleaved import ALONE, Start, add_turns, in_turns, psfleet_on, speeds, times
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
 from bench.recommender import settings_of_tables
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess
 from bench.throughput import Bench, Effort
 from trainer.cluster.spec import free_addresses

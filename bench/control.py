@@ -19,7 +19,8 @@ import jinja2
 import yaml
 
 from bench.commands import processor_seconds, run_command
-from bench.options import parser_of, print_row, scratch_directory
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from fleet.site.filters import FILTERS
 from fleet.site.preflight import preflight_problems
 from fleet.site.topology import cluster_spec, host_tasks
@@ -148,7 +149,7 @@ def render_all(groups: Mapping[str, Mapping[str, Mapping[str, Any]]], directory:
     members = {"all": list(hostvars)} | {job: list(hosts) for job, hosts in groups.items()}
     problems = preflight_problems(members, hostvars, ANSIBLE)
     if problems:
-        sys.exit("bench.control: " + "\n".join(problems))
+        sys.exit("bench/control: " + "\n".join(problems))
     spec = cluster_spec(members, hostvars)
     environment = jinja2.Environment(autoescape=False)
     environment.filters.update(FILTERS)

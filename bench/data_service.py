@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, write_settings
 from bench.timeline import TimedStep, speed, take_point
 
@@ -98,7 +99,7 @@ def longest(points: list[TimedStep]) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    parser = parser_of("data_service", __doc__)
+    parser = parser_of("data-service", __doc__)
     add_names(parser, "part", ("speed", "faults"), default="both")
     parser.add_argument("--most", type=int, default=3, metavar="N", help="data workers (default: 3)")
     parser.add_argument("--seconds", type=float, default=10.0, help="to measure for, each row (default: 10)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.interleaved import ALONE, Side, Start, in_turns, speeds, times
-from bench.options import print_row
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess
 from bench.throughput import Bench, Observed
 from trainer.run.directory import RunDirectory

@@ -21,7 +21,8 @@ import tensorflow as tf
 
 from bench.incremental_saves import WIDTH, make_table
 from bench.memory import read_memory
-from bench.options import plain_seconds, print_row
+from bench.options import plain_seconds
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, processor_seconds
 from trainer.training.tables.dynamic.pieces import Pieces
 from trainer.training.tables.dynamic.shard import ROWS

@@ -9,7 +9,7 @@ from typing import Any
 from bench.deltas import FILL_SECONDS
 from bench.filling import memory_of
 from bench.interleaved import ALONE
-from bench.options import print_row
+from bench.tables import print_row
 from bench.throughput import Bench
 from bench.timeline import speed
 

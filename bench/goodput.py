@@ -25,8 +25,9 @@ from typing import Any
 from bench.faults import GoodputOutcome, PlannedFault, Steps, schedule, value_at
 from bench.kept_cluster import NAMES, KeptCluster
 from bench.networks import Networks, missing
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
 from bench.recommender import settings_of_tables
+from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, TRAINER, write_settings
 from bench.timeline import TimedStep, read_point
 from trainer.run.directory import RunDirectory
@@ -99,7 +100,7 @@ class MeasuredTraining:
             self.poll()
             if time.monotonic() > end:
                 chief = self.cluster.tasks["chief-0"].output()
-                sys.exit(f"bench.goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
+                sys.exit(f"bench/goodput: not within {START_SECONDS:.0f} s: {what}\n{chief[-4000:]}")
 
 
 def measure(

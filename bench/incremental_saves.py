@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bench.options import parser_of, plain_seconds, print_row
+from bench.options import parser_of, plain_seconds
+from bench.tables import print_row
 from trainer.training.tables.dynamic.hashing import constant
 from trainer.training.tables.dynamic.pieces import Pieces
 from trainer.training.tables.dynamic.shard import FIRST, Shard
@@ -110,7 +111,7 @@ def make_dynamic(rows: int, saves: int) -> tuple[Callable[[np.ndarray], None], C
 
 def main(arguments: list[str]) -> None:
     """Print a row for a whole save, and one for an incremental save after each number of steps."""
-    parser = parser_of("incremental_saves", __doc__)
+    parser = parser_of("incremental-saves", __doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--fixed", action="store_true", help="a fixed table")

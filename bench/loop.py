@@ -29,7 +29,8 @@ import yaml
 
 from bench.commands import processor_seconds, run_command
 from bench.control import groups_of, inventory_of
-from bench.options import parser_of, print_row, scratch_directory
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from fleet.hosts.agent_request import feed
 from fleet.hosts.cluster import Cluster
 from fleet.output.tables import ProgressLine
@@ -154,7 +155,7 @@ def started(command: list[str]) -> None:
     """Start, and refuse a start that went Ansible's way: it is what is measured here."""
     output = run_command(command)
     if ways := re.findall(r"^  way     by Ansible: (.*)", output, re.MULTILINE):
-        sys.exit(f"bench.loop: {shlex.join(command)} went Ansible's way: {ways[0]}")
+        sys.exit(f"bench/loop: {shlex.join(command)} went Ansible's way: {ways[0]}")
 
 
 def cost(work: Callable[[], object]) -> tuple[float, float]:
@@ -199,7 +200,7 @@ def simulate_start(place: str) -> float:
     begun = processor_seconds()
     reasons = short.judge(answers, list(asked))
     if reasons:
-        sys.exit(f"bench.loop: {next(iter(reasons.items()))}")
+        sys.exit(f"bench/loop: {next(iter(reasons.items()))}")
     progress = ProgressLine(io.StringIO())
     for playbooks in (STAGE, SWITCH):
         short.ship(Shipment(inventory, playbooks, str(short._release["id"]), {"run": "loop"}), progress)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.options import parser_of, print_row, scratch_directory
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, write_settings
 from bench.timeline import TimedStep, take_point
 

@@ -1,4 +1,4 @@
-"""The command line of a bench, its table, the directory that it measures in, and the floor of a disk."""
+"""The command line of a bench, the directory that it measures in, and the floor of a disk."""
 
 from __future__ import annotations
 
@@ -14,15 +14,8 @@ from pathlib import Path
 
 def parser_of(bench: str, text: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(
-        prog=f"python -m bench.{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"bench/{bench}", description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-
-def print_row(*cells: str, head: bool = False) -> None:
-    """Print a row of a Markdown table, as its figures come."""
-    print("| " + " | ".join(cells) + " |", flush=True)
-    if head:
-        print("|" + "---|" * len(cells), flush=True)
 
 
 def add_names(parser: argparse.ArgumentParser, what: str, names: Collection[str], default: str = "all") -> None:

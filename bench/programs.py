@@ -135,6 +135,34 @@ class Counted(Writes, Waiting):
     """Trained by bench/goodput."""
 
 
+class Uneven(Tiny):
+    """Steps that wait, and vary by 30 %, on one worker longer than on the others; it writes down each step that begins.
+
+    BENCH_STEP_SECONDS says how long a step is, BENCH_SLOWER how many times longer it is on worker 0. The parts by which
+    steps vary are those of the golden ratio's multiples, whose mean over a few steps is nearly that over many.
+    """
+
+    jitter = 0.3
+    golden = 0.6180339887498949
+
+    def train_dataset(self, context: tf.distribute.InputContext) -> tf.data.Dataset:
+        microseconds = float(os.environ["BENCH_STEP_SECONDS"]) * 1e6
+        slower = tf.where(tf.equal(context.input_pipeline_id, 0), float(os.environ["BENCH_SLOWER"]), 1.0)
+        made = tf.random.uniform([], maxval=2**31, dtype=tf.int64)
+        path = tf.strings.join([os.environ["BENCH_STEPS"] + "/", tf.strings.as_string(made)])
+
+        def wait(number: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+            part = tf.math.floormod(tf.cast(number + made % 1000, tf.float64) * self.golden, 1.0)
+            pause = microseconds * slower * (1 + self.jitter * (2 * tf.cast(part, tf.float32) - 1))
+            with tf.control_dependencies([tf.io.write_file(path, tf.strings.as_string(number))]):
+                slept = tf.data.Dataset.range(1).apply(sleep(tf.cast(pause, tf.int64)))
+                waited = slept.take(1).get_single_element()  # else it would sleep once more, at the end
+            with tf.control_dependencies([waited]):
+                return tf.nest.map_structure(tf.identity, batch)
+
+        return self._examples().repeat().batch(BATCH, drop_remainder=True).enumerate(start=1).map(wait)
+
+
 class Slow(Tiny):
     """A step of one second, which no packing can make faster."""
 
@@ -264,7 +292,7 @@ class ManyTablesAdagrad(ManyTables):
 
 
 class TableOf(Table):
-    """The same with the optimizer of BENCH_OPTIMIZER, as bench.right names it; `SGD` has momentum."""
+    """The same with the optimizer of BENCH_OPTIMIZER, as bench/right names it; `SGD` has momentum."""
 
     def keras(self) -> Any:
         return importlib.import_module("keras") if "keras3." in os.environ["BENCH_OPTIMIZER"] else tf.keras
@@ -302,7 +330,7 @@ class Kept(criteo.Criteo):
 
 
 class WideAndDeep(Apart, criteo.WideAndDeep):
-    """Trained by bench.recommender to see what it learns."""
+    """Trained by bench/recommender to see what it learns."""
 
 
 class DLRM(Apart, criteo.DLRM):
@@ -310,7 +338,7 @@ class DLRM(Apart, criteo.DLRM):
 
 
 class WideAndDeepKept(Kept, WideAndDeep):
-    """Trained by bench.recommender to see how fast."""
+    """Trained by bench/recommender to see how fast."""
 
 
 class DLRMKept(Kept, DLRM):
@@ -318,4 +346,4 @@ class DLRMKept(Kept, DLRM):
 
 
 class WideAndDeepCounted(Writes, WideAndDeepKept):
-    """Trained by bench.goodput to see what a recommender keeps of its speed."""
+    """Trained by bench/goodput to see what a recommender keeps of its speed."""

@@ -8,7 +8,7 @@ beside the AUC of the odds by which clicks were drawn, which no model can exceed
 coordinator's start to the checkpoint. Two ps; for the AUC two workers.
 
 The memory of the ps is what both had at the end of the turns, and what went over the wire is what they sent and got.
-With faults: `python -m bench.goodput --program recommender`, and with `--dynamic` for dynamic tables.
+With faults: `bench/goodput --program recommender`, and with `--dynamic` for dynamic tables.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.interleaved import against_guide
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, TaskProcess, write_settings
 from bench.throughput import Bench, Effort
 from bench.timeline import read_point

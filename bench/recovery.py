@@ -36,7 +36,8 @@ from bench.faults import pause_after
 from bench.goodput import PROGRAM, MeasuredTraining
 from bench.kept_cluster import NAMES, KeptCluster
 from bench.networks import Networks, missing
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER
 from bench.timeline import read_point
 from trainer.telemetry.events import parse

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.options import parser_of, print_row, scratch_directory
+from bench.options import parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import ROOT, TaskProcess, clean_environment
 from trainer.cluster.probe import incarnation
 from trainer.cluster.spec import ClusterConfig
@@ -33,7 +34,7 @@ def until_another(address: str, seen: set[str]) -> None:
     end = time.monotonic() + DEADLINE
     while (who := incarnation(address, 0.5)) is None or who in seen:
         if time.monotonic() > end:
-            sys.exit(f"bench.start: nobody new answers at {address} within {DEADLINE:.0f} s")
+            sys.exit(f"bench/start: nobody new answers at {address} within {DEADLINE:.0f} s")
         time.sleep(0.002)
     seen.add(who)
 

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, write_settings
 from bench.timeline import TimedStep, read_point, spans, speed, take_point
+from bench.uneven_workers import SLOWER, STEPS, WORKERS, print_uneven
 
 Observed = Callable[[], list[TimedStep]]
 APIS = {"fit": "fit", "custom_loop": "custom loop"}
@@ -136,18 +138,26 @@ def listed(speeds: list[float]) -> str:
 
 
 PARTS = {"tiny": print_tiny, "slow": print_slow, "scaling": print_scaling}
+UNEVEN = "uneven"
 
 
 def main(arguments: list[str]) -> None:
     parser = parser_of("throughput", __doc__)
-    add_names(parser, "part", PARTS)
+    add_names(parser, "part", (*PARTS, UNEVEN), default=f"all but {UNEVEN}, which takes an hour")
     parser.add_argument("--quick", action="store_true", help="short and rough: about 2 minutes instead of 8")
+    uneven = parser.add_argument_group(UNEVEN)
+    uneven.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="numbers of workers")
+    uneven.add_argument("--steps", type=float, nargs="+", default=STEPS, metavar="SECONDS", help="lengths of a step")
+    uneven.add_argument("--slower", type=float, nargs="+", default=SLOWER, metavar="TIMES", help="of one worker")
     options = parser.parse_args(arguments)
     with scratch_directory() as directory:
         bench = Bench(QUICK if options.quick else FULL, directory)
         for name, print_part in PARTS.items():
             if not options.part or name in options.part:
                 print_part(bench)
+        if UNEVEN in options.part:
+            combinations = itertools.product(options.workers, options.steps, options.slower)
+            print_uneven(bench.directory, list(combinations), quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.commands import run_command
-from bench.options import parser_of, print_row
+from bench.options import parser_of
+from bench.tables import print_row
 from bench.tasks import clean_environment
 
 PROGRAMS = ("bench.programs:Tiny", "trainer.examples.digits:Digits")

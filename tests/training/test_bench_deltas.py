@@ -1,4 +1,4 @@
-"""bench.dynamic --deltas: its steps fill a table before they draw keys, and what a save has written is known."""
+"""bench/dynamic --deltas: its steps fill a table before they draw keys, and what a save has written is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench.recommender judges checkpoints of dynamic tables, too, and counts what goes over the wire."""
+"""bench/recommender judges checkpoints of dynamic tables, too, and counts what goes over the wire."""
 
 from __future__ import annotations
 

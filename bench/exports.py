@@ -15,7 +15,8 @@ from typing import Any
 from unittest import mock
 
 from bench.commands import run_command
-from bench.options import parser_of, plain_seconds, print_row
+from bench.options import parser_of, plain_seconds
+from bench.tables import print_row
 
 PROGRAM: Any = "trainer.examples.clicks:Clicks"
 STEPS, GIB = 4, 2**30
@@ -53,7 +54,7 @@ def peak_bytes() -> int:
 
 def measured(part: str, *arguments: str) -> list[float]:
     """Run a part of this bench in a process of its own; returns the numbers that it prints."""
-    output = run_command([sys.executable, "-m", "bench.export", "--part", part, *arguments])
+    output = run_command([sys.executable, "-m", "bench.exports", "--part", part, *arguments])
     line = next((line for line in output.splitlines() if line.startswith("measured")), "")
     return [float(number) for number in line.split()[1:]]
 

@@ -23,7 +23,8 @@ from bench.deltas import compare_deltas, print_head
 from bench.filling import SLOTS, fill
 from bench.full_table import train_full
 from bench.interleaved import ALONE, add_turns, in_turns, psfleet_on, speeds, times
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import clean_environment
 from bench.throughput import Bench, Effort
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.options import add_names, parser_of, print_row, scratch_directory
+from bench.options import add_names, parser_of, scratch_directory
+from bench.tables import print_row
 from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, TaskProcess, clean_environment, write_settings
 from bench.timeline import read_point
 
