@@ -168,16 +168,23 @@ def is_done(config: Config) -> bool:
 
 def cluster_size(strategy: str, workers: int | None, servers: int | None) -> tuple[int, int]:
     """Return the number of workers and of ps that the strategy uses; says which of the given ones it does not."""
-    sizes = []
-    for job, given, default in (("worker", workers, 2), ("ps", servers, 1)):
-        option = "--workers" if job == "worker" else "--ps"
-        if given is not None and given < 1:
-            raise ConfigError(f"{option} must be at least 1, not {given}")
-        used = job in STRATEGIES[strategy].jobs
-        if given is not None and not used:
-            say("local", f"{option} {given} is not used: strategy {strategy} has no {job}")
-        sizes.append((given or default) if used else 0)
-    return sizes[0], sizes[1]
+    used = STRATEGIES[strategy].jobs
+    lacks = {job: f"strategy {strategy} has no {job}" for job in ("worker", "ps") if job not in used}
+    return size_of("--workers", workers, 2, lacks.get("worker")), size_of("--ps", servers, 1, lacks.get("ps"))
+
+
+def data_workers(config: Config, given: int | None) -> int:
+    """Return the number of data workers that the run uses; says when the given ones are not used."""
+    return size_of("--data", given, 1, None if config.input == "service" else f"input is {config.input}")
+
+
+def size_of(option: str, given: int | None, default: int, unused: str | None) -> int:
+    """Return how many members a job has; `unused` says why it has none, where that is so."""
+    if given is not None and given < 1:
+        raise ConfigError(f"{option} must be at least 1, not {given}")
+    if given is not None and unused:
+        say("local", f"{option} {given} is not used: {unused}")
+    return 0 if unused else given or default
 
 
 def metrics_port(given: int | None) -> int | None:
@@ -190,17 +197,6 @@ def metrics_port(given: int | None) -> int | None:
 def metrics_at(first: int | None, slot: int) -> dict[str, str]:
     """Return the environment of a task that is scraped, by its place among the tasks."""
     return {} if first is None else {ADDRESS: f"127.0.0.1:{first + slot}"}
-
-
-def data_workers(config: Config, given: int | None) -> int:
-    """Return the number of data workers that the run uses; says when the given ones are not used."""
-    if given is not None and given < 1:
-        raise ConfigError(f"--data must be at least 1, not {given}")
-    if config.input != "service":
-        if given is not None:
-            say("local", f"--data {given} is not used: input is {config.input}")
-        return 0
-    return given or 1
 
 
 def local_cluster(workers: int, servers: int, data: int = 0) -> dict[str, list[str]]:
