@@ -128,7 +128,41 @@ def turned(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [tf.where(one >= tf.math.top_k(tf.abs(one), 1).values, one, 0.0) for one in rows]
 
 
-def train(optimizer: Any, change: Callable[..., Any], is_split: bool = True, is_sparse: bool = False) -> None:
+def norms(weights: list[Any]) -> Any:
+    return tf.add_n([tf.norm(one) for one in weights])
+
+
+def means(weights: list[Any]) -> Any:
+    return sum(tf.reduce_mean(tf.convert_to_tensor(one) ** 2) for one in weights)
+
+
+def products(weights: list[Any]) -> Any:
+    return sum(tf.reduce_sum(tf.matmul(one, one, transpose_a=True) ** 2) for one in weights)
+
+
+def squares(weights: list[Any]) -> Any:
+    return sum(0.1 * tf.nn.l2_loss(one) + tf.reduce_sum(tf.abs(one)) / 3 for one in weights)
+
+
+def norm_of_all(weights: list[Any]) -> Any:
+    return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(one)) for one in weights]) + 1e-6) + tf.linalg.global_norm(weights)
+
+
+def norms_of_rows(weights: list[Any]) -> Any:
+    return tf.add_n([tf.reduce_sum(tf.norm(one, axis=1)) for one in weights])
+
+
+def norm_of_whole(weights: list[Any]) -> Any:
+    return tf.norm(tf.concat(weights, axis=0))
+
+
+def train(
+    optimizer: Any,
+    change: Callable[..., Any],
+    is_split: bool = True,
+    is_sparse: bool = False,
+    penalty: Callable[[list[Any]], Any] = lambda weights: 0.0,
+) -> None:
     """Trace two applications of the gradients of a weight, split or not."""
     parts = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
     whole = ShardedVariable(parts) if is_split else None
@@ -148,7 +182,7 @@ def train(optimizer: Any, change: Callable[..., Any], is_split: bool = True, is_
         for _ in range(2):
             with tf.GradientTape() as tape:
                 read = [tf.gather(one, [1, 0]) if is_sparse else tf.convert_to_tensor(one) for one in parts]
-                loss = tf.reduce_mean(tf.concat(read, 0) ** 2)
+                loss = tf.reduce_mean(tf.concat(read, 0) ** 2) + penalty(parts)
             gradients = change(tape.gradient(loss, parts), parts)
             optimizer.apply_gradients(list(zip(gradients, weights, strict=True)))
 
@@ -167,6 +201,21 @@ def test_a_step_that_computes_a_number_of_each_part_is_refused(change: Any, is_s
     with pytest.raises(UserError, match=r"the step computes a norm, .* or the like of each part of table"):
         train(tf.keras.optimizers.SGD(0.1), change, is_sparse=is_sparse)
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False, is_sparse=is_sparse)
+
+
+@pytest.mark.parametrize("penalty", [norms, means, products])
+@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
+def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: Any) -> None:
+    with pytest.raises(UserError, match=r"the step computes a norm, .* each part of table .* as layer\.kernel"):
+        train(make(0.1), plain, penalty=penalty)
+    if make is not keras.optimizers.SGD:
+        train(make(0.1), plain, is_split=False, penalty=penalty)
+
+
+@pytest.mark.parametrize("penalty", [squares, norm_of_all, norms_of_rows, norm_of_whole])
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, keras.optimizers.Adam])
+def test_a_loss_of_sums_of_the_parts_works(make: Any, penalty: Any) -> None:
+    train(make(0.1), plain, penalty=penalty)
 
 
 def test_a_step_of_keras3_is_refused_likewise() -> None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import whole_of
+from trainer.training.tf_internals.variables import beneath, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.rows import own
 
@@ -26,10 +26,14 @@ PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul")
 OF_A_MATRIX = ("Cholesky", "MatrixInverse", "MatrixSquareRoot", "Qr", "SelfAdjointEigV2", "Svd")
 OF_A_LIST = ("TopKV2",)  # sorts and quantiles too
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
+SUMS = ("L2Loss", "Sum")  # of parts they add up to the whole's
+CURVED = ("Exp", "Log", "Maximum", "Minimum", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square")  # of a sum they don't
+JOINING = ("AccumulateNV2", "AddN", "ConcatV2", "Pack")
 OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
 _origins: weakref.WeakKeyDictionary[Any, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
 # Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
 _shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[str]]]]] = weakref.WeakKeyDictionary()
+_searched: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # of each graph, the split weights
 
 
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
@@ -41,6 +45,9 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
+    instead = "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
+    if is_read_apart(whole, made):
+        where, instead = "the step", "take the layer's own weight, as layer.kernel, in place of trainable_variables"
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
     if is_own and any(one.shape.num_elements() == size for one in mixed_and_written(made)):
         where = f"{kind.__name__}'s update"
@@ -48,8 +55,41 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
         raise UserError(
             f"{where} computes a norm, a mean, a matrix product or the like of each part of {name_of(part)} or of its "
             "gradient, which is split over the ps: no part would get the whole's. Set partitioner to none, so that "
-            "weights stay whole, or give the optimizer clipnorm (of Keras 3: global_clipnorm)"
+            f"weights stay whole, or {instead}"
         )
+
+
+def is_read_apart(whole: Variable, made: Sequence[Operation]) -> bool:
+    """Return whether the step, before the weight's first update, computes what is no sum of each of its parts."""
+    graph = tf.compat.v1.get_default_graph()
+    searched = _searched.setdefault(graph, set())
+    if id(whole) in searched or not hasattr(graph, "capture"):
+        return False
+    searched.add(id(whole))
+    updating = {one.name for one in made}
+    handles = [graph.capture(beneath(one).handle) for one in whole.variables]
+    reads = [one for each in handles for one in each.consumers() if one.type == "ReadVariableOp"]
+    return any(is_no_sum(read.outputs[0]) for read in reads if read.name not in updating)
+
+
+def is_no_sum(read: Tensor) -> bool:
+    """Return whether anything is computed of these rows to which that of other rows can't be added."""
+    todo, known = [(read, False)], {read.name}
+    while todo:
+        tensor, is_summed = todo.pop()
+        for one in tensor.consumers():
+            is_joined = (
+                is_summed and one.type in ("AddV2", "Sub") and all(each.op.type != "Const" for each in one.inputs)
+            )
+            if is_joined or one.type in (*JOINING, *OF_NO_VALUES) or one.name.startswith(OF_TAPE):
+                continue
+            is_mixed = any(each is tensor for each in mixed(one)) and one.type not in ("All", "Any")
+            if (is_mixed and one.type not in SUMS) or (is_summed and one.type in CURVED):
+                return True
+            more = [each for each in one.outputs if each.name not in known]
+            todo += [(each, is_summed or is_mixed) for each in more]
+            known.update(each.name for each in more)
+    return False
 
 
 def mixed_and_written(made: Sequence[Operation]) -> list[Tensor]:
