@@ -7,6 +7,12 @@ from typing import Any
 import pytest
 from processes import run_check
 
+from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
+from trainer.training.tables.whole_weights import ShardedVariable, see_whole_weights
+
+# isort: split
+import tensorflow as tf
+
 pytestmark = pytest.mark.timeout(650)
 WAYS = ("plain.h5", "new.weights.h5", "checkpoint", "model.keras", "set_weights", "of_layers", "assigned", "directory")
 
@@ -64,3 +70,8 @@ def test_a_whole_value_for_a_part_is_refused_with_what_to_assign_instead(found: 
 def test_a_value_with_more_rows_than_a_split_table_is_refused(found: dict[str, Any]) -> None:
     assert found["too_large"].startswith("ValueError: Cannot assign value to variable 'table/embeddings': Shape")
     assert "(64, 8), and the assigned value shape (65, 8)" in found["too_large"]
+
+
+def test_a_split_weight_has_the_old_name_of_its_shape() -> None:
+    see_whole_weights()
+    assert ShardedVariable([tf.Variable(tf.ones([2, 3])) for _ in range(2)]).get_shape().as_list() == [4, 3]

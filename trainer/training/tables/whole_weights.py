@@ -137,6 +137,7 @@ def see_whole_weights() -> None:
     patch_hdf5_format(lambda plain: with_whole_lists(plain, model=1), whole_and_listed)
     ShardedVariable.assign = checking_shape(ShardedVariable.assign)
     ShardedVariable.value = ShardedVariable.read_value = tf.convert_to_tensor  # which each other variable has
+    ShardedVariable.get_shape = ShardedVariable.shape.fget
     ShardedVariable.sparse_read = look_up  # by which tf.gather reads; TensorFlow's own gives rows by their shards
     ShardedVariable.__getitem__ = taking_tensors(ShardedVariable.__getitem__)
     load_saved_model_within(whole_variables)
