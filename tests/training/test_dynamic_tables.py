@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import shutil
@@ -1194,6 +1195,28 @@ def test_a_gradient_of_all_rows_is_refused() -> None:
 
     with pytest.raises(UserError, match=r"dense: its gradient is a Tensor of all rows.*expected tf.IndexedSlices"):
         step(tf.constant([1], tf.int64))
+
+
+@pytest.mark.parametrize(
+    ("clip", "servers", "is_refused"),
+    [(tf.clip_by_norm, 2, True), (tf.clip_by_norm, 1, False), (None, 2, False)],
+)
+def test_a_norm_of_each_ps_part_of_a_table_is_refused(clip: Any, servers: int, is_refused: bool) -> None:
+    """A step of the program's would clip what each ps has of a gradient by that part's norm."""
+    made = Made(f"clipped-{clip is None}-{servers}", servers=servers)
+    made.table.asks_once = False
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> None:
+        with giving_rows(), tf.GradientTape() as tape:
+            loss = tf.reduce_sum(made.table.look_up(ids) ** 2)
+        gradients = tape.gradient(loss, made.table.variables)
+        gradients = [clip(one, 1.0) for one in gradients] if clip else tf.clip_by_global_norm(gradients, 1.0)[0]
+        made.optimizer.apply_gradients(list(zip(gradients, made.table.variables, strict=True)))
+
+    refused = pytest.raises(UserError, match=r"each part of clipped.*out of dynamic_tables, or give the optimizer clip")
+    with refused if is_refused else contextlib.nullcontext():
+        step(tf.constant([1, 2, 3, 4], tf.int64))
 
 
 def test_nobody_reads_a_table_as_a_whole() -> None:

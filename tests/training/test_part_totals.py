@@ -112,6 +112,22 @@ def largest_kept(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [tf.where(tf.abs(one) >= each, one, 0.0) for one, each in zip(gradients, least, strict=True)]
 
 
+def by_dot(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.sqrt(tf.tensordot(one, one, 2)) for one in gradients]
+
+
+def by_flat_norm(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.reduce_sum(tf.abs(tf.reshape(one, [1, -1])), axis=1) for one in gradients]
+
+
+def by_transposed(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.reduce_max(tf.transpose(one), axis=1) for one in gradients]
+
+
+def in_groups(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [one / tf.reduce_sum(tf.reshape(one, [-1, 1, 3]), axis=[1, 2], keepdims=True)[:, 0] for one in gradients]
+
+
 def if_finite(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [tf.where(tf.reduce_all(tf.math.is_finite(one)), one, 0.0) for one in gradients]
 
@@ -189,7 +205,9 @@ def train(
     step.get_concrete_function()
 
 
-@pytest.mark.parametrize("change", [by_products, by_einsum, summed_up, largest_kept, if_finite])
+@pytest.mark.parametrize(
+    "change", [by_products, by_einsum, summed_up, largest_kept, if_finite, by_dot, by_flat_norm, by_transposed]
+)
 def test_a_step_that_mixes_the_rows_of_each_part_is_refused(change: Any) -> None:
     with pytest.raises(UserError, match="the step computes"):
         train(tf.keras.optimizers.SGD(0.1), change)
@@ -225,7 +243,7 @@ def test_a_step_of_keras3_is_refused_likewise() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [plain, clipped_rows, clipped_together, by_number, by_one_norm, by_size, if_all_finite, turned],
+    [plain, clipped_rows, clipped_together, by_number, by_one_norm, by_size, if_all_finite, turned, in_groups],
 )
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adam, keras.optimizers.Adam])
 def test_numbers_of_rows_and_of_all_gradients_are_right_of_parts(make: Any, change: Any) -> None:

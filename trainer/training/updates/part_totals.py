@@ -1,5 +1,7 @@
 """Refuse what is computed of all rows of a weight, as its norm, and would be of each part of a split one.
 
+A dynamic table has such parts too.
+
 What a program trains are the parts: to clip the gradient of each by its norm, to multiply it with itself or to keep its
 largest numbers would do so part by part. A norm of all gradients is one number for all parts.
 """
@@ -16,7 +18,7 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import beneath, whole_of
+from trainer.training.tf_internals.variables import beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.rows import own
 
@@ -39,23 +41,28 @@ _searched: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary(
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
     """Raise UserError where a part's gradient, or its update with these operations, has a number of that part alone."""
     part = own(variable)
-    if (whole := whole_of(part)) is None:
+    if (whole := divided(part)) is None:
         return
+    is_dynamic = whole_of(part) is None
     kind = type(optimizer)
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
     instead = "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
-    if is_read_apart(whole, made):
+    if not is_dynamic and is_read_apart(whole, made):
         where, instead = "the step", "take the layer's own weight, as layer.kernel, in place of trainable_variables"
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
     if is_own and any(one.shape.num_elements() == size for one in mixed_and_written(made)):
         where = f"{kind.__name__}'s update"
     if where:
+        fix = (
+            "Leave its layer out of dynamic_tables"
+            if is_dynamic
+            else "Set partitioner to none, so that weights stay whole"
+        )
         raise UserError(
             f"{where} computes a norm, a mean, a matrix product or the like of each part of {name_of(part)} or of its "
-            "gradient, which is split over the ps: no part would get the whole's. Set partitioner to none, so that "
-            f"weights stay whole, or {instead}"
+            f"gradient, which is split over the ps: no part would get the whole's. {fix}, or {instead}"
         )
 
 
@@ -189,6 +196,30 @@ def mixed(operation: Operation) -> list[Tensor]:
         return [first] if rank == 1 else []
     if kind not in (*TOTALS, *ALONG_AN_AXIS):
         return []
-    if kind == "L2Loss" or (axes := tf.get_static_value(operation.inputs[1])) is None:
+    if kind == "L2Loss" or rows_are_moved(first) or (axes := tf.get_static_value(operation.inputs[1])) is None:
         return [first]
     return [first] if any(axis % rank == 0 for axis in np.ravel(axes)) else []
+
+
+def is_behind_tape(tensor: Tensor) -> bool:
+    """Return whether a tensor is computed of a gradient."""
+    return any(is_of_tape(one) for one in sources_of(tensor, is_of_tape))
+
+
+def rows_are_moved(tensor: Tensor) -> bool:
+    """Return whether a gradient was transposed, or its rows were joined, before this was computed of it."""
+    return any(
+        moves_rows(one.op) and is_behind_tape(one) for one in sources_of(tensor, is_of_tape) if not is_of_tape(one)
+    )
+
+
+def moves_rows(operation: Operation) -> bool:
+    """Return whether an operation puts something else in the place of rows."""
+    if operation.type == "Transpose":
+        order = tf.get_static_value(operation.inputs[1])
+        return order is None or bool(len(order) and order[0] != 0)
+    if operation.type != "Reshape":
+        return False
+    given, made = operation.inputs[0].shape, operation.outputs[0].shape
+    is_joined = given.rank is not None and made.rank == 1 and given.rank > 1
+    return bool(is_joined or (given.rank and made.rank and not given[:1].is_compatible_with(made[:1])))

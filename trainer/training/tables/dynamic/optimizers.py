@@ -13,6 +13,7 @@ from trainer.core.contracts import Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.tables.row_updates import LAZY, add_up_rows_once, changes_rows, has_momentum, is_same
 from trainer.training.tf_internals.variables import Reserved
+from trainer.training.updates.part_totals import reject_part_totals
 from trainer.training.updates.rows import NOT_BUILT, own, slots_of, with_slots
 
 Slots = dict[str, float]
@@ -109,6 +110,7 @@ def train_rows(optimizer: Optimizer, tables: Trains) -> None:
         if not is_dynamic(variable):
             plain(gradient, variable, *rate)
             return
+        reject_part_totals(optimizer, variable, gradient, [])
 
         def change(
             values: Tensor, places: Tensor | None, own_variable: Variable, slots: dict[str, Any], numbers: Tensor
