@@ -26,7 +26,7 @@ from trainer.training.keras.keras3.model import Keras3Model
 from trainer.training.keras.keras3.names import named
 from trainer.training.keras.keras3.optimizers import begin_averages, optimizers_of
 from trainer.training.keras.keras3.seeds import drawing, forget_seeds
-from trainer.training.keras.keras3.shards import shards_of, train_shards
+from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, shards_of, train_shards
 from trainer.training.keras.keras3.steps import Step, added, changes_added
 from trainer.training.loop import callbacks
 from trainer.training.tables.whole_weights import see_whole_weights
@@ -856,3 +856,19 @@ def test_a_lookup_of_ones_own_in_a_large_table_is_told(caplog: pytest.LogCapture
     assert not caplog.records
     operations_of(Taking(TABLE, 64, name="words"))
     assert "each step reads all of words/embeddings (4 MiB) to look rows up" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["dense", "ragged", "sparse"])
+def test_a_negative_id_is_a_row_from_the_end_as_in_keras(kind: str) -> None:
+    """As data has it that is padded with -1."""
+    train_shards()
+    ids: Any = tf.constant([[2, -1], [0, -4]])
+    given = {"dense": ids, "ragged": tf.RaggedTensor.from_tensor(ids), "sparse": tf.sparse.from_dense(ids)}[kind]
+    layer = keras.layers.Embedding(4, 3)
+    layer.build()
+    expected = layer(given)
+    parts = [tf.Variable(part) for part in tf.split(tf.convert_to_tensor(layer.embeddings), 2)]
+    layer._embeddings._value = ShardedVariable(parts)
+    object.__setattr__(layer, LOOKS_UP_ROWS, True)
+    for found, one in zip(*(tf.nest.flatten(one, True) for one in (layer(given), expected)), strict=True):
+        np.testing.assert_array_equal(found, one)

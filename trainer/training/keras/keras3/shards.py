@@ -116,6 +116,16 @@ def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(layer, inputs)  # it only looks at shapes
         if not hasattr(table, "look_up"):  # a dynamic table takes ids as they are
             ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
+            ids = from_the_end(ids, layer.input_dim)
         return tf.cast(rows_of(table, ids), layer.compute_dtype)
 
     return call
+
+
+def from_the_end(ids: Any, rows: int) -> Any:
+    """Return dense, ragged or sparse ids with negative ones counted from the end of a table, as Keras 3 takes them."""
+    if isinstance(ids, tf.SparseTensor):
+        return ids.with_values(from_the_end(ids.values, rows))
+    if isinstance(ids, tf.RaggedTensor):
+        return ids.with_flat_values(from_the_end(ids.flat_values, rows))
+    return tf.where(ids < 0, ids + tf.cast(rows, ids.dtype), ids)
