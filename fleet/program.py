@@ -19,10 +19,10 @@ if sys.version_info < (3, 11):
 from fabric import Config, Executor, task
 from fabric.main import Fab
 from invoke import Collection, Context, Exit
-from invoke.exceptions import ParseError
+from invoke.exceptions import ParseError, UnknownFileType
 
 from fleet.command_line import ending
-from fleet.errors import FleetError
+from fleet.errors import FleetError, OperatorMistake
 from fleet.host_locks import write_locks
 from fleet.init import make_site
 from fleet.output.terminal import printable, typing_psfleet
@@ -71,8 +71,23 @@ class Psfleet(Fab):
         try:
             with self._explained():
                 super().parse_core(argv)
+        except ValueError as error:  # of int(), for a flag of Fabric's own
+            raise Exit(
+                f"{str(error).rpartition(': ')[2]} is no number; expected a whole one, as in -t 10", 2
+            ) from error
         finally:
             sys.dont_write_bytecode = before  # Invoke forbids it, and each call would compile psfleet again
+
+    def update_config(self) -> None:
+        try:
+            super().update_config()
+        except (OSError, UnknownFileType) as error:
+            raise Exit(f"a file of Fabric's settings or of ssh's can't be read: {error}", 2) from error
+
+    def list_tasks(self) -> None:
+        if self.list_format not in (formats := ("flat", "nested", "json")):
+            raise Exit(f"-F is {self.list_format!r}; expected one of {', '.join(formats)}", 2)
+        super().list_tasks()
 
     def parse_tasks(self) -> None:
         with self._explained():
@@ -99,7 +114,7 @@ class Psfleet(Fab):
             return Exit(f"psfleet {lacks[1]} lacks its {what}. `psfleet {lacks[1]} --help` lists what it takes", 2)
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
-            return Exit(f"{error}. `psfleet VERB --help` lists a verb's arguments", 2)
+            return Exit(f"{str(error).rstrip('.')}. `psfleet VERB --help` lists a verb's arguments", 2)
         word = unknown[1]
         flag = word.startswith("-")
         known = list(context.flags) if flag and context else list(self.namespace.task_names)
@@ -113,7 +128,11 @@ class Psfleet(Fab):
         close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
-        verb = f"{context.name} " if flag and context and context.name else ""
+        after = context.name if context and context.name else ""
+        if not flag and after and not close:
+            where = f"`psfleet {after} --help` lists what it takes"
+            return Exit(f"psfleet {after} takes no word {word!r} here, and no verb has this name. {where}", 2)
+        verb = f"{after} " if flag and after else ""
         kind = "flag" if flag else "verb"
         fix = f"Did you mean {close[0]}?" if close else f"`psfleet {verb}--help` lists them"
         return Exit(f"psfleet {verb}has no {kind} {word!r}. {fix}", 2)
@@ -184,6 +203,13 @@ def as_invoke_reads(argv: Sequence[str]) -> list[str]:
 
 def main() -> None:
     """Run the command line; ends with the verb's exit code."""
+    for name in ("stdout", "stderr"):  # one that is shut, as with >&-, is None
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.exit(_report(OperatorMistake("the working directory was removed; expected one that exists: cd ~")))
     if sys.argv[1:2] == ["playbook"] and len(sys.argv) > 2:
         try:
             run_playbook(sys.argv[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -42,8 +43,10 @@ def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:
         stream.write(begin + printable(text) + end)
         stream.flush()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):  # the second is a terminal that was shut
+        if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC):  # the second is a terminal that was shut
             raise
+        if error.errno == errno.ENOSPC and stream is not sys.stderr:
+            print("standard output can't be written: the disk is full. The verb goes on to its end", file=sys.stderr)
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import locale
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from fleet import program
+from fleet.output.tables import put
 from fleet.output.terminal import printable, typing_psfleet
+from fleet.places import KIT
 from fleet.rollout.release import utf8_locale
 
 
@@ -28,7 +33,8 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("start", "psfleet has no verb 'start'. Did you mean start-cluster?"),
         ("stop", "psfleet has no verb 'stop'. Did you mean stop-cluster?"),
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
-        ("validate extra", "psfleet has no verb 'extra'"),
+        ("validate extra", "psfleet validate takes no word 'extra' here, and no verb has this name. `psfleet validate"),
+        ("validate stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
         ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),
         ("status --jsn=1", "psfleet status has no flag '--jsn'. Did you mean --json?"),
@@ -37,6 +43,13 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--inventory=x status", "--inventory is a flag of verbs; expected it after one: psfleet VERB --inventory"),
         ("help", "psfleet has no verb 'help'. Did you mean --help?"),
         ("--help nothing", "psfleet has no verb 'nothing'. `psfleet --help` lists them"),
+        ("-t soon status", "'soon' is no number; expected a whole one, as in -t 10"),
+        (
+            "-S /nope status",
+            "a file of Fabric's settings or of ssh's can't be read: [Errno 2] No such file",
+        ),
+        ("-f /nope status", "a file of Fabric's settings or of ssh's can't be read: Config files of type '' (from"),
+        ("--list -F xml", "-F is 'xml'; expected one of flat, nested, json"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),
         ("init", "psfleet init lacks its directory. `psfleet init --help` lists what it takes"),
@@ -86,6 +99,29 @@ def test_init_takes_its_hosts_as_words(
         patched.setattr("sys.argv", ["psfleet", "init", str(tmp_path), *hosts])
         program.main()
     assert made == [(tmp_path, ["a", "b=192.0.2.2"])]
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    command = f"rmdir {gone}; exec {sys.executable} -c 'from fleet.program import main; main()' validate"
+    paths = os.environ | {"PYTHONPATH": str(KIT)}
+    done = subprocess.run(["sh", "-c", command], cwd=gone, env=paths, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "the working directory was removed; expected one that exists: cd ~\n")
+
+
+def test_an_output_that_is_shut_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert psfleet(monkeypatch, "--version") == 0
+    put(sys.stdout, "as a verb prints")
+
+
+def test_a_verb_goes_on_where_its_output_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        put(full, "one")
+        put(full, "two")
+    assert (
+        capsys.readouterr().err == "standard output can't be written: the disk is full. The verb goes on to its end\n"
+    )
 
 
 def test_an_example_is_no_host() -> None:
