@@ -311,7 +311,8 @@ def find_source(given: str | None, environment: Mapping[str, str], default: Sequ
     elif environment.get("PSFLEET_INVENTORY"):
         name, origin = environment["PSFLEET_INVENTORY"], "PSFLEET_INVENTORY"
     else:
-        name, origin = default[0], "the default in ansible.cfg"
+        name = default[0]
+        origin = "ANSIBLE_INVENTORY" if environment.get("ANSIBLE_INVENTORY") else "the default in ansible.cfg"
     try:
         control_path(name)
     except ValueError as error:

@@ -20,7 +20,7 @@ from fleet.errors import OperatorMistake
 from fleet.places import KIT
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.preflight import preflight_problems
-from fleet.site.reader import read_source
+from fleet.site.reader import find_source, read_source
 from fleet.site.schema.inventory_files import _PASSED_OVER, beside_problems, file_problems, range_problems
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.schema.yaml_text import text_problems, unread_problems
@@ -455,6 +455,11 @@ def test_what_is_no_file_is_refused_before_anybody_waits_for_it(site: Path, plac
 def test_what_can_be_no_inventory_is_refused(given: str, message: str) -> None:
     with pytest.raises(OperatorMistake, match=message):
         load_inventory(given)
+
+
+def test_an_inventory_of_the_environment_is_named_as_that() -> None:
+    with pytest.raises(OperatorMistake, match="ANSIBLE_INVENTORY: there is no inventory 'nope'"):
+        find_source(None, {"ANSIBLE_INVENTORY": "nope"}, ["nope"])
 
 
 def test_a_missing_inventory_is_the_one_problem() -> None:
