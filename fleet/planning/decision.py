@@ -36,7 +36,7 @@ def check_names(run_name: str | None, program: str | None) -> None:
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
         raise OperatorMistake(
             f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
-            "underscore, starting with a letter or digit, such as --run digits-2"
+            "underscore, at most 100, starting with a letter or digit, such as --run digits-2"
         )
     if program is not None and (problem := program_name_problem(program)):
         example = "expected package.module:Name, such as --program trainer.examples.digits:Digits"

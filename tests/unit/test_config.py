@@ -68,6 +68,7 @@ def test_which_is_the_best_must_be_said_where_the_name_does_not_say_it(metric: s
     [
         ("batch_size", "; docs/run-settings.md lists them. A parameter of the program itself belongs in program_args"),
         ("max_steps", ": did you mean 'steps' or 'epoch_steps'?"),
+        ("STEPS", ": did you mean 'steps'?"),
         ("epoch_step", ": did you mean 'epoch_steps'?"),
     ],
 )

@@ -61,6 +61,7 @@ def project(tmp_path: Path) -> Path:
         "mine/nets/resnet.py": MODULE,
         "mine/nets/broken.py": "class Net:\n  def\n",
         "mine/nets/deep.py": DEEP,
+        "mine/nets/nul.py": "class Net:\0\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -165,6 +166,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
         ("nets.resnet:number", "is a plain value; expected a class"),
         ("nets.resnet:Short", "expected train_dataset(self, context) in nets/resnet.py:"),
         ("nets.broken:Net", "nets/broken.py:2 is no Python: invalid syntax"),
+        ("nets.nul:Net", "nets/nul.py is no Python: source code string cannot contain null bytes"),
         ("nets.deep:made", "nets/deep.py"),
         ("trainer.examples.digit:Digits", "the kit has no module trainer.examples.digit. Did you mean trainer.ex"),
         ("trainer.examples.digits:Digit", "trainer/examples/digits.py has no Digit. Did you mean Digits?"),

@@ -217,8 +217,8 @@ def _program_problems(
     try:
         tree = ast.parse(source.read_bytes() if isinstance(source, Path) else source)
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        line = getattr(error, "lineno", None)
-        yield "trainer_run", f"program is {show(name)}, and {file}:{line} is no Python: {getattr(error, 'msg', error)}"
+        place = f"{file}:{line}" if (line := getattr(error, "lineno", None)) else file
+        yield "trainer_run", f"program is {show(name)}, and {place} is no Python: {getattr(error, 'msg', error)}"
         return
     yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
 

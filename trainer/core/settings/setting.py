@@ -170,7 +170,7 @@ def number_fix(text: str, kinds: tuple[type, ...]) -> str:
 def unknown_key(key: object, known: list[str]) -> str:
     """Say that a key is unknown, and which ones may have been meant."""
     begin = f"unknown key {key!r} in the run settings"
-    word = str(key)
+    word = str(key).lower()
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.8) or difflib.get_close_matches(word, known):
         return f"{begin}: did you mean {' or '.join(map(repr, close))}?"
     if len(known) <= MOST_LISTED:
