@@ -131,6 +131,17 @@ def test_a_program_that_no_release_may_have_is_refused_before_any_host(
     assert message in problem
 
 
+def test_a_link_to_a_directory_is_refused_where_it_has_code(project: Path) -> None:
+    (project / "own").mkdir()
+    (project / "own/net.py").write_text("")
+    (project / "data").mkdir()
+    (project / "own/data").symlink_to("../data")
+    assert problems(project, release_program="own") == []
+    (project / "own/nets").symlink_to("../mine/nets")
+    (problem,) = problems(project, release_program="own")
+    assert "own/nets' is a link to a directory with Python files, which a release does not follow" in problem
+
+
 def test_a_wheel_with_compiled_code_is_refused_before_any_host(project: Path) -> None:
     (problem,) = problems(project, release_program=_program(project, {"a.py": "", "a/b.so": ""}, wheel=True))
     assert "is no pure-Python wheel (it holds a/b.so)" in problem

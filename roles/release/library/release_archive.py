@@ -103,6 +103,12 @@ def _read_directory(path: Path) -> Iterator[tuple[str, bytes]]:
     total = number = 0
     for place, below, names in os.walk(path):
         below[:] = sorted(each for each in below if not _is_ignored(each))
+        for link in (Path(place, each) for each in below):
+            if link.is_symlink() and any(link.glob("*.py")):
+                raise ReleaseError(
+                    f"release_program: {str(link)!r} is a link to a directory with Python files, which a release does "
+                    "not follow. Put the directory itself there, or name the one that holds it in release_program"
+                )
         for file in (Path(place, name) for name in sorted(names) if not _is_ignored(name)):
             if not file.is_file():
                 continue
