@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import shlex
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import OperatorMistake
-from fleet.places import CODE, KIT
+from fleet.places import CODE, KIT, is_site
 from fleet.site.schema.problems import describe_problems, show
 
 _TEMPLATES = Path(__file__).with_name("new_site")
@@ -65,8 +66,12 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
         raise OperatorMistake(
             f"{error.filename or directory} can't be written: {error.strerror}; expected a folder of yours"
         ) from error
+    inventory = directory / _HOSTS
+    if hosts and inventory.read_bytes() != texts[_HOSTS].encode():
+        say(f"{', '.join(hosts)}: not written, since {inventory} stays as it is; add there what it lacks")
     here = directory.resolve() == Path.cwd()
-    say(f"next: {'type' if here else f'cd {directory}, and type'} what README.md says {'here' if here else 'there'}")
+    place = shlex.quote(str(directory))
+    say(f"next: {'type' if here else f'cd {place}, and type'} what README.md says {'here' if here else 'there'}")
     if missing := _missing_settings(directory / "ansible.cfg"):
         say(f"ansible.cfg lacks settings that psfleet relies on; add them: {'; '.join(missing)}")
 
@@ -92,6 +97,11 @@ def _reject_folder(directory: Path) -> None:
         raise OperatorMistake(
             f"{directory} is in psfleet's own folder {KIT}, which an upgrade replaces; expected a folder of yours, "
             "such as ~/mysite"
+        )
+    if around := next(filter(is_site, whole.parents), None):
+        raise OperatorMistake(
+            f"{directory} is in the folder of the site {around}, whose commands would not know which one is meant; "
+            f"expected a folder beside it, such as {around.with_name('second')}"
         )
     if directory.exists() and not directory.is_dir():
         raise OperatorMistake(f"{directory} is no directory; expected one, or a name that is free")

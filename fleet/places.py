@@ -40,7 +40,12 @@ def _folder(start: Path, configuration: str) -> Path | None:
     folders = [start, *start.parents, *([Path(configuration).absolute().parent] if configuration else [])]
     if KIT == CODE:
         folders.append(CODE)
-    return next((each for each in folders if all((each / name).is_file() for name in _SITE)), None)
+    return next(filter(is_site, folders), None)
+
+
+def is_site(folder: Path) -> bool:
+    """Whether a folder is a site's."""
+    return all((folder / name).is_file() for name in _SITE)
 
 
 def site_file(text: str) -> Path:

@@ -28,6 +28,8 @@ from fleet.init import make_site
 from fleet.output.terminal import printable, typing_psfleet
 from fleet.places import KIT, site
 from fleet.rollout.release import find_ansible, utf8_locale
+from fleet.site.schema.formats import control_path
+from fleet.site.schema.problems import show
 from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
@@ -156,8 +158,14 @@ def init(context: Context, directory: str, host: list[str] | None = None, exampl
     """Make a site's folder with an inventory and a program: psfleet init ~/mine alpha=192.0.2.11 beta=192.0.2.12."""
     if directory.startswith("-"):
         raise Exit(f"psfleet init has no flag {directory!r}. `psfleet init --help` lists them", 2)
+    try:
+        if not directory:
+            raise ValueError("it is empty; expected a name, as in psfleet init ~/mine alpha=192.0.2.11")
+        folder = Path(control_path(directory)).expanduser()
+    except (ValueError, RuntimeError) as error:  # the second is of a home that can't be found
+        raise Exit(f"{show(directory)} can't be a folder: {error}", 2) from error
     with ending():
-        make_site(Path(directory).expanduser(), host or [], print, example)
+        make_site(folder, host or [], print, example)
 
 
 @task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
@@ -214,8 +222,7 @@ def main() -> None:
         try:
             run_playbook(sys.argv[2:])
         except FleetError as error:
-            print(error, file=sys.stderr)
-            sys.exit(error.code)
+            sys.exit(_report(error))
     for verb in (init, lock, playbook):
         namespace.add_task(verb)
     program = Psfleet(
@@ -226,6 +233,11 @@ def main() -> None:
         program.run(as_invoke_reads(sys.argv))
     except BrokenPipeError:  # of `psfleet --help | head`; verbs print by themselves
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: FleetError) -> int:
+    print(error, file=sys.stderr)
+    return error.code
 
 
 def _version() -> str:

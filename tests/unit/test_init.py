@@ -145,6 +145,22 @@ def test_wrong_hosts_are_named_and_nothing_is_made(tmp_path: Path, hosts: list[s
     assert not (tmp_path / "site").exists()
 
 
+def test_hosts_that_an_old_inventory_lacks_are_named(tmp_path: Path) -> None:
+    make(tmp_path / "a b", "a", "b")
+    *_, note, last = make(tmp_path / "a b", "a", "c")
+    assert (
+        note == f"a, c: not written, since {tmp_path}/a b/inventory/hosts.yml stays as it is; add there what it lacks"
+    )
+    assert last == f"next: cd '{tmp_path}/a b', and type what README.md says there"
+
+
+def test_a_folder_in_another_site_is_refused(tmp_path: Path) -> None:
+    make(tmp_path / "site", "a")
+    with pytest.raises(OperatorMistake, match=f"in the folder of the site {tmp_path}/site, whose commands"):
+        make(tmp_path / "site/programs/new", "a")
+    assert not (tmp_path / "site/programs/new").exists()
+
+
 def test_a_folder_of_psfleets_own_is_refused() -> None:
     for directory in (KIT / "mysite", CODE):
         with pytest.raises(OperatorMistake, match="psfleet's own folder"):

@@ -56,6 +56,9 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("drain", "psfleet drain lacks its host. `psfleet drain --help` lists what it takes"),
         ("init --hosts a", "psfleet init has no flag '--hosts'. `psfleet init --help` lists them"),
         ("init new a --hots", "psfleet init has no flag '--hots'. Did you mean --host?"),
+        ("init  a", "'' can't be a folder: it is empty; expected a name, as in psfleet init ~/mine"),
+        (f"init {'x' * 300} a", "'xxxx"),
+        ("init ~nobody-here/x a", "'~nobody-here/x' can't be a folder: Could not determine home directory"),
         ("init new", "no host is named; expected one or more, the coordinator's first: psfleet init new alpha="),
         ("init new a_", "host 'a_' can't have this name"),
         ("playbook", "name a playbook, as in psfleet playbook site.yml"),
@@ -65,7 +68,7 @@ def test_a_mistake_ends_with_2_and_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert psfleet(monkeypatch, *words.split()) == 2
+    assert psfleet(monkeypatch, *words.split(" ")) == 2
     assert capsys.readouterr().err.startswith(message)
     assert list(tmp_path.iterdir()) == []
 
