@@ -519,27 +519,37 @@ def test_what_was_taken_away_since_a_whole_save_comes_back_at_most_as_it_was(
     assert_same(restored(str(tmp_path / "ckpt-3"), name, 1), made.rows())
 
 
-def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def saved_while_rows_are_given(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: str, kept: int, given: int
+) -> tuple[Made, str]:
+    """Save 60 rows of at most 100, take away all but the kept, and give others while the next save is written.
+
+    Returns the table, and what that save is named.
+    """
     monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
-    name = "room"
     made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
     pieces = Pieces(made.table, [""], incremental_saves=9)
     made.step(tf.range(60, dtype=tf.int64))
-    pieces.save(str(tmp_path / "ckpt-1"))
+    pieces.save(str(path / "ckpt-1"))
     for _ in range(3):
-        made.step(tf.range(10, dtype=tf.int64))
-    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 50
-    write = pieces._write
+        made.step(tf.range(kept, dtype=tf.int64))
+    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 60 - kept
+    plain = getattr(pieces, write)
 
-    def give_and_write(*given: Any) -> Any:
-        made.step(tf.range(100, 150, dtype=tf.int64))
-        return write(*given)
+    def give_and_write(*asked: Any) -> Any:
+        made.step(tf.range(100, 100 + given, dtype=tf.int64))
+        return plain(*asked)
 
-    monkeypatch.setattr(pieces, "_write", give_and_write)
-    pieces.save(prefix := str(tmp_path / "ckpt-2"))
-    assert_same(restored(prefix, name, 1, 100), made.rows())
+    monkeypatch.setattr(pieces, write, give_and_write)
+    pieces.save(prefix := str(path / "ckpt-2"))
+    return made, prefix
+
+
+def test_there_is_room_for_what_is_given_while_an_incremental_save_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, prefix = saved_while_rows_are_given(tmp_path, monkeypatch, "room", "_write", kept=10, given=50)
+    assert_same(restored(prefix, "room", 1, 100), made.rows())
 
 
 @pytest.mark.parametrize("why", ["no links", "a save that was removed", "much has changed"])
@@ -718,25 +728,9 @@ def test_an_incremental_save_that_outgrows_the_room_meanwhile_is_made_a_whole_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A restore would have no room for what was taken away since the whole save, and comes back."""
-    monkeypatch.setattr("trainer.training.tables.dynamic.pieces.MAX_WRITTEN_SHARE", 9)
-    name = "outgrown"
-    made = Made(name, two.Adagrad(0.1), servers=1, capacity=100)
-    pieces = Pieces(made.table, [""], incremental_saves=9)
-    made.step(tf.range(60, dtype=tf.int64))
-    pieces.save(str(tmp_path / "ckpt-1"))
-    for _ in range(3):
-        made.step(tf.range(40, dtype=tf.int64))
-    assert Eviction(made.table, [""], TableSettings(100, evict_after_steps=1)).make() == 20
-    write = pieces._write_last
-
-    def give_and_write(*given: Any) -> Any:
-        made.step(tf.range(100, 145, dtype=tf.int64))
-        return write(*given)
-
-    monkeypatch.setattr(pieces, "_write_last", give_and_write)
-    pieces.save(prefix := str(tmp_path / "ckpt-2"))
-    assert [number for _, _, number, _ in pieces_of(prefix, name)] == [0]
-    assert_same(restored(prefix, name, 1, 100), made.rows())
+    made, prefix = saved_while_rows_are_given(tmp_path, monkeypatch, "outgrown", "_write_last", kept=40, given=45)
+    assert [number for _, _, number, _ in pieces_of(prefix, "outgrown")] == [0]
+    assert_same(restored(prefix, "outgrown", 1, 100), made.rows())
 
 
 def test_a_row_that_is_given_while_it_is_saved_is_saved_as_given_or_not_at_all(
