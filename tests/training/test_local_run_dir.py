@@ -19,7 +19,7 @@ from trainer.telemetry.events import read_events
 
 pytestmark = pytest.mark.timeout(300)
 RUN = "alone"
-STEPS = 2000
+STEPS = 1200
 SERVERS = ("ps-0", "ps-1", "worker-0")
 
 
