@@ -30,7 +30,7 @@ class Servers:
                 runs.task(TF_CONFIG=config)
 
     def coordinate(self, program: str, run: str, cluster: dict[str, list[str]] | None = None) -> Process:
-        settings = {"program": program, "run": run, "steps": 10, "shared_dir": str(self._runs.shared)}
+        settings = {"program": program, "run": run, "steps": 10, "shared_dir": str(self._runs.shared), "export": False}
         path = self._runs.shared / f"{run}.json"
         path.write_text(json.dumps(settings))
         config = json.dumps({"cluster": cluster or self.cluster, "task": {"type": "chief", "index": 0}})

@@ -25,6 +25,8 @@ OPTIONS = (
     "0.5",
     "--input-position",
     "exact",
+    "--export",
+    "false",
 )
 CALLS_IN_FLIGHT = 2  # of each worker, at most
 
