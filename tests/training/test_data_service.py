@@ -16,7 +16,10 @@ from processes import Process, Runs, run_check, until
 pytestmark = pytest.mark.timeout(600)
 EXAMPLES = 320
 PASS = 80  # steps: 320 examples in batches of 4
-SERVICE = ("--input", "service", "--data", "2", "--no-evaluator", "--steps-per-execution", "10", "--log-seconds", "0.5")
+SERVICE = (
+    *("--input", "service", "--data", "2", "--steps-per-execution", "10", "--log-seconds", "0.5"),
+    *("--no-evaluator", "--export", "false"),
+)
 
 
 def start(runs: Runs, run: str, passes: int, sharding: str, *more: str) -> Process:

@@ -25,7 +25,7 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
     Returns what the callbacks were told before and after the stop, and the second process.
     """
     options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-execution", "5"]
-    options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99"]
+    options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99", "--export", "false"]
     path = tmp_path_factory.mktemp("epochs") / "ends"
     first = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
     until(lambda: runs.checkpoints("epochs")[-1:] > [650], "step 650", say=lambda: first.output)
@@ -88,7 +88,7 @@ def test_a_callback_may_end_a_run_for_good(runs: Runs) -> None:
 
 
 def test_a_train_step_of_the_program_is_used_and_an_evaluation_that_was_cut_off_made_again(runs: Runs) -> None:
-    options = [*FIT, "--evaluation", "inline", "--checkpoint-steps", "20"]
+    options = [*FIT, "--evaluation", "inline", "--checkpoint-steps", "20", "--export", "false"]
     first = runs.local("table:Table", "cut-off", 20, *options)
     assert first.wait() == 0, first.output
     assert runs.status("cut-off")["metrics"] == {"own_number": 7.0}

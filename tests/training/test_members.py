@@ -22,6 +22,7 @@ SETTINGS = {
     "steps": ENDLESS,
     "steps_per_execution": 10,
     "evaluation": "none",
+    "export": False,
     "log_seconds": 0.2,
     "checkpoint_seconds": 1000.0,
     "heartbeat_timeout_seconds": 5.0,

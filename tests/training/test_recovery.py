@@ -29,6 +29,8 @@ OPTIONS = (
     "30",
     "--log-seconds",
     "0.5",
+    "--export",
+    "false",
 )
 QUICK = ("--heartbeat-timeout-seconds", "5", "--ps-grace-seconds", "5", "--worker-wait-seconds", "40")
 
@@ -92,7 +94,7 @@ def test_only_what_a_lost_ps_had_goes_back_where_that_is_asked_for(
 ) -> None:
     run = f"lost-{dies}"
     saves = ("--checkpoint-seconds", "0", "--checkpoint-steps", "600", "--steps-per-execution", "10")
-    options = (*saves, "--log-seconds", "0.2", "--ps-recovery", "lost", "--no-evaluator")
+    options = (*saves, "--log-seconds", "0.2", "--ps-recovery", "lost", "--no-evaluator", "--export", "false")
     process = runs.local("both:Both", run, ENDLESS, *options)
     process.search(r"saved \S+/ckpt-\d+ in")
     saved = runs.checkpoints(run)[-1]
@@ -115,7 +117,7 @@ def test_only_what_a_lost_ps_had_goes_back_where_that_is_asked_for(
 
 
 def test_where_all_ps_are_lost_all_goes_back(runs: Runs) -> None:
-    options = ("--ps", "1", "--ps-recovery", "lost", "--checkpoint-seconds", "1", "--no-evaluator")
+    options = ("--ps", "1", "--ps-recovery", "lost", "--checkpoint-seconds", "1", "--no-evaluator", "--export", "false")
     process = runs.local("both:Both", "lost-all", ENDLESS, *options)
     process.search(r"saved \S+/ckpt-\d+ in")
     kill(process.pids("ps-0")[0])

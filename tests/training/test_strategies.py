@@ -75,7 +75,7 @@ def test_only_the_chief_writes(runs: Runs, in_step: Process) -> None:
     ],
 )
 def test_a_strategy_of_one_process_trains(runs: Runs, strategy: str, api: str) -> None:
-    more = ("--api", api, "--evaluation", "inline", "--no-evaluator")
+    more = ("--api", api, "--evaluation", "inline", "--no-evaluator", "--export", "false")
     process = runs.local("table:Table", f"table-{strategy}", 60, "--strategy", strategy, *more)
     assert process.wait() == 0, process.output
     status = runs.status(f"table-{strategy}")
@@ -84,10 +84,11 @@ def test_a_strategy_of_one_process_trains(runs: Runs, strategy: str, api: str) -
 
 
 def test_a_run_goes_on_under_another_strategy(runs: Runs) -> None:
-    first = runs.local("table:Table", "moves", 40, "--no-evaluator", "--partitioner-min-bytes", "1024")
+    own = ("--no-evaluator", "--export", "false")
+    first = runs.local("table:Table", "moves", 40, *own, "--partitioner-min-bytes", "1024")
     assert first.wait() == 0, first.output
     assert len(list(runs.directory("moves").glob("checkpoints/ckpt-40.data-*"))) > 1
-    second = runs.local("table:Table", "moves", 60, "--strategy", "mirrored", "--no-evaluator")
+    second = runs.local("table:Table", "moves", 60, "--strategy", "mirrored", *own)
     assert second.wait() == 0, second.output
     assert "going on at step 40 of 60" in second.output
     assert "trained to step 60; 20 steps in" in second.output
