@@ -187,7 +187,7 @@ def scheduled(api):
         return [keras.LearningRateScheduler(lambda epoch: 0.01 / 2**epoch), write]
 
     program = Line(callbacks)
-    testing.train(program, 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none")
+    testing.train(program, 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none", export=False)
     return rates
 
 
@@ -211,10 +211,8 @@ def predicting(api):
 
 
 def not_a_number(api):
-    result = testing.train(
-        NotANumber(lambda: [keras.TerminateOnNaN()]), 50_000, 2, 1, api=api, steps_per_execution=5, evaluation="none"
-    )
-    return result.step
+    settings = {"steps_per_execution": 5, "evaluation": "none", "export": False}
+    return testing.train(NotANumber(lambda: [keras.TerminateOnNaN()]), 50_000, 2, 1, api=api, **settings).step
 
 
 def averaged(api):

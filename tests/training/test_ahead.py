@@ -212,6 +212,7 @@ def test_two_workers_train_right_numbers_and_lose_no_update(tmp_path: Path) -> N
         weights_ahead=True,
         steps_per_execution=17,
         evaluation="none",
+        export=False,
         partitioner_min_bytes=64,
     )
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / f"ckpt-{result.step}"))

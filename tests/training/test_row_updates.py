@@ -305,7 +305,7 @@ def test_tables_of_two_shards_train_as_whole_ones_do_alone(
     tmp_path: Path, make: Make, batches: list[list[int]], settings: dict[str, Any]
 ) -> None:
     """With `fit` in one go, and with the custom loop on two ps, then from the checkpoint on one."""
-    common = {"workers": 1, "evaluation": "none", "partitioner_min_bytes": 256, **settings}
+    common = {"workers": 1, "evaluation": "none", "export": False, "partitioner_min_bytes": 256, **settings}
     program = Program(make, batches)
     fit = saved(testing.train(program, steps=12, ps=2, directory=tmp_path / "fit", api="fit", **common))
     testing.train(program, steps=6, ps=2, directory=tmp_path / "loop", **common)
