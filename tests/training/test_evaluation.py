@@ -105,7 +105,7 @@ class Killed:
 
     def __init__(self, runs: Runs, evaluation: str) -> None:
         self.run = f"evaluated-{evaluation}"
-        options = ["--evaluation", evaluation, "--epoch-steps", "20", "--checkpoint-steps", "20"]
+        options = ["--evaluation", evaluation, "--epoch-steps", "20", "--checkpoint-steps", "20", "--export", "false"]
         self.process = process = runs.local("uneven:Slow", self.run, 40, *options)
         process.search(r"evaluated step 20 in")
         self.undisturbed = count(process.output, "worker")
@@ -129,7 +129,16 @@ def count(output: str, task: str) -> int:
 
 
 def evaluated_in_step(runs: Runs) -> Process:
-    options = ["--strategy", "multi_worker_mirrored", "--workers", "1", "--evaluation", "distributed"]
+    options = [
+        "--strategy",
+        "multi_worker_mirrored",
+        "--workers",
+        "1",
+        "--evaluation",
+        "distributed",
+        "--export",
+        "false",
+    ]
     process = runs.local("uneven:Slow", "evaluated-in-step", 20, *options)
     assert process.wait() == 0, process.output
     return process

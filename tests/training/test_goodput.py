@@ -27,6 +27,8 @@ OPTIONS = (
     "30",
     "--log-seconds",
     "0.5",
+    "--export",
+    "false",
 )
 
 
