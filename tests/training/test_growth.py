@@ -27,6 +27,7 @@ SETTINGS = {
     "steps": 10_000_000,
     "steps_per_execution": 10,
     "evaluation": "none",
+    "export": False,
     "log_seconds": 0.2,
     "checkpoint_seconds": 1000.0,
     "worker_wait_seconds": 1000.0,
