@@ -9,7 +9,6 @@ from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import Trail
-from fleet.planning import decision
 from fleet.site.schema.problems import show
 
 STOPPED = "stopped; type it again to go on"
@@ -60,11 +59,6 @@ def have_copied(
         answer = have_done(cluster, console, verb, words, plan=False, expected=answer["bytes"], reason=reason)
     console.print_json(verb, answer)
     return answer, f"step {answer['step']}, {answer['files']} files, {render_bytes(answer['bytes'])}"
-
-
-def reject_name(run: str) -> None:
-    """Raise OperatorMistake for what can't name a run, before any host is asked."""
-    decision.choose(run, None, {}, None)
 
 
 def reject_path(flag: str, path: str | None) -> None:

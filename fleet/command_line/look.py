@@ -71,7 +71,7 @@ def logs(
     if number is not None and number > _MAX_LINES:
         raise Exit(f"--lines is {lines}: expected {_MAX_LINES:,} at most, as in --lines 20", 2)
     with call.cluster() as cluster, leaving():
-        decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+        decision.check_names(run, None)  # a wrong name is said before any host is asked
         chosen = JournalQuery(run, None if since is None else read_time(since), grep)
         show_logs(cluster, call.console, task, number, follow, chosen)
 

@@ -78,8 +78,6 @@ def soak(
     Without a `seed` one is drawn. Raises OperatorMistake when the inventory permits none of the faults.
     """
     check(cluster.inventory, factor)
-    if not 0 < minutes < math.inf:
-        raise OperatorMistake(f"--minutes {minutes:g} is no length of time: give a number above 0, such as 10")
     seed = random.SystemRandom().randrange(1, 1_000_000) if seed is None else seed
     drills = [each for each in CATALOGUE if each.name in BY_CHANCE]
     refusals = {each.name: why for each in drills if (why := why_not_allowed(each, cluster.inventory))}
@@ -226,7 +224,7 @@ def json_number(value: float | None) -> float | None:
 def judge(found: Findings, each: Drill) -> None:
     """Hold the findings against the drill's bounds."""
     if each.detected is not None and found.proof:
-        found.expect(found.detected is not None, "nobody noticed")
+        found.expect(found.detected is not None, "it was not noticed")
         found.expect(
             found.detected is None or found.detected <= each.detected,
             f"noticed after {_seconds(found.detected)}, and {_seconds(each.detected)} is the bound",

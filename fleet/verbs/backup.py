@@ -5,15 +5,16 @@ from __future__ import annotations
 import shlex
 
 from fleet.actions.console import Console
-from fleet.actions.run_work import have_copied, reject_name, reject_path
+from fleet.actions.run_work import have_copied, reject_path
 from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 
 
 def back_up(
     cluster: Cluster, console: Console, run: str, to: str, plan: bool = False, reason: str | None = None
 ) -> None:
     """Copy a run to <to>/<run>@<step>; says where it is. Typed twice at one step it proves the copy."""
-    reject_name(run)
+    decision.check_names(run, None)
     reject_path("--to", to)
     answer, size = have_copied(cluster, console, "backup", [run, "--to", to], plan, reason)
     if answer["outcome"] == "planned":

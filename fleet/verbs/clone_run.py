@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from fleet.actions.console import Console
-from fleet.actions.run_work import have_copied, reject_name
+from fleet.actions.run_work import have_copied
 from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 
 
 def clone_run(
     cluster: Cluster, console: Console, run: str, new: str, plan: bool = False, reason: str | None = None
 ) -> None:
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
-    reject_name(run)
-    reject_name(new)
+    decision.check_names(run, None)
+    decision.check_names(new, None)
     answer, size = have_copied(cluster, console, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
         console.print(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")

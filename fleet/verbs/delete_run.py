@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
-from fleet.actions.run_work import have_done, reject_name, reject_unless_agreed, render_bytes
+from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 
 
 def delete_run(
     cluster: Cluster, console: Console, run: str, yes: bool = False, plan: bool = False, reason: str | None = None
 ) -> None:
     """Say what would go, ask, and remove it; a run that is gone already is no mistake."""
-    reject_name(run)
+    decision.check_names(run, None)
     begin_exclusively(cluster, console, "delete-run", plan)  # nobody may select it between the look and the removal
     planned = have_done(cluster, console, "delete-run", [run], plan=True)
     size = f"{planned['files']} files, {render_bytes(planned['bytes'])}"

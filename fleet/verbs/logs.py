@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import asdict
 
 from fleet.actions.console import Console
-from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery
 from fleet.output.tables import put
@@ -33,8 +32,6 @@ def show_logs(
     Without `lines` it is the last 20 of each task; where a run, a time or a pattern was chosen, the last 1000.
     """
     inventory = cluster.inventory
-    if lines is not None and lines < 0:
-        raise OperatorMistake(f"--lines {lines}: expected a number of lines such as 50")
     most = lines if lines is not None else LINES if chosen == EVERY_LINE else CHOSEN_LINES
     tasks = list(inventory.tasks) if task_name is None else [inventory.task(task_name)]
     width = max(len(task.name) for task in tasks)

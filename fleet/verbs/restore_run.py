@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 from fleet.actions.console import Console
-from fleet.actions.run_work import have_copied, reject_name, reject_path
+from fleet.actions.run_work import have_copied, reject_path
 from fleet.hosts.cluster import Cluster
+from fleet.planning import decision
 
 
 def restore_run(
@@ -20,7 +21,7 @@ def restore_run(
     """Prove a copy and make a run of it, under its own name or another one."""
     reject_path("the copy", copy)
     if name is not None:
-        reject_name(name)
+        decision.check_names(name, None)
     words = [copy, *(["--as", name] if name else [])]
     answer, size = have_copied(cluster, console, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":

@@ -17,6 +17,6 @@ def show_runs(cluster: Cluster, console: Console) -> None:
 
 def show_checkpoints(cluster: Cluster, console: Console, run: str | None = None) -> None:
     """Show a run's checkpoints and why each is kept."""
-    decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    decision.check_names(run, None)  # a wrong name is said before any host is asked
     found = cluster.list_checkpoints(run)
     console.answer("checkpoints", {"checkpoints": found}, describe_checkpoints(found) if found else "no checkpoint yet")

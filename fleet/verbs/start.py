@@ -168,14 +168,14 @@ def _check(inventory: Inventory, console: Console, request: StartRequest) -> Non
     decision.check_source(request.source, request.run_name)
     if request.queue and (request.run_name or request.program or request.program_args):
         raise OperatorMistake("--queue goes on with what waits, and --run, --program and --set name a run: choose one")
-    decision.choose(request.run_name, request.program, {}, None)
+    decision.check_names(request.run_name, request.program)
     check_program(inventory, console, sweep or {"program": request.program, "program_args": request.program_args})
 
 
 def check_program(inventory: Inventory, console: Console, asked: Mapping[str, Any]) -> None:
     """Raise OperatorMistake for a run's or a sweep's choice that this checkout can't train, before a host is asked."""
     decision.reject_templates(asked)
-    decision.choose(asked.get("run"), asked.get("program"), {}, None)
+    decision.check_names(asked.get("run"), asked.get("program"))
     if named := asked.get("program"):
         sweep = asked.get("sweep", {})
         given = (asked.get("program_args", {}), *sweep.get("points", []), sweep.get("search", {}).get("parameters", {}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,6 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
-from fleet.output.tables import ProgressLine
 from fleet.output.terminal import is_terminal
 from fleet.site.inventory import Inventory
 from fleet.status import status_text
@@ -77,8 +75,5 @@ def _look_deeply(inventory: Inventory, console: Console, observation: Observatio
     """Have the hosts that answered look at every byte; returns what is wrong by host."""
     if not observation.releases:
         return {}
-    progress = ProgressLine(sys.stderr, clock=console.clock)  # standard output may be JSON
-    try:
+    with console.progress() as progress:
         return console.verify_hosts(inventory, list(observation.unreachable), progress)
-    finally:
-        progress.end()
