@@ -72,7 +72,7 @@ class ActionModule(ActionBase):
         if "refused" in answer:
             return {"failed": True, "msg": answer["refused"]}
         warning = (
-            f"nobody is kept from a start beside this run, since {name} can't be asked: {answer.get('warning')}. "
+            f"other starts are not kept away from this run, since {name} can't be asked: {answer.get('warning')}. "
             "Begin none until it is over"
         )
         return {"changed": False, "warnings": [warning] if answer else []}

@@ -27,7 +27,7 @@ def look_around(cluster: Cluster, besides: Sequence[str] = ()) -> tuple[Observat
     seen = cluster.observe(dict.fromkeys([*cluster.inventory.hosts, *besides]), with_facts=True)
     chief = cluster.inventory.chief.host
     if chief in seen.unreachable:
-        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it nobody knows what the training does")
+        raise HostsUnreachable({chief: seen.unreachable[chief]}, "Without it, what the training does is unknown")
     return seen, checkpoints_of(cluster, seen)
 
 

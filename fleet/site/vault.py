@@ -49,7 +49,7 @@ def _ask() -> str:
     try:
         password = getpass.getpass("Vault password: ").strip()  # as Ansible does
     except EOFError as error:
-        raise OperatorMistake(f"--ask-vault-pass: there is nobody to type the password. {_FIX}") from error
+        raise OperatorMistake(f"--ask-vault-pass: no password was typed. {_FIX}") from error
     if not password:
         raise OperatorMistake(f"--ask-vault-pass: the password is empty. {_FIX}")
     return password

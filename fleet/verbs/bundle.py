@@ -40,7 +40,7 @@ def bundle(
 
     Raises OperatorMistake where no file can be written, ClusterTrouble where a secret would be in it.
     """
-    decision.choose(run, None, {}, None)
+    decision.check_names(run, None)
     place = Path(out or f"psfleet-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     if place.is_dir() or not place.parent.is_dir():
         raise OperatorMistake(f"--out is {show(str(place))}: expected a file to write, such as --out report.tar.gz")

@@ -186,7 +186,7 @@ def undrain(
     chief = cluster.inventory.chief
     if chief.host in seen.unreachable:
         why = {chief.host: seen.unreachable[chief.host]}
-        raise HostsUnreachable(why, f"Without it nobody knows what to start: fab undrain {host} when it is back")
+        raise HostsUnreachable(why, f"Without it, what to start is unknown: fab undrain {host} when it is back")
     reject_foreign(cluster.inventory, seen, {chief.host, host})
     tasks = cluster.inventory.tasks_on(host)
     starts = tasks if drains.is_started(cluster.inventory, seen) else []

@@ -9,7 +9,7 @@ from fleet.planning import decision
 
 def export_run(cluster: Cluster, console: Console, run: str | None = None, changes: bool = False) -> None:
     """Export a run's newest checkpoint, or what has changed in it since the newest export of one that trains."""
-    decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+    decision.check_names(run, None)  # a wrong name is said before any host is asked
     found = cluster.export_run(run, changes)
     place = f"{cluster.inventory.chief.host}:{found['export']}"
     what = "the changes up to " if changes else ""

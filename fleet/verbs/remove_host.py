@@ -45,8 +45,8 @@ systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
 rm -rf /opt/trainer {NOTE}"""
 PLAYBOOK = "ansible-playbook site.yml"
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
-UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: nobody is present to save"
-LOST = "the steps since the newest checkpoint: nobody is present to save"
+UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: no coordinator can save"
+LOST = "the steps since the newest checkpoint: no coordinator can save"
 
 
 def remove_host(

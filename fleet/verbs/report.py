@@ -22,7 +22,7 @@ def make_report(
 ) -> None:
     """Write the page of the chosen run, or of these side by side, to a file here; `then` is given its URI."""
     for run in runs:
-        decision.choose(run, None, {}, None)  # a wrong name is said before any host is asked
+        decision.check_names(run, None)  # a wrong name is said before any host is asked
     if out is not None:
         _reject_place(out)
     made = cluster.make_report(runs)

@@ -58,12 +58,12 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
     ({}, {}, {"run": {"log_seconds": 1e-9}}, "log_seconds: must be at least 0.001"),
     ({}, {}, {"run": {"run": "wide", "initial_weights": "wide@500"}}, "a checkpoint of the run itself"),
     ({}, {}, {"run": {"initial_weights": "default@500"}}, "a checkpoint of the run itself"),
-    ({}, {}, {"run": {"checkpoints_kept_best": 1}}, "group evaluator is empty, so that nobody knows"),
+    ({}, {}, {"run": {"checkpoints_kept_best": 1}}, "group evaluator is empty, so that the best ones are unknown"),
     ({}, {}, {"cluster_shared_dir": "", "run": {"strategy": "multi_worker_mirrored"}}, "give all hosts a shared path"),
     ({}, {}, {"cluster_uid": 999}, "cluster_uid is 999; expected the user number"),
     ({}, {}, {"cluster_uid": 61184}, "cluster_uid is 61184; expected the user number"),
     # Services and minimums
-    ({"alertmanager": ["head"]}, {}, {}, "group prometheus is empty: nobody would tell it of anything"),
+    ({"alertmanager": ["head"]}, {}, {}, "group prometheus is empty: it would get no alert"),
     (PROMETHEUS, {}, {"metrics_port": 0}, "Prometheus would have no task to scrape"),
     (PROMETHEUS, {}, {"run": {"checkpoint_seconds": 3600}}, "prometheus_checkpoint_seconds is 1800, and a checkpoint"),
     (PROMETHEUS, {"head": {"prometheus_no_step_seconds": 5}}, {}, "prometheus_no_step_seconds is 5, and steps are"),
@@ -74,9 +74,14 @@ STRANGE: list[tuple[dict[str, list[str]], dict[str, dict[str, Any]], dict[str, A
         {"run": {"input": "service", "input_sharding": "off"}},
         "group data is",
     ),
-    ({"evaluator": ["head"]}, {}, {"cluster_minimum": {"evaluator": 1}, "run": {"evaluation": "none"}}, "nobody runs"),
+    (
+        {"evaluator": ["head"]},
+        {},
+        {"cluster_minimum": {"evaluator": 1}, "run": {"evaluation": "none"}},
+        "these run settings start no evaluator",
+    ),
     ({"evaluator": ["head"]}, {"head": {"evaluator_tasks": 0}}, {}, "evaluator_tasks is 0, and evaluation is sidecar"),
-    ({}, {}, {"cluster_minimum": {"ps": 1}, "run": {"strategy": "mirrored"}}, "cluster_minimum: ps is 1, and with"),
+    ({}, {}, {"cluster_minimum": {"ps": 1}, "run": {"strategy": "mirrored"}}, "cluster_minimum: ps is 1, and these"),
     ({}, {}, {"cluster_minimum": {"worker": 1}, "run": {"elastic": False}}, "wait for all 2; expected all"),
     # Paths, packages, plugs
     (

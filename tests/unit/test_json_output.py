@@ -323,7 +323,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     return set_up
 
 
-@pytest.mark.parametrize("problems", [[], ["nobody noticed"]])
+@pytest.mark.parametrize("problems", [[], ["it was not noticed"]])
 def test_drills(
     hosts: fake_hosts.FakeHosts, console: Console, drilled: Callable[[list[str]], None], problems: list[str]
 ) -> None:

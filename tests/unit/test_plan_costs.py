@@ -294,5 +294,5 @@ def test_a_plan_to_replace_the_coordinators_host_says_the_same_of_its_steps_as_o
     with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):
         replace_host(day.cluster(hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
     cost = answer_of(console)["cost"]
-    lost = "the steps since the newest checkpoint: nobody is present to save" if is_dead else SAVED
+    lost = "the steps since the newest checkpoint: no coordinator can save" if is_dead else SAVED
     assert (cost["lost"], cost["steps_lost"]) == (lost, None if is_dead else 0)

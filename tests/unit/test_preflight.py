@@ -323,7 +323,7 @@ def test_the_data_services_ports_are_free_of_others(port, of):
 
 def test_a_training_that_nobody_evaluates_is_noted():
     (note,) = notes()
-    assert "nobody evaluates: evaluation is sidecar and the group evaluator is empty" in note
+    assert "nothing is evaluated: evaluation is sidecar and the group evaluator is empty" in note
     assert notes(evaluation="none") == []
 
 

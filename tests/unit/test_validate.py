@@ -88,8 +88,8 @@ def test_json_has_all_problems_with_their_places(site: Path) -> None:
     [
         ("group_vars/all.yml", SITE + "cluster_foo: 1\n", "all.yml:6: unknown variable 'cluster_foo'"),
         ("group_vars/all.yml", SITE + "  step: 1\n", "all.yml:6: trainer_run: unknown key 'step'"),
-        ("group_vars/workers.yml", "a: 1\n", "no group 'workers', so nobody gets these variables. Did you mean wo"),
-        ("host_vars/trane.yml", "a: 1\n", "no host 'trane', so nobody gets these variables. Did you mean t"),
+        ("group_vars/workers.yml", "a: 1\n", "no group 'workers', so no host gets its variables. Did you mean wo"),
+        ("host_vars/trane.yml", "a: 1\n", "no host 'trane', so no host gets its variables. Did you mean t"),
         ("hosts.yml", HOSTS + "gpus:\n  hosts:\n    train:\n", "hosts.yml:10: group 'gpus' is none of psfleet's"),
         ("hosts.yml", HOSTS.replace("train:", "t[1:20000000]:"), "stands for 20000000 hosts; expected 10,000 at most"),
         ("hosts.yml", HOSTS.replace("train:", "t[1:2000][1:2000]:"), "stands for 4000000 hosts"),

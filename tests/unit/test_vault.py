@@ -84,7 +84,7 @@ def test_a_typed_password_opens_it(inventory: Path, arguments: list[str], settin
     assert PASSWORD not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("typed", "message"), [("", "nobody to type the password"), ("\n", "the password is empty")])
+@pytest.mark.parametrize(("typed", "message"), [("", "no password was typed"), ("\n", "the password is empty")])
 def test_no_password_is_a_mistake(inventory: Path, typed: str, message: str) -> None:
     done = fab("validate", "--inventory", str(inventory), "--ask-vault-pass", typed=typed)
     assert done.returncode == 2, done.stdout + done.stderr

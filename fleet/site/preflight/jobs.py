@@ -81,8 +81,8 @@ def taskless_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterato
     hosts = list(reading.groups.get("evaluator", ()))
     if "evaluator" in busy and hosts and not tasks_of(reading.groups, reading.values, "evaluator"):
         yield Problem(
-            f"{name_hosts(hosts)}: evaluator_tasks is 0, and evaluation is sidecar, so that nobody evaluates; expected "
-            "1. Or take the host out of the group evaluator, or choose another evaluation",
+            f"{name_hosts(hosts)}: evaluator_tasks is 0, and evaluation is sidecar, so that nothing is evaluated; "
+            "expected 1. Or take the host out of the group evaluator, or choose another evaluation",
             tuple(hosts),
             "evaluator_tasks",
             "0",
@@ -152,13 +152,13 @@ def zero_problems(reading: InventoryReading, jobs: Sequence[str]) -> Iterator[Pr
 
 
 def idle_minimum_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
-    """Refuse a minimum of a job that has no tasks: a start would wait for what nobody runs."""
+    """Refuse a minimum of a job that has no tasks: a start would wait for them."""
     for job, least in _minimums(reading):
         if least != 0 and job not in busy:
             yield _minimum_problem(
                 reading,
                 show(least),
-                f"cluster_minimum: {job} is {least}, and with these run settings nobody runs {job}; expected {job} to "
+                f"cluster_minimum: {job} is {least}, and these run settings start no {job}; expected {job} to "
                 "be left out. Or see strategy, evaluation and input in trainer_run",
             )
 
@@ -183,13 +183,13 @@ def unwaited_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterato
 
 
 def unevaluated_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterator[Problem]:
-    """Refuse to keep the best checkpoints where nobody evaluates any."""
+    """Refuse to keep the best checkpoints where none is evaluated."""
     run = reading.values[checks.reference_host(reading.groups) or ""].get("trainer_run")
     kept = run.get("checkpoints_kept_best") if isinstance(run, dict) else 0
     if "evaluator" in busy and kept and not tasks_of(reading.groups, reading.values, "evaluator"):
         yield Problem(
             f"trainer_run: checkpoints_kept_best is {show(kept)}, evaluation is sidecar, and group evaluator is empty, "
-            "so that nobody knows which are the best; expected a host there, or evaluation: inline",
+            "so that the best ones are unknown; expected a host there, or evaluation: inline",
             (),
             "trainer_run.checkpoints_kept_best",
             show(kept),

@@ -27,7 +27,7 @@ from trainer.core.settings.strategies import STRATEGIES
 
 
 def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
-    """List what is right and yet may surprise: no shared path, groups without a task, a training nobody evaluates."""
+    """List what is right and yet may surprise: no shared path, groups without a task, a training without evaluation."""
     strategy, busy = strategy_of(groups, hostvars), busy_jobs(groups, hostvars)
     evaluation = run_settings(groups, hostvars).get("evaluation", Config.evaluation)
     notes = [
@@ -54,7 +54,7 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
         )
     if evaluation == "sidecar" and not tasks_of(groups, hostvars, "evaluator"):
         notes.append(
-            "nobody evaluates: evaluation is sidecar and the group evaluator is empty. "
+            "nothing is evaluated: evaluation is sidecar and the group evaluator is empty. "
             + ("Put a host there, or let the " if storage.shared else "Let the ")
             + "coordinator do it with trainer_run: {evaluation: inline}"
         )

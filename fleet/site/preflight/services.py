@@ -69,7 +69,7 @@ def notify_problems(reading: InventoryReading) -> Iterator[Problem]:
         has = f"has {name_some(secrets)}" if secrets else "is empty"
         yield Problem(
             f"trainer_run: notify_webhook_secret is {show(name)}, and trainer_secrets {has}; expected the name of one "
-            "of these, whose text is the webhook's address. Otherwise nobody would be notified",
+            "of these, whose text is the webhook's address. Otherwise no notification would go out",
             (str(chief),),
             "trainer_run.notify_webhook_secret",
             show(name),

@@ -55,13 +55,13 @@ def file_problems(sources: Sequence[str], groups: Collection[str], hosts: Collec
                 continue
             meant = meant_group(path.stem)
             fix = f"Did you mean {meant}?" if meant else f"The groups are {', '.join(sorted(groups))[:300]}"
-            yield Problem(f"there is no group {show(path.stem)}, so nobody gets these variables. {fix}", file=str(path))
+            yield Problem(f"there is no group {show(path.stem)}, so no host gets its variables. {fix}", file=str(path))
         for path in variable_files(directory / "host_vars"):
             if path.stem in hosts or path.name in hosts:
                 continue
             close = difflib.get_close_matches(path.stem, hosts, n=1)
             fix = f"Did you mean {close[0]}?" if close else "Name the file as the host, or take it away"
-            yield Problem(f"there is no host {show(path.stem)}, so nobody gets these variables. {fix}", file=str(path))
+            yield Problem(f"there is no host {show(path.stem)}, so no host gets its variables. {fix}", file=str(path))
 
 
 def _directory_problems(directory: Path) -> Iterator[Problem]:
@@ -71,7 +71,7 @@ def _directory_problems(directory: Path) -> Iterator[Problem]:
         if path.is_dir() and not aside:
             close = difflib.get_close_matches(path.name.lower(), ("group_vars", "host_vars"), n=1, cutoff=0.8)
             if close:
-                text = f"nobody gets the variables in {show(path.name)}; expected group_vars or host_vars"
+                text = f"no host gets the variables in {show(path.name)}; expected group_vars or host_vars"
                 yield Problem(f"{text}. Rename it to {close[0]}", file=str(path))
 
 

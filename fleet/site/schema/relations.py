@@ -211,7 +211,7 @@ def _services_without_tasks(reading: InventoryReading) -> Iterator[Problem]:
     groups = reading.groups
     watchers, tellers = list(groups.get("prometheus", ())), list(groups.get("alertmanager", ()))
     if tellers and not watchers:
-        text = "group alertmanager has it, and group prometheus is empty: nobody would tell it of anything"
+        text = "group alertmanager has it, and group prometheus is empty: it would get no alert"
         yield _problem(reading, tellers, "alertmanager_port", f"{text}; expected a host in prometheus, or neither")
     working = [host for job in ("chief", "ps", "worker", "evaluator", "data") for host in groups.get(job, ())]
     if watchers and working and all(reading.values[host].get("metrics_port") == 0 for host in working):

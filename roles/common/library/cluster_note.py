@@ -38,13 +38,11 @@ def write(file: Path, note: dict[str, Any]) -> None:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            # The cluster's name.
             "name": {"type": "str", "required": True},
             # The clusters whose machines are taken over.
             "takes_over": {"type": "list", "elements": "str", "default": []},
             # By whom and from where, as user@machine.
             "who": {"type": "str", "required": True},
-            # The note.
             "file": {"type": "path", "default": "/var/lib/psfleet/cluster.json"},
         },
         supports_check_mode=True,

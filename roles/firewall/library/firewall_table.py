@@ -136,7 +136,6 @@ def main() -> None:
             "state": {"type": "str", "choices": ["tried", "confirmed", "admitted"], "required": True},
             # The host's program that loads and checks the table.
             "program": {"type": "path", "required": True},
-            # The table's file.
             "wanted": {"type": "path", "required": True},
             # How long it is on trial.
             "seconds": {"type": "int", "default": 60},

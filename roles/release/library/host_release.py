@@ -159,7 +159,6 @@ def main() -> None:
         argument_spec={
             # How far to go.
             "state": {"type": "str", "choices": ["staged", "current"], "required": True},
-            # The release's name.
             "id": {"type": "str", "required": True},
             # Directory of releases and environments, with the link `current`.
             "root": {"type": "path", "default": "/opt/trainer"},

@@ -201,7 +201,6 @@ def _normal(name: str) -> str:
 
 
 ARGUMENTS = {
-    # The environment's directory.
     "dest": {"type": "path", "required": True},
     # Hash-locked requirements, `uv` among them.
     "lock": {"type": "path", "required": True},

@@ -130,7 +130,6 @@ def main() -> None:
             "lock": {"type": "path", "required": True},
             # The hosts' Python minor version, such as `3.11`.
             "python": {"type": "str", "required": True},
-            # The directory.
             "dest": {"type": "path", "required": True},
         },
         supports_check_mode=True,

@@ -207,7 +207,6 @@ def main() -> None:
             "root": {"type": "path", "required": True},
             # Directory with `run.json`, the tasks' environment files and the secrets.
             "config_dir": {"type": "path", "required": True},
-            # The tasks' unit file.
             "unit": {"type": "path", "required": True},
             # Names of the tasks that read `run.json` and the secrets. The others only serve.
             "settings_readers": {"type": "list", "elements": "str", "required": True},

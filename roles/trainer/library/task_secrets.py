@@ -75,7 +75,6 @@ def keep(
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            # The secrets by name.
             "secrets": {"type": "dict", "required": True, "no_log": True},
             # The directory of their files.
             "directory": {"type": "path", "required": True},
