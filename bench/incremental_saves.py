@@ -1,6 +1,6 @@
 """An incremental save of a table against a whole one: bytes and seconds, in one process, of two shards.
 
-A fixed table (`--fixed`) is compared with what was written last while it is not trained.
+A fixed table (`--fixed`) has marks of its changed rows; `--compared`: it is compared with what was written last.
 
 The floor is a file of as many bytes, written and synced by this process. Only ratios say something.
 """
@@ -26,6 +26,7 @@ from trainer.training.tables.dynamic.shard import FIRST, Shard
 from trainer.training.tables.dynamic.table import Table
 from trainer.training.tables.dynamic.tables import run_once
 from trainer.training.tables.row_saves import RowSnapshot
+from trainer.training.updates.row_marks import RowMarks
 
 WIDTH, SHARDS, CPU = 16, 2, "/device:CPU:0"
 BATCH = 10_240  # ids a step: 1,024 examples of 10
@@ -70,12 +71,14 @@ def measure(directory: Path, save: Callable[[str], object], step: int) -> tuple[
 class Fixed:
     """A fixed table with a slot, and its saves."""
 
-    def __init__(self, rows: int, saves: int) -> None:
+    def __init__(self, rows: int, saves: int, *, compared: bool) -> None:
         parts = [rows // SHARDS] * SHARDS
         self._shards = [[tf.Variable(tf.zeros([part, WIDTH])) for part in parts] for _ in ("values", "slot")]
         self._step = tf.Variable(0, dtype=tf.int64)
         saved = tf.train.Checkpoint(shards=self._shards, step=self._step)
-        self._snapshot = RowSnapshot(saved.write, self._step, incremental_saves=saves)
+        all_shards = [] if compared else [one for shards in self._shards for one in shards]
+        self._marks = RowMarks(all_shards, lambda handle: "")
+        self._snapshot = RowSnapshot(saved.write, self._step, incremental_saves=saves, marks=self._marks)
         self.train(np.arange(SHARDS))  # from here on TensorFlow copies what it reads, as in a training
         self.waited = 0.0
         """How long training waited for the last save."""
@@ -85,6 +88,8 @@ class Fixed:
             for number, shard in enumerate(shards):
                 rows = tf.constant(keys[keys % SHARDS == number] // SHARDS % shard.shape[0])
                 shard.scatter_add(tf.IndexedSlices(tf.fill([len(rows), WIDTH], 0.1), rows))
+                if (marks := self._marks.of(shard)) is not None:
+                    marks.scatter_update(tf.IndexedSlices(tf.fill([len(rows)], True), rows))
 
     def save(self, prefix: str) -> None:
         began = time.perf_counter()
@@ -115,9 +120,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--fixed", action="store_true", help="a fixed table")
+    parser.add_argument("--compared", action="store_true", help="one without marks")
     options = parser.parse_args(arguments)
     random, saves = np.random.default_rng(1), len(options.steps)
-    fixed = Fixed(options.rows, saves) if options.fixed else None
+    is_fixed = options.fixed or options.compared
+    fixed = Fixed(options.rows, saves, compared=options.compared) if is_fixed else None
     train, save = (fixed.train, fixed.save) if fixed else make_dynamic(options.rows, saves)
 
     def waited() -> list[str]:

@@ -40,7 +40,7 @@ class Counting:
     is_recovering = is_failing = is_over = takes_in = False
     news = ""
     files: Mapping[str, int] = MappingProxyType({})
-    position = tables = None
+    position = tables = marks = None
     seconds_waited = 0.0
     lookups: Mapping[str, Any] = MappingProxyType({})
     file_sizes: Mapping[str, Any] = MappingProxyType({})

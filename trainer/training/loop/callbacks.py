@@ -37,6 +37,8 @@ NEVER_CALLED = (
 )
 # Nothing that Keras gives each callback is its own.
 NOT_ITS_OWN = ("model", "params", "validation_data", "_model", "_params")
+# They change no weights, and call no function of the program's.
+READING = ("CSVLogger", "History", "ModelCheckpoint", "ReduceLROnPlateau", "RemoteMonitor", "TensorBoard")
 # They write what one process of several must write.
 OF_THE_LEADER = (keras.CSVLogger, keras.RemoteMonitor)
 
@@ -127,6 +129,13 @@ def has_own(callback: Callback, method: str) -> bool:
         return True
     owner = next(kind for kind in type(callback).__mro__ if method in vars(kind))
     return not owner.__module__.startswith(KERAS)
+
+
+def may_write(callback: Callback) -> bool:
+    """Return whether a callback may change weights."""
+    kind = type(callback)
+    keeps = kind.__name__ == "EarlyStopping" and not callback.restore_best_weights
+    return not (kind.__module__.startswith(KERAS) and (keeps or kind.__name__ in READING))
 
 
 def keys_of(callbacks: list[Callback]) -> list[str]:

@@ -13,7 +13,7 @@ from trainer.core.settings.config import Config
 from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
-from trainer.training.loop.callbacks import attributes, keys_of, library_of
+from trainer.training.loop.callbacks import attributes, keys_of, library_of, may_write
 from trainer.training.loop.controller import Controller
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
@@ -200,6 +200,7 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         self._supports_tf_logs = True
         self._runner = runner
         self._controller = controller
+        self._may_write = any(map(may_write, own))
         self._asked = False
         self._steps = config.steps
         self._own = CallbackStates(own, store)
@@ -219,6 +220,7 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
             log.warning("what the callbacks remember is of step %d: the rest is lost", record["step"])
 
     def on_train_begin(self, logs: object = None) -> None:
+        self._called()
         self._own.begin()
         self._traced = AsTraced(self.model)
         if self._record is None:
@@ -235,9 +237,11 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         self.model.stop_training = self._controller.polled and self._agreed()
 
     def on_epoch_begin(self, epoch: int, logs: object = None) -> None:
+        self._called()
         self._traced.check()
 
     def on_epoch_end(self, epoch: int, logs: object = None) -> None:
+        self._called()
         self._traced.check()
         self._asked |= self.model.stop_training
         self.ended = self.model.stop_training = self._agreed()
@@ -251,9 +255,15 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         known = validation(self._controller.evaluate() or self._controller.evaluate(again=True))
         for callback in self._own.callbacks.values():
             callback.on_epoch_end(epoch, known)
+        self._called()
         self._asked |= self.model.stop_training
         self.ended = self._agreed()
         self._keep()
+
+    def _called(self) -> None:
+        """The program's callbacks have just been called."""
+        if self._may_write and self._runner.marks is not None:
+            self._runner.marks.doubt()
 
     def _agreed(self) -> bool:
         return bool(self._runner.agree([int(self._asked)])[0])

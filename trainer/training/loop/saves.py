@@ -49,7 +49,7 @@ class Saves:
             copy=runner.copy,
             tables=runner.tables,
             reading=reading,
-            make_snapshot=snapshots_of(config),
+            make_snapshot=snapshots_of(config, runner.marks),
         )
 
     def _saved(self, step: int, seconds: float, error: str | None) -> None:
@@ -68,6 +68,11 @@ class Saves:
         """Whether a save is in flight."""
         return not self.checkpoints.settle(0)
 
+    def doubt(self) -> None:
+        """Have the next save look at all rows: what may change weights beside the steps has run."""
+        if self._runner.marks is not None:
+            self._runner.marks.doubt()
+
     def save(
         self, step: int, *, again: bool = False, wait: bool = True, last: bool = False, patience: float | None = None
     ) -> None:
@@ -78,6 +83,8 @@ class Saves:
         as much time as the user gives the storage; `patience`, for how long a save in flight may last that goes first
         (None: as long as Checkpoints has it).
         """
+        if again:
+            self.doubt()
         with self._context.phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)

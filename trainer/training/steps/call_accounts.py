@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from trainer.core.contracts import Model, Strategy, Traced, Variable
+from trainer.core.variables import flatten
 from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.input_wait import InputWait
 from trainer.training.measures.metrics import CallMetrics, metric_pieces
@@ -13,8 +14,10 @@ from trainer.training.steps.reports import Report, Reports
 from trainer.training.steps.runner import Call
 from trainer.training.tables.asked_rows import AskedRows
 from trainer.training.tables.dynamic.tables import DynamicTables
+from trainer.training.tables.row_saves import is_large
 from trainer.training.updates.atomic_updates import AtomicUpdates
 from trainer.training.updates.learning_rate import LearningRate
+from trainer.training.updates.row_marks import RowMarks
 
 
 class CallAccounts:
@@ -26,9 +29,19 @@ class CallAccounts:
     metrics: CallMetrics
 
     def __init__(
-        self, model: Model, strategy: Strategy, tables: DynamicTables | None, *, wait: bool = True, ask: bool = True
+        self,
+        model: Model,
+        strategy: Strategy,
+        tables: DynamicTables | None,
+        *,
+        wait: bool = True,
+        ask: bool = True,
+        mark: bool = False,
     ) -> None:
-        """`wait` says to count how long steps wait for their batches; `ask`, to tell which rows they ask for."""
+        """`wait` says to count how long steps wait for their batches; `ask`, to tell which rows they ask for.
+
+        `mark` says to mark the rows of large variables that they change.
+        """
         self.model = model
         self.rate = LearningRate(model.optimizer)
         self.reports = Reports()
@@ -37,6 +50,11 @@ class CallAccounts:
         ask = ask and strategy.num_replicas_in_sync == 1  # several are traced in threads of their own
         self.asked = AskedRows(variables_by_now(model) if ask else [], tables if ask else None)
         self.updates = AtomicUpdates(strategy)
+        self.marks: RowMarks | None = None
+        if mark:
+            large = [one for one in flatten(variables_by_now(model)) if is_large(one)]
+            self.marks = RowMarks(large, self.updates.mutex_of)
+            self.updates.traced = self.marks.add
         self.tables = tables
         self.seconds_waited = 0.0
         """How long updates have waited for others' updates of the same variable, on all ps together."""
@@ -48,10 +66,11 @@ class CallAccounts:
 
     @property
     def beside(self) -> list[Variable]:
-        """What a step changes and a checkpoint lacks: metrics, its counts, and tables' rows, which have files."""
+        """What a step changes and a checkpoint lacks: metrics, counts, marks, and tables' rows, which have files."""
         tables = self.tables.tables.values() if self.tables is not None else []
         rows = [one for table in tables for one in table.variables]
-        return [*rows, *(one for one, _ in self.counts), *metric_pieces(self.model)]
+        marks = self.marks.variables if self.marks is not None else []
+        return [*rows, *marks, *(one for one, _ in self.counts), *metric_pieces(self.model)]
 
     def trace(self, train_step: Traced) -> None:
         """Make the metrics of a traced step, which has all of the model's."""

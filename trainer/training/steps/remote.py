@@ -95,7 +95,8 @@ class RemoteStepRunner(StepRunner):
             keras.build(self.element_spec)
         # What reads ahead may come after nothing but reads, and a batch that is given has been waited for elsewhere.
         wait, ask = not config.weights_ahead and not self._data.waits, not config.weights_ahead
-        self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask)
+        mark = config.incremental_saves > 0
+        self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask, mark=mark)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
         super().__init__(
             model,
@@ -104,6 +105,7 @@ class RemoteStepRunner(StepRunner):
             output_names(outputs_of(train_step, placed=order.exact and not self._data.waits)),
             self._accounts.updates.copy,
             tables,
+            self._accounts.marks,
         )
         self._call = pack(strategy, train_step, step, self._accounts, self._data, ahead=config.weights_ahead)
         self._in_flight = CallsInFlight()

@@ -15,6 +15,7 @@ from trainer.core.contracts import ElementSpec, Model, Structure, Trackable, Var
 from trainer.run.data_position import Position
 from trainer.training.release_resources import Iterators
 from trainer.training.tables.dynamic.tables import DynamicTables
+from trainer.training.updates.row_marks import RowMarks
 
 CALL_POLL_SECONDS = 0.005
 
@@ -50,6 +51,7 @@ class StepRunner(abc.ABC):
         output_names: Collection[str],
         copy: Callable[..., None],
         tables: DynamicTables | None = None,
+        marks: RowMarks | None = None,
     ) -> None:
         self.model = model
         self.trained = trained
@@ -62,6 +64,8 @@ class StepRunner(abc.ABC):
         """Copies variables to other handles, in what is traced: each with its slots, between two updates."""
         self.tables = tables
         """The dynamic tables, which are no part of `trained`."""
+        self.marks = marks
+        """Those of rows that steps have changed, where incremental saves ask for them."""
 
     @property
     @abc.abstractmethod

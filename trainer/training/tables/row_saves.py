@@ -4,8 +4,9 @@
     checkpoints/ckpt-<step>.table-_base.0-of-1.000000{.index,.data-*}          links: the last whole checkpoint
     checkpoints/ckpt-<step>.table-_rows.<ps>-of-<ps in all>.<save>{.index,...} rows of each ps that have changed since
 
-A ps keeps its copy of a large variable after a save, and the next save compares: whatever has changed a row, it is
-found. Rows count as equal if their bits are. docs/decisions/0244 says why; row_restores.py reads them.
+The rows are those that steps have marked, of variables that nothing has changed otherwise. For the rest a ps keeps its
+copy after a save, and the next save compares: whatever has changed a row, it is found. Rows count as equal if their
+bits are. docs/decisions/0244 and 0263 say why; row_restores.py reads them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from trainer.run.saves.snapshot import Snapshot, copy_each, no_copy_yet, take_va
 from trainer.training.tables.row_restores import BASE, ROWS, RowRange, base_files, key_of, row_files
 from trainer.training.tf_internals.graphs import outermost
 from trainer.training.tf_internals.saving import saving_by
+from trainer.training.updates.row_marks import RowMarks, take_marked
 
 log = logging.getLogger(__name__)
 MIN_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
@@ -55,7 +57,9 @@ class ComparedVariable:
     copy: Variable
     """What was written last, on the same ps."""
     changed: Variable
-    """The numbers of the rows that differed from it."""
+    """The numbers of the rows that have changed since."""
+    values: Variable
+    """These rows."""
     empty: Variable
     """In the place of the copy, where a checkpoint is written without it."""
 
@@ -82,12 +86,13 @@ class RowSnapshot(Snapshot):
         *,
         incremental_saves: int,
         io_device: str | None = None,
+        marks: RowMarks | None = None,
     ) -> None:
         """After each whole save there may be so many incremental ones.
 
-        `io_device` writes where the ps share no path.
+        `io_device` writes where the ps share no path. `marks` are those of what is saved.
         """
-        self._most, self._io_device = incremental_saves, io_device
+        self._most, self._io_device, self._marks = incremental_saves, io_device, marks or RowMarks([], no_mutex)
         self._before: PreviousRowSave | None = None
         self._increment: PreviousRowSave | None = None
         written: dict[str, list[tuple[str, Tensor]]] = {}
@@ -110,17 +115,26 @@ class RowSnapshot(Snapshot):
         # Else whole tables might be read for nothing.
         handles = {id(large.copy.handle): large.empty.handle for large in self._large}
         redirect([self._rest], handles)
-        self._compare = tf.function(self._assign_changes, autograph=False).get_concrete_function()
+        self._marked = [large.variable for large in self._large if self._marks.of(large.variable) is not None]
+
+        def traced(function: Callable[..., Any], *takes: Any) -> Any:
+            return tf.function(function, autograph=False).get_concrete_function(*takes)
+
+        self._compare = traced(partial(self._assign_changes, compared=True))
+        self._take_marked = traced(partial(self._assign_changes, compared=False)) if self._marked else self._compare
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
-        self._write_rows = tf.function(self._write_changes, autograph=False).get_concrete_function(text, number)
-        self._drop_rest = tf.function(self._assign_nothing_to_small, autograph=False).get_concrete_function()
+        self._write_rows = traced(self._write_changes, text, number)
+        self._put_rows, self._drop_rest = traced(self._put_changes), traced(self._assign_nothing_to_small)
 
     def copy_variables(self) -> int:
         """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
         before, self._before, self._increment = self._before, None, None
+        is_doubted = self._marks.end_doubt()
         if before is None:
             return super().copy_variables()
-        step, sizes = (each.numpy() for each in self._compare())
+        is_compared = is_doubted or any(self._marks.of(one) is None for one in self._marked)
+        changes = self._compare if is_compared else self._take_marked
+        step, sizes = (each.numpy() for each in changes())
         rows = zip(sizes, (row_bytes(large.variable) for large in self._large), strict=True)
         written = before.written + sum(int(size) * width for size, width in rows)
         self._increment = dataclasses.replace(before, increments=before.increments + 1, written=written)
@@ -132,6 +146,8 @@ class RowSnapshot(Snapshot):
             return super().write(prefix)
         increment, self._increment = self._increment, None
         try:
+            if increment is not None:
+                self._put_rows()
             if increment is not None and link(increment.prefix, increment.increments - 1, prefix):
                 self._rest(tf.constant(prefix)).numpy()
                 self._write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
@@ -163,34 +179,46 @@ class RowSnapshot(Snapshot):
                 for (spec, _), one in zip(slices, read, strict=True):
                     assert one is not None
                     variable, copy = one
-                    with tf.device(variable.device):
-                        nothing = tf.zeros([0], tf.int64)
-                        changed = tf.Variable(nothing, trainable=False, shape=tf.TensorShape([None]))
-                    found.append(
-                        ComparedVariable(
-                            RowRange.from_slice(name, spec, int(variable.shape[0])),
-                            variable,
-                            copy,
-                            changed,
-                            no_copy_yet(variable),
-                        )
-                    )
+                    part = RowRange.from_slice(name, spec, int(variable.shape[0]))
+                    found.append(ComparedVariable(part, variable, copy, *no_changes(variable), no_copy_yet(variable)))
         return found
 
-    def _assign_changes(self) -> tuple[Tensor, Tensor]:
+    def _assign_values(self) -> Any:
+        def take_all(variable: Variable, source: Any, target: Any) -> Any:
+            marks = self._marks.of(variable)
+            with tf.control_dependencies([] if marks is None else [take_marked(marks)[1]]):
+                return take_value(variable, source, target)
+
+        return self._assign_by(take_all)
+
+    def _assign_changes(self, *, compared: bool) -> tuple[Tensor, Tensor]:
         large = {id(one.variable.handle): one for one in self._large}
         sizes: dict[int, Tensor] = {}
+        taken: dict[int, tuple[Tensor, Any]] = {}  # once of what a variable shares with its slots
 
-        def take_compared(variable: Variable, source: Any, target: Any) -> Any:
-            number = id(variable.handle)
+        def take_changes(variable: Variable, source: Any, target: Any) -> Any:
+            number, marks = id(variable.handle), self._marks.of(variable)
             if number not in large:
                 return take_value(variable, source, target)
-            rows = take_changes(variable, source, target)
+            if marks is not None and id(marks) not in taken:
+                taken[id(marks)] = take_marked(marks)
+            by_marks = None if compared or marks is None else taken[id(marks)][0]
+            rows = rows_that_differ(variable, source, target) if by_marks is None else by_marks
+            values = tf.raw_ops.ResourceGather(resource=source, indices=rows, dtype=variable.dtype)
             sizes[number] = tf.size(rows, tf.int64)
-            return tf.raw_ops.AssignVariableOp(resource=large[number].changed.handle, value=rows)
+            put = tf.raw_ops.AssignVariableOp(resource=large[number].changed.handle, value=rows)
+            with tf.control_dependencies([put, *([] if marks is None else [taken[id(marks)][1]])]):
+                return tf.raw_ops.AssignVariableOp(resource=large[number].values.handle, value=values)
 
-        step = self._assign_by(take_compared)
+        step = self._assign_by(take_changes)
         return step, tf.stack([sizes[number] for number in large])
+
+    def _put_changes(self) -> None:
+        """Bring the copies up to date."""
+        for large in self._large:
+            with tf.device(large.variable.device):
+                rows, values = large.changed.read_value(), large.values.read_value()
+                tf.raw_ops.ResourceScatterUpdate(resource=large.copy.handle, indices=rows, updates=values)
 
     def _write_changes(self, prefix: Tensor, save: Tensor) -> Tensor:
         devices, written = sorted({large.variable.device for large in self._large}), []
@@ -199,12 +227,8 @@ class RowSnapshot(Snapshot):
             for large in self._large:
                 if large.variable.device == device:
                     with tf.device(device):
-                        rows = large.changed.read_value()
-                        values = tf.raw_ops.ResourceGather(
-                            resource=large.copy.handle, indices=rows, dtype=large.variable.dtype
-                        )
-                        tensors[key_of("rows", large.part)] = rows + large.part.begin
-                        tensors[key_of("values", large.part)] = values
+                        tensors[key_of("rows", large.part)] = large.changed.read_value() + large.part.begin
+                        tensors[key_of("values", large.part)] = large.values.read_value()
             with tf.device(self._io_device or device):
                 number = tf.strings.as_string(save, width=6, fill="0")
                 path = tf.strings.join([prefix, f".table-{ROWS}.{server}-of-{len(devices)}.", number])
@@ -225,6 +249,10 @@ class RowSnapshot(Snapshot):
             if id(copy) not in large:
                 with tf.device(copy.device):
                     tf.raw_ops.AssignVariableOp(resource=copy.handle, value=tf.zeros([0], copy.dtype))
+        for one in self._large:
+            with tf.device(one.variable.device):
+                one.changed.assign(tf.zeros([0], tf.int64))
+                one.values.assign(tf.zeros([0, one.variable.shape[1]], one.variable.dtype))
 
     def _renew_large(self) -> None:
         """Put other variables in the places of the copies, whose memory is freed.
@@ -233,18 +261,18 @@ class RowSnapshot(Snapshot):
         """
         new = {id(large.copy): no_copy_yet(large.variable) for large in self._large}
         handles = {id(large.copy.handle): new[id(large.copy)].handle for large in self._large}
-        redirect([self._write, self._copy, self._drop, self._compare, self._write_rows], handles)
+        redirect([self._write, self._copy, self._drop, self._compare, self._take_marked, self._put_rows], handles)
         self._pairs = [(variable, new.get(id(copy), copy)) for variable, copy in self._pairs]
         for large in self._large:
             large.copy = new[id(large.copy)]
 
 
-def snapshots_of(config: Config) -> Callable[..., Snapshot] | None:
+def snapshots_of(config: Config, marks: RowMarks | None = None) -> Callable[..., Snapshot] | None:
     """Return what makes the snapshots of a run with incremental saves; None without them."""
     if not config.incremental_saves:
         return None
     io_device = COORDINATOR if config.local_run_dir else None
-    return partial(RowSnapshot, incremental_saves=config.incremental_saves, io_device=io_device)
+    return partial(RowSnapshot, incremental_saves=config.incremental_saves, io_device=io_device, marks=marks)
 
 
 def noting(written: dict[str, list[tuple[str, Tensor]]]) -> Callable[..., Any]:
@@ -296,8 +324,20 @@ def row_bytes(variable: Variable) -> int:
     return math.prod(variable.shape[1:]) * int(variable.dtype.size)
 
 
-def take_changes(variable: Variable, source: Any, target: Any) -> Tensor:
-    """Copy the rows that differ, in what is traced; returns their numbers."""
+def no_mutex(handle: Any) -> str:
+    return ""
+
+
+def no_changes(variable: Variable) -> tuple[Variable, Variable]:
+    """Return what the numbers and values of a variable's rows are put into."""
+    with tf.device(variable.device):
+        empty = tf.zeros([0], tf.int64), tf.zeros([0, variable.shape[1]], variable.dtype)
+        rows, values = (tf.Variable(one, trainable=False, shape=[None, *one.shape[1:]]) for one in empty)
+        return rows, values
+
+
+def rows_that_differ(variable: Variable, source: Any, target: Any) -> Tensor:
+    """Return the numbers of the rows in which two variables of one shape differ, in what is traced."""
     count, width = variable.shape
     length = max(1, COMPARED_BYTES // row_bytes(variable))
     times, bits = -(-count // length), BITS[variable.dtype]
@@ -311,9 +351,7 @@ def take_changes(variable: Variable, source: Any, target: Any) -> Tensor:
             for one in (source, target)
         )
         differs = tf.reduce_any(tf.not_equal(tf.bitcast(now, bits), tf.bitcast(before, bits)), 1)
-        places = tf.where(differs)[:, 0]  # many times as fast as boolean_mask
-        rows = places + number * length
-        tf.raw_ops.ResourceScatterUpdate(resource=target, indices=rows, updates=tf.gather(now, places))
+        rows = tf.where(differs)[:, 0] + number * length  # many times as fast as boolean_mask
         return number + 1, found.write(tf.cast(number, tf.int32), rows)
 
     found = tf.TensorArray(tf.int64, times, infer_shape=False, element_shape=[None])

@@ -103,6 +103,8 @@ class AtomicUpdates:
         self._numbers = itertools.count()
         self._devices: list[str] = []
         self._whole: list[Update] = []
+        self.traced: Callable[[Sequence[Any]], object] = lambda made: None
+        """Takes the operations of a step when each has its mutex."""
 
     @contextlib.contextmanager
     def active(self, left_alone: Callable[[], Collection[Any]] = tuple) -> Iterator[None]:
@@ -133,6 +135,7 @@ class AtomicUpdates:
             if self._has_mutex(one):
                 self._lock(one)
         self._lock_others(graph.get_operations()[before:], {id(one.handle) for one in left_alone()})
+        self.traced(graph.get_operations()[before:])
 
     @contextlib.contextmanager
     def _one_act(self) -> Iterator[None]:
