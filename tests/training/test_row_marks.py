@@ -118,7 +118,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "Adam" else pytest.mark.matrix) for name in CASES]
+)
 def test_rows_that_steps_have_changed_are_found_by_marks(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +163,7 @@ def test_a_table_that_is_updated_as_a_whole_is_compared(tmp_path: Path) -> None:
     assert training.values() == expected
 
 
-@pytest.mark.parametrize("doubted", [True, False])
+@pytest.mark.parametrize("doubted", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_all_rows_are_compared_after_a_doubt(doubted: bool, tmp_path: Path) -> None:
     training = Training(Items(tf.keras, two.SGD), tmp_path)
     assert training.runner.marks is not None
