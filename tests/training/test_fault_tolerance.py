@@ -26,7 +26,7 @@ BATCH = 4  # of the program
 TASKS = ("chief-0", "worker-0", "worker-1", "ps-0", "ps-1")
 OPTIONS = (
     f"--steps-per-execution {CALL} --epoch-steps {EPOCH} --evaluation inline --checkpoint-seconds 1 --log-seconds 0.5"
-    " --checkpoints-kept 100"
+    " --checkpoints-kept 100 --export false"
 ).split()
 SLOW = 0.1  # a step, s: the training lasts longer than any test
 DATASET = 1.5  # the making of a dataset, s
