@@ -183,6 +183,23 @@ def test_hosts_are_updated_while_the_others_train(training: Training, lab, long_
     assert "nothing" in json.loads(done("update-hosts", names, "--json", inventory=long_run))["outcome"]
 
 
+@pytest.mark.slow
+def test_another_clusters_host_is_refused_beside_its_training(training: Training, long_run, tmp_path) -> None:
+    """Half a minute: a second inventory has worker-1 alone, as a cluster of its own."""
+    other = shutil.copytree(long_run, tmp_path / "other")
+    address = yaml.safe_load((other / "hosts.yml").read_text())["worker"]["hosts"]["worker-1"]
+    groups = {group: {"hosts": {"worker-1": address}} for group in ("chief", "ps", "worker")}
+    (other / "hosts.yml").write_text(yaml.safe_dump(groups))
+    refused = play("site.yml", inventory=other)
+    assert [host for host, message in refused.failed if "worker-1': it belongs to the cluster" in message] == [
+        "worker-1"
+    ]
+    assert refused.changed == []
+    for words in (("start-cluster", "--detach"), ("update-hosts", "--reboot", "always")):
+        assert "it belongs to the cluster" in fab(*words, inventory=other).stderr
+    training.check()
+
+
 def edit(long_run: Path, place: Path, more: str) -> Path:
     """Return a copy of the inventory with another run setting, and a program with some lines more."""
     programs, edited = place / "programs", place / "lab"
