@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,6 +184,83 @@ def test_hosts_are_updated_while_the_others_train(training: Training, lab, long_
     found = training.check(*outdated, slow_saves=True)
     assert [event["message"][:12] for event in found if event["event"] == "formed"] == ["without ps-1", "all members"]
     assert "nothing" in json.loads(done("update-hosts", names, "--json", inventory=long_run))["outcome"]
+
+
+# A kernel without an NFS server can't serve: while this one is down, what anyone writes on the path is held up.
+HELD_SECONDS = 15
+SERVER = f"""
+cat >/etc/systemd/system/nfs-server.service <<'UNIT'
+[Unit]
+RequiresMountsFor=/srv/trainer
+[Service]
+ExecStartPre=/usr/bin/sleep {HELD_SECONDS}
+ExecStartPre=-/usr/sbin/fsfreeze --unfreeze /srv/trainer
+ExecStart=/usr/bin/sleep infinity
+ExecStopPost=/usr/sbin/fsfreeze --freeze /srv/trainer
+[Install]
+WantedBy=multi-user.target
+UNIT
+systemctl daemon-reload && systemctl enable --now nfs-server
+"""
+NO_SERVER = "systemctl disable nfs-server; rm /etc/systemd/system/nfs-server.service; systemctl daemon-reload"
+
+
+@pytest.fixture
+def server(training: Training, lab: dict[str, Any], long_run: Path, tmp_path: Path) -> Iterator[Path]:
+    """Have worker-1, which is drained, serve the shared path instead; gives an inventory that says so."""
+    done("drain", "worker-1", inventory=long_run)
+    served = shutil.copytree(long_run, tmp_path / "served")
+    hosts = yaml.safe_load((served / "hosts.yml").read_text())
+    hosts["nfs_server"]["hosts"] = {"worker-1": hosts["worker"]["hosts"].pop("worker-1")}
+    (served / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
+    answer(lab["worker-1"], SERVER)
+    yield served
+    subprocess.run(["fsfreeze", "--unfreeze", ROOT / ".lab/shared"], capture_output=True, check=False)
+    answer(lab["worker-1"], f"{NO_SERVER}; systemctl kill --signal=KILL nfs-server; fsfreeze --unfreeze /srv/trainer")
+
+
+@contextmanager
+def longest_write() -> Iterator[list[float]]:
+    """Write on the shared path again and again; adds how long the slowest took, once all is written."""
+    found: list[float] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        times = []
+        while not ended.wait(0.2):
+            begun = time.monotonic()
+            (ROOT / ".lab/shared/written").write_text("x")
+            times.append(time.monotonic() - begun)
+        found.append(max(times))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        writer.join(60)
+        (ROOT / ".lab/shared/written").unlink()
+
+
+@pytest.mark.slow
+def test_a_server_of_the_shared_path_reboots_and_the_training_waits_or_goes_on(
+    training: Training, lab, long_run, server
+) -> None:
+    """Two minutes."""
+    booted = "stat --format=%Y /proc/1"
+    before = answer(lab["worker-1"], booted)
+    named = ("update-hosts", "worker-1", "--reboot", "only")
+    planned = json.loads(done(*named, "--plan", "--json", inventory=server))
+    assert planned["hosts"][0]["cost"]["pause"] == "of what reads or writes the shared path, until it is back"
+    with longest_write() as seconds:
+        updated = json.loads(done(*named, "--json", inventory=server))
+    print(updated, seconds)
+    assert [(row["outcome"], row["rebooted"]) for row in updated["hosts"]] == [("updated", True)]
+    assert answer(lab["worker-1"], booted) != before
+    assert seconds[0] >= HELD_SECONDS
+    done("undrain", "worker-1", inventory=long_run)
+    training.check("worker-1", slow_saves=True)
 
 
 @pytest.mark.slow
