@@ -220,7 +220,7 @@ class Cluster:
     def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
         if self.inventory.is_shared:
-            self.write_shared(RELEASE, {"release": release})
+            self._write_shared(RELEASE, {"release": release})
 
     def replace_tasks(self, moved: Mapping[str, tuple[set[str], set[str]]]) -> None:
         """Have tasks not join on an old machine; `moved` has by task the names and addresses of the old and the new."""
@@ -231,13 +231,13 @@ class Cluster:
         record = load_json(self.on_shared(f"{on_path('sh')} -c {look}", f"{path} can't be read").stdout) or {}
         for name, (old, new) in moved.items():
             record[name] = sorted({*record.get(name, []), *old} - new)
-        self.write_shared(REPLACED, record)
+        self._write_shared(REPLACED, record)
 
     def select(self, selection: Mapping[str, Any]) -> None:
         """Write what the operator chose, which every task lays over run.json; nothing removes the file."""
-        self.write_shared(SELECTION, selection)
+        self._write_shared(SELECTION, selection)
 
-    def write_shared(self, name: str, record: Mapping[str, Any]) -> None:
+    def _write_shared(self, name: str, record: Mapping[str, Any]) -> None:
         """Write a record to the shared path."""
         self.on_shared(self.script_of(name, record), f"{self.inventory.shared_dir}/{name} can't be written")
 

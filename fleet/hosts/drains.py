@@ -57,7 +57,8 @@ def announce_return(cluster: Cluster, tasks: Sequence[Task]) -> None:
 
 def record(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
     """Write a host's drain on the shared path."""
-    cluster.write_shared(f"drains/{host}.json", text)
+    name = f"drains/{host}.json"
+    cluster.on_shared(cluster.script_of(name, text), f"{cluster.inventory.shared_dir}/{name} can't be written")
 
 
 def forget(cluster: Cluster, host: str) -> None:
