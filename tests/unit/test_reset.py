@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -411,6 +415,31 @@ def written() -> set[str]:
                 if text.startswith("/") and given.get("state") != "absent":
                     found.add(re.sub(r"\{\{.*?\}\}", "*", text))
     return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what psfleet has written is root's to remove")
+def test_runs_go_though_an_earlier_reset_has_taken_the_user_away(tmp_path: Path) -> None:
+    """The tasks' user is named otherwise here, so that no machine has it."""
+    role = tmp_path / "roles/reset"
+    shutil.copytree(ROOT / "roles/reset", role)
+    tasks = role / "tasks/shared.yml"
+    tasks.write_text(tasks.read_text().replace("trainer", "not-trainer"))
+    (tmp_path / "path/runs/first").mkdir(parents=True)
+    (tmp_path / "path/data").mkdir()
+    play = {
+        "hosts": "localhost", "connection": "local", "gather_facts": False, "become": True,
+        "tasks": [{"include_role": {"name": "reset", "tasks_from": "shared"}}],
+        "vars": {
+            "reset_path": str(tmp_path / "path"), "reset_everything": True,
+            "ansible_python_interpreter": sys.executable,
+        },
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    environment = {**os.environ, "ANSIBLE_ROLES_PATH": str(tmp_path / "roles")}
+    command = ["ansible-playbook", "-i", "localhost,", "play.yml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [each.name for each in (tmp_path / "path").iterdir()] == ["data"]
 
 
 def test_what_is_measured_of_a_host_goes_with_it() -> None:
