@@ -25,6 +25,7 @@ from fleet.command_line import ending
 from fleet.errors import FleetError, OperatorMistake
 from fleet.host_locks import write_locks
 from fleet.init import make_site
+from fleet.output.tables import give_up, lost, put
 from fleet.output.terminal import printable, typing_psfleet
 from fleet.places import KIT, site
 from fleet.rollout.release import find_ansible, utf8_locale
@@ -165,14 +166,14 @@ def init(context: Context, directory: str, host: list[str] | None = None, exampl
     except (ValueError, RuntimeError) as error:  # the second is of a home that can't be found
         raise Exit(f"{show(directory)} can't be a folder: {error}", 2) from error
     with ending():
-        make_site(folder, host or [], print, example)
+        make_site(folder, host or [], _say, example)
 
 
 @task(auto_shortflags=False, positional=["name"], help={"name": "path of the list without .in, such as locks/mine"})
 def lock(context: Context, name: str) -> None:
     """Lock the hosts' Python packages: locks/mine.in becomes locks/mine-<python>.txt, mine-cuda- and mine-no-gpu-."""
     with ending():
-        write_locks(name, print)
+        write_locks(name, _say)
 
 
 @task(auto_shortflags=False)
@@ -230,9 +231,17 @@ def main() -> None:
         config_class=Config,
     )  # fmt: skip
     try:
-        program.run(as_invoke_reads(sys.argv))
-    except BrokenPipeError:  # of `psfleet --help | head`; verbs print by themselves
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            program.run(as_invoke_reads(sys.argv))
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # of `psfleet --help | head`; verbs print by themselves
+        give_up(sys.stdout, error)
+        sys.exit(1 if lost else 0)
+
+
+def _say(text: str) -> None:
+    put(sys.stdout, text)
 
 
 def _report(error: FleetError) -> int:

@@ -24,6 +24,7 @@ from fleet.actions.console import Console
 from fleet.errors import FleetError
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import SshHosts
+from fleet.output.tables import lost
 from fleet.output.terminal import printable
 from fleet.site.inventory import load_inventory
 from fleet.site.inventory_cache import recall_inventory
@@ -142,6 +143,8 @@ def verb(
                 sys.stdout.reconfigure(errors="backslashreplace")
             _reject_as_key(given["context"].config)
             body(VerbCall(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
+            if lost:
+                raise Exit(code=1)
 
         run.__signature__ = signature  # type: ignore[attr-defined]  # Invoke reads a verb's flags from it
         texts = {**(help or {}), "json": json, **_WHERE}

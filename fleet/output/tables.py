@@ -13,6 +13,9 @@ from typing import TextIO
 from fleet.output.terminal import one_line, printable
 from trainer.telemetry.status import lay_out
 
+lost: list[TextIO] = []
+"""Outputs whose disk was full. A verb that printed there ends with 1: what reads the file finds a part of it."""
+
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Align columns; None is an empty cell. A row is one line, whatever its cells say, and no line ends in blanks."""
@@ -43,13 +46,19 @@ def put(stream: TextIO, text: str, begin: str = "", end: str = "\n") -> None:
         stream.write(begin + printable(text) + end)
         stream.flush()
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC):  # the second is a terminal that was shut
-            raise
-        if error.errno == errno.ENOSPC and stream is not sys.stderr:
-            print("standard output can't be written: the disk is full. The verb goes on to its end", file=sys.stderr)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        give_up(stream, error)
+
+
+def give_up(stream: TextIO, error: OSError) -> None:
+    """Have what else is printed there go nowhere, since its reader has gone or its disk is full; raise other errors."""
+    if error.errno not in (errno.EPIPE, errno.EIO, errno.ENOSPC):  # the second is a terminal that was shut
+        raise error
+    if error.errno == errno.ENOSPC and stream is not sys.stderr:
+        lost.append(stream)
+        print("standard output can't be written: the disk is full. The verb goes on to its end", file=sys.stderr)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 class ProgressLine:

@@ -48,8 +48,9 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {MAX_CHARACTERS:,} characters")
         content = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
     except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
         raise OperatorMistake(
-            f"the sweep {show(str(path))} can't be read: {first_line(error)}. Name a YAML file (docs/sweeps.md)"
+            f"the sweep {show(str(path))} can't be read: {why}. Name a YAML file (docs/sweeps.md)"
         ) from error
     except yaml.YAMLError as error:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from fleet import program
+from fleet.init import make_site
 from fleet.output.tables import put
 from fleet.output.terminal import printable, typing_psfleet
 from fleet.places import KIT
 from fleet.rollout.release import utf8_locale
+
+FULL = "standard output can't be written: the disk is full. The verb goes on to its end\n"
 
 
 def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -118,13 +121,27 @@ def test_an_output_that_is_shut_gets_nothing(monkeypatch: pytest.MonkeyPatch) ->
     put(sys.stdout, "as a verb prints")
 
 
-def test_a_verb_goes_on_where_its_output_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_verb_goes_on_where_its_output_is_full(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.output.tables.lost", lost := [])
     with Path("/dev/full").open("w") as full:
         put(full, "one")
         put(full, "two")
-    assert (
-        capsys.readouterr().err == "standard output can't be written: the disk is full. The verb goes on to its end\n"
-    )
+    assert capsys.readouterr().err == FULL
+    assert lost == [full]
+
+
+@pytest.mark.parametrize("words", ["--help", "status --help", "validate --json", "validate"])
+def test_a_disk_that_is_full_ends_with_1(tmp_path: Path, words: str) -> None:
+    make_site(tmp_path / "site", ["a=192.0.2.1", "b=192.0.2.2"], lambda _: None)
+    command = [sys.executable, "-c", "from fleet.program import main; main()", *words.split()]
+    around = os.environ | {"PYTHONPATH": str(KIT), "PYTHONUNBUFFERED": ""}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path / "site", env=around, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, FULL)
 
 
 def test_an_example_is_no_host() -> None:

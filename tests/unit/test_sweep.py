@@ -469,7 +469,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, message: str) -> Non
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OperatorMistake, match=r"nowhere.yml' can't be read"):
+    with pytest.raises(OperatorMistake, match=r"nowhere.yml' can't be read: No such file or directory\. Name"):
         read_sweep_file(tmp_path / "nowhere.yml")
 
 
