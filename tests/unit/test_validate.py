@@ -256,6 +256,24 @@ def test_what_ansible_would_read_otherwise_than_it_is_meant(site: Path, name: st
     assert problems(site) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("more", "\ufeffall: {vars: {note: x}}\n"),
+        ("more", "all: {vars: {note:\n[1,\n2]}}\n"),
+        ("more.toml", "[all.vars]\nnote = [\n[1, 2],\n[3,\n4]]\n"),
+        ("more.py", "#!/usr/bin/env python3\nprint()\n"),
+    ],
+)
+def test_what_ansible_reads_as_it_is_meant_is_right(
+    site: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    ignored = re.compile(b"^group_vars$|" + re.escape(b".py") + b"$")  # as of inventory_ignore_extensions
+    monkeypatch.setattr("ansible.inventory.manager.IGNORED", ignored)
+    (site / name).write_text(text)
+    assert problems(site) == []
+
+
 @pytest.mark.parametrize("name", ["a" * 5000, "x/" + "b" * 300, "a\nb", "-x", "a\0b"])
 def test_a_name_that_no_file_has_is_refused(name: str) -> None:
     with pytest.raises(OperatorMistake, match=r"expected the path of an inventory|there is no inventory"):

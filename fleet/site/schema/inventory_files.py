@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+import yaml
+
 from fleet.site.schema.checks import ANSIBLES_GROUPS, MAX_HOSTS
 from fleet.site.schema.definition import definition, meant_group
 from fleet.site.schema.problems import Problem, name_some, show
@@ -22,7 +24,8 @@ ASIDE_SUFFIXES = (
 )
 # As Ansible's setting inventory_ignore_extensions has them by itself.
 _PASSED_OVER = (".pyc", ".pyo", ".swp", ".bak", "~", ".rpm", ".md", ".txt", ".rst", ".orig", ".cfg", ".retry")
-_YAML = (".yml", ".yaml", ".json")
+# Of which Ansible reads no INI.
+_OTHERS = (".yml", ".yaml", ".json", ".toml")
 _RANGE = re.compile(r"\[([0-9]{1,40}):([0-9]{1,40})(?::(-?[0-9]{1,40}))?\]")
 _MAX_BYTES = 5_000_000
 
@@ -113,9 +116,12 @@ def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
                 if not path.name.startswith(".") and not path.is_file() and not path.is_dir():
                     what = "a link that leads nowhere" if path.is_symlink() else "no regular file"
                     yield Problem(f"this is {what}; expected a file or a directory. Take it away", file=str(path))
+    from ansible.inventory.manager import IGNORED  # what else than hosts a directory may have, by ansible.cfg too
+
     for source in whole:
-        for path in list_directory(source) if source.is_dir() else [source]:
-            if path.is_file() and is_for_hosts(path) and not path.name.endswith((*_YAML, *_PASSED_OVER)):
+        found = [each for each in list_directory(source) if not IGNORED.search(each.name.encode())]
+        for path in found if source.is_dir() else [source]:
+            if path.is_file() and path.suffix not in _OTHERS:
                 yield from _misread_problems(path)
 
 
@@ -127,16 +133,26 @@ def _misread_problems(path: Path) -> Iterator[Problem]:
         content = path.read_text(encoding="utf-8", errors="replace")
     except OSError:  # Ansible can't read it either, and says so
         return
-    if content.startswith("\ufeff"):
-        text = "it begins with a byte order mark, which would be a part of its first name; expected UTF-8 without one"
-        yield Problem(f"{text}. Take it away: sed -i '1s/^\\xef\\xbb\\xbf//' {shlex.quote(str(path))}", file=str(path))
     if content.startswith("#!/"):
         text = "this is a script that may not be run, so its lines would be taken for hosts; expected an executable"
         yield Problem(f"{text}. Make it one, or take it away: chmod +x {shlex.quote(str(path))}", file=str(path))
         return
+    if not path.suffix and _is_yaml(content):
+        return
+    if content.startswith("\ufeff"):
+        text = "it begins with a byte order mark, which would be a part of its first name; expected UTF-8 without one"
+        yield Problem(f"{text}. Take it away: sed -i '1s/^\\xef\\xbb\\xbf//' {shlex.quote(str(path))}", file=str(path))
     for number, line in enumerate(content.splitlines(), start=1):
         if line.startswith("[") and "]" not in line:
             yield Problem(f"{show(line)} has no ]; expected a group, as [worker]", file=str(path), line=number)
+
+
+def _is_yaml(content: str) -> bool:
+    """Whether Ansible, which tries YAML first in a file whose name has no end, finds groups there."""
+    try:
+        return isinstance(yaml.compose(content), yaml.MappingNode)
+    except (yaml.YAMLError, RecursionError):
+        return False
 
 
 def variable_files(directory: Path) -> list[Path]:
