@@ -32,5 +32,5 @@ def find_hosts(inventory: Inventory, given: Sequence[str], beside: bool = False)
             task = next((task for task in inventory.tasks if task.name == name), None)
             hint = f": {name} is a task, on {task.host}" if task else ""
             missing = f"{inventory.source} has no host {show(name)}{with_task}{hint}"
-            raise OperatorMistake(f"{missing}. {name_known(name, list(hosts))}")
+            raise OperatorMistake(f"{missing}. {name_known(task.host if task else name, list(hosts))}")
     return list(dict.fromkeys(named))

@@ -264,7 +264,7 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, mon
         ("ps-b", ["ps-0"], "0 of 2 ps would be left"),
         ("nowhere", [], "has no host 'nowhere'. It has: head, ps-a"),
         ("w-bb", [], "has no host 'w-bb'. Did you mean w-b? It has: head, ps-a"),
-        ("ps-1", [], "ps-1 is a task, on ps-b"),
+        ("ps-0", [], "ps-0 is a task, on ps-a. Did you mean ps-a? It has"),
         ("w-a,w-b", [], "w-a,w-b names 2 hosts; expected one, and then the next: w-a"),
     ],
 )
