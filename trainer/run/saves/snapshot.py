@@ -11,17 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Variable
+from trainer.core.contracts import Operation, Tensor, Traced, Variable
 
-Copies = Sequence[tuple[Any, Any, Any]]
+Copies = Sequence[tuple[Variable, Tensor, Tensor]]
 """Variables, each with the handle that is read and the one that gets the value; both lie where the variable does."""
 
 
-Take = Callable[[Any, Any, Any], Any]
+Take = Callable[[Variable, Tensor, Tensor], Operation]
 """Copies one of them, in what is traced; returns the operation that ends it."""
 
 
-def take_value(variable: Variable, source: Any, target: Any) -> Any:
+def take_value(variable: Variable, source: Tensor, target: Tensor) -> Operation:
     value = tf.raw_ops.ReadVariableOp(resource=source, dtype=variable.dtype)
     return tf.raw_ops.AssignVariableOp(resource=target, value=value)
 
@@ -39,19 +39,19 @@ class Snapshot:
     Everything is traced once: what is traced again stays on every ps, some 200 KiB a save.
     """
 
-    def __init__(self, write: Callable[[Any], Any], step: Variable, copy: Callable[..., None] = copy_each) -> None:
+    def __init__(self, write: Callable[[Tensor], Any], step: Variable, copy: Callable[..., None] = copy_each) -> None:
         """Take what writes a checkpoint of the name that it is given, and the variable of it that counts the steps.
 
         `copy` copies variables between two updates, in what is traced, each by a Take where it is given one.
         """
         self._step = step
         self._copy_all = copy
-        self._pairs: list[tuple[Any, Any]] = []
+        self._pairs: list[tuple[Variable, Variable]] = []
         self._write = self._trace_of_copies(write)
         self._copy = tf.function(self._assign_values, autograph=False).get_concrete_function()
         self._drop = tf.function(self._assign_nothing, autograph=False).get_concrete_function()
 
-    def _trace_of_copies(self, write: Callable[[Any], Any]) -> Any:
+    def _trace_of_copies(self, write: Callable[[Tensor], Any]) -> Traced:
         """Trace what writes a checkpoint, and have it write the copies."""
         function = tf.function(write, autograph=False).get_concrete_function(tf.TensorSpec([], tf.string))
         variables = {id(variable.handle): variable for variable in function.graph.variables}
@@ -83,10 +83,10 @@ class Snapshot:
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
                 self._drop()
 
-    def _assign_values(self) -> Any:
+    def _assign_values(self) -> Tensor:
         return self._assign_by(take_value)
 
-    def _assign_by(self, take: Take) -> Any:
+    def _assign_by(self, take: Take) -> Tensor:
         # First the step: so each copy has at least what the calls did that it counts.
         step = self._step.read_value()
         others = []

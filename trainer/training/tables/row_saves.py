@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from trainer.core.contracts import Tensor, Variable
+from trainer.core.contracts import ElementSpec, Operation, Tensor, Traced, Variable
 from trainer.core.settings.config import Config
 from trainer.core.variables import bytes_of
 from trainer.run.saves.checkpoint_state import COORDINATOR
@@ -80,7 +80,7 @@ class RowSnapshot(Snapshot):
 
     def __init__(
         self,
-        write: Callable[[Any], Any],
+        write: Callable[[Tensor], Any],
         step: Variable,
         copy: Callable[..., None] = copy_each,
         *,
@@ -117,7 +117,7 @@ class RowSnapshot(Snapshot):
         redirect([self._rest], handles)
         self._marked = [large.variable for large in self._large if self._marks.of(large.variable) is not None]
 
-        def traced(function: Callable[..., Any], *takes: Any) -> Any:
+        def traced(function: Callable[..., Any], *takes: ElementSpec) -> Traced:
             return tf.function(function, autograph=False).get_concrete_function(*takes)
 
         self._compare = traced(partial(self._assign_changes, compared=True))
@@ -183,8 +183,8 @@ class RowSnapshot(Snapshot):
                     found.append(ComparedVariable(part, variable, copy, *no_changes(variable), no_copy_yet(variable)))
         return found
 
-    def _assign_values(self) -> Any:
-        def take_all(variable: Variable, source: Any, target: Any) -> Any:
+    def _assign_values(self) -> Tensor:
+        def take_all(variable: Variable, source: Tensor, target: Tensor) -> Operation:
             marks = self._marks.of(variable)
             with tf.control_dependencies([] if marks is None else [take_marked(marks)[1]]):
                 return take_value(variable, source, target)
@@ -194,9 +194,9 @@ class RowSnapshot(Snapshot):
     def _assign_changes(self, *, compared: bool) -> tuple[Tensor, Tensor]:
         large = {id(one.variable.handle): one for one in self._large}
         sizes: dict[int, Tensor] = {}
-        taken: dict[int, tuple[Tensor, Any]] = {}  # once of what a variable shares with its slots
+        taken: dict[int, tuple[Tensor, Operation]] = {}  # once of what a variable shares with its slots
 
-        def take_changes(variable: Variable, source: Any, target: Any) -> Any:
+        def take_changes(variable: Variable, source: Tensor, target: Tensor) -> Operation:
             number, marks = id(variable.handle), self._marks.of(variable)
             if number not in large:
                 return take_value(variable, source, target)
@@ -301,13 +301,13 @@ def leaving_out(left: set[str]) -> Callable[..., Any]:
     return save
 
 
-def redirect(functions: Sequence[Any], handles: dict[int, Any]) -> None:
+def redirect(functions: Sequence[Traced], handles: dict[int, Tensor]) -> None:
     """Have traced functions use other handles, by the identity of those that they use now."""
     for function in functions:
         function.set_external_captures([handles.get(id(one), one) for one in function.captured_inputs])
 
 
-def handle_read_by(tensor: Tensor) -> Any:
+def handle_read_by(tensor: Tensor) -> Tensor | None:
     """Return the handle of the variable whose value a tensor of a graph is; None where it is no variable's value."""
     operation = tensor.op
     while operation.type == "Identity":
@@ -324,7 +324,7 @@ def row_bytes(variable: Variable) -> int:
     return math.prod(variable.shape[1:]) * int(variable.dtype.size)
 
 
-def no_mutex(handle: Any) -> str:
+def no_mutex(handle: Tensor) -> str:
     return ""
 
 
@@ -336,7 +336,7 @@ def no_changes(variable: Variable) -> tuple[Variable, Variable]:
         return rows, values
 
 
-def rows_that_differ(variable: Variable, source: Any, target: Any) -> Tensor:
+def rows_that_differ(variable: Variable, source: Tensor, target: Tensor) -> Tensor:
     """Return the numbers of the rows in which two variables of one shape differ, in what is traced."""
     count, width = variable.shape
     length = max(1, COMPARED_BYTES // row_bytes(variable))

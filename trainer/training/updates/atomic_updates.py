@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.core.contracts import Operation, Strategy, Tensor, Variable
 from trainer.run.saves.snapshot import Copies, Take, take_value
 from trainer.training.measures.metrics import READING
 from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
@@ -43,9 +44,9 @@ LIGHT = (
 class Update:
     """Operations of one update that belong together: they use the same variables, or lie between two that do."""
 
-    handles: dict[str, Any]
+    handles: dict[str, Tensor]
     """The variables that it writes, by the names of their handles in the graph."""
-    operations: list[Any]
+    operations: list[Operation]
 
     @property
     def names(self) -> set[str]:
@@ -61,7 +62,7 @@ class Update:
         return len(self.operations) == 1 and self.operations[0].type in WHOLE_BY_THEMSELVES
 
     @property
-    def needs(self) -> list[Any]:
+    def needs(self) -> list[Tensor]:
         """The tensors that come from outside of it, but for constants of its own device."""
         own, device = self.names, self.device
         inputs = {one.name: one for operation in self.operations for one in operation.inputs}
@@ -74,7 +75,7 @@ class Update:
         ]
 
     @property
-    def earlier(self) -> list[Any]:
+    def earlier(self) -> list[Operation]:
         """The operations before it that it waits for, and those that have used its variables in the same step."""
         first = self.operations[0]._id
         used = [one for handle in self.handles.values() for one in handle.consumers()]
@@ -82,13 +83,13 @@ class Update:
         return list({one.name: one for one in used if one._id < first}.values())
 
 
-Record = Callable[[Update, Sequence[Any]], Sequence[Any]]
+Record = Callable[[Update, Sequence[Tensor]], Sequence[Operation]]
 
 
 class AtomicUpdates:
     """Has what a strategy's steps write be updated in one act each, in what is traced while it is `active`."""
 
-    def __init__(self, strategy: Any, record: Record | None = None) -> None:
+    def __init__(self, strategy: Strategy, record: Record | None = None) -> None:
         """Take a ParameterServerStrategy.
 
         `record` is for tests. It is called with an update and what it needs, and returns operations that run while
@@ -99,22 +100,22 @@ class AtomicUpdates:
         self._record = record
         self._is_in_act = False
         self._mutexes: dict[int, str] = {}  # by the ids of the variables' handles
-        self._handles: list[Any] = []  # so that no other has the same id
+        self._handles: list[Tensor] = []  # so that no other has the same id
         self._numbers = itertools.count()
         self._devices: list[str] = []
         self._whole: list[Update] = []
-        self.traced: Callable[[Sequence[Any]], object] = lambda made: None
+        self.traced: Callable[[Sequence[Operation]], object] = lambda made: None
         """Takes the operations of a step when each has its mutex."""
 
     @contextlib.contextmanager
-    def active(self, left_alone: Callable[[], Collection[Any]] = tuple) -> Iterator[None]:
+    def active(self, left_alone: Callable[[], Collection[Variable]] = tuple) -> Iterator[None]:
         """Have the updates that are traced meanwhile be one act each.
 
         `left_alone` returns variables that are no business of other workers; it is called at the end.
         """
         plain = self._extended._update
 
-        def update(variable: Any, function: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        def update(variable: Variable, function: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
             # With several replicas each assignment comes here, a metric's as well.
             alone = self._has_replicas and any(one.handle is variable.handle for one in left_alone())
             with contextlib.nullcontext() if alone else self._one_act():
@@ -156,10 +157,10 @@ class AtomicUpdates:
             else:
                 self._lock(one)
 
-    def _lock_others(self, made: Sequence[Any], left_alone: Collection[int]) -> None:
+    def _lock_others(self, made: Sequence[Operation], left_alone: Collection[int]) -> None:
         """Lock what else a step writes: what it computes of its value, and variables that have a mutex already."""
         locked = {one.name for one in made if any(each.type == "MutexLock" for each in one.control_inputs)}
-        writes: dict[int, list[Any]] = {}
+        writes: dict[int, list[Operation]] = {}
         for operation in made:
             if operation.name not in locked and APART not in operation.name and operation.type.startswith(WRITING):
                 writes.setdefault(id(outermost(operation.inputs[0])), []).append(operation)
@@ -180,7 +181,7 @@ class AtomicUpdates:
         graph, needs = update.operations[0].graph, update.needs
         with graph.as_default(), tf.control_dependencies(None), tf.device(update.device), tf.name_scope(APART):
             with tf.control_dependencies(update.earlier):
-                arrived: Any = arrival(needs)
+                arrived: Tensor = arrival(needs)
             locks = locks_of(self._mutexes_of(update), arrived)
             self._add_wait(update.device, arrived, locks[-1])
             for operation in update.operations:
@@ -191,7 +192,7 @@ class AtomicUpdates:
                     written += self._record(update, needs)
             give_back(locks, written)
 
-    def _add_wait(self, device: str, arrived: Any, lock: Any) -> None:
+    def _add_wait(self, device: str, arrived: Tensor, lock: Tensor) -> None:
         """Add up the time from all that an update needs to its mutex, on the ps."""
         if device not in self._devices:
             self._devices.append(device)
@@ -202,7 +203,7 @@ class AtomicUpdates:
         with tf.control_dependencies([lock]):
             tf.raw_ops.AssignAddVariableOp(resource=seconds_waited(), value=tf.timestamp() - since)
 
-    def waited(self) -> list[Any]:
+    def waited(self) -> list[Tensor]:
         """Return, in what is traced, how many seconds updates have waited for mutexes on each ps until now."""
         found = []
         for device in self._devices:
@@ -212,7 +213,7 @@ class AtomicUpdates:
 
     def copy(self, copies: Copies, take: Take = take_value) -> None:
         """Copy variables, in what is traced: each with its slots while no update of them is under way."""
-        groups: dict[tuple[str, str], list[tuple[Any, Any, Any]]] = {}
+        groups: dict[tuple[str, str], list[tuple[Variable, Tensor, Tensor]]] = {}
         for one in copies:
             groups.setdefault((one[0].device, self._mutexes.get(id(one[0].handle), "")), []).append(one)
         for (device, name), group in groups.items():
@@ -222,7 +223,7 @@ class AtomicUpdates:
                     copied = [take(*one) for one in group]
                 give_back(locks, copied)
 
-    def mutex_of(self, handle: Any) -> str:
+    def mutex_of(self, handle: Tensor) -> str:
         """Return the name of the mutex with which the variable of this handle is updated; nothing if it never is."""
         return self._mutexes.get(id(handle), "")
 
@@ -244,32 +245,32 @@ class AtomicUpdates:
         return sorted(known)
 
 
-def locks_of(names: Sequence[str], after: Any = None) -> list[Any]:
+def locks_of(names: Sequence[str], after: Tensor | None = None) -> list[Tensor]:
     """Return the locks of these mutexes, each with the one of its gate before it; the first is taken `after` that.
 
     TensorFlow's mutex lets another in when one that waits for it is cancelled, as when its worker dies. So all wait
     before a gate, and only those that have passed it for the mutex itself.
     """
-    locks: list[Any] = []
+    locks: list[Tensor] = []
     for each in [each for name in names for each in (name + GATE, name)]:
         with tf.control_dependencies([one for one in (after, *locks[-1:]) if one is not None]):
             locks.append(tf.raw_ops.MutexLock(mutex=mutex(each)))
     return locks
 
 
-def give_back(locks: Sequence[Any], after: Sequence[Any]) -> None:
+def give_back(locks: Sequence[Tensor], after: Sequence[Operation]) -> None:
     """Give locks back, the last one first."""
     with tf.control_dependencies(after):
         for lock in reversed(locks):
             tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
 
-def seconds_waited() -> Any:
+def seconds_waited() -> Tensor:
     """Return the handle of a ps's variable, another one each time: what uses one is ordered by tf.function."""
     return tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name=WAITED)
 
 
-def updates(made: Sequence[Any]) -> list[Update]:
+def updates(made: Sequence[Operation]) -> list[Update]:
     """Return the updates among new operations of one graph.
 
     A scalar that is written beside a variable is of all variables, as `Nadam` keeps one. It is an update of its own,
@@ -289,9 +290,9 @@ def updates(made: Sequence[Any]) -> list[Update]:
     return found
 
 
-def written_handles(made: Sequence[Any]) -> dict[str, Any]:
+def written_handles(made: Sequence[Operation]) -> dict[str, Tensor]:
     """Return the variables that operations write, by the names of their handles."""
-    found: dict[str, Any] = {}
+    found: dict[str, Tensor] = {}
     for operation in made:
         if operation.type not in (*READING, *MUTEX_OPERATIONS):
             only_read = read_only_inputs(operation)
@@ -303,7 +304,7 @@ def written_handles(made: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def update_of(group: Sequence[str], written: dict[str, Any], made: Sequence[Any]) -> Update:
+def update_of(group: Sequence[str], written: dict[str, Tensor], made: Sequence[Operation]) -> Update:
     """Return the operations that use these variables, and those that lie between two such."""
     after = {one.name for one in made if any(given.name in group for given in one.inputs)}
     before = set(after)
@@ -317,12 +318,12 @@ def update_of(group: Sequence[str], written: dict[str, Any], made: Sequence[Any]
     return Update({name: written[name] for name in group}, [one for one in made if one.name in chosen])
 
 
-def sources(operation: Any) -> list[Any]:
+def sources(operation: Operation) -> list[Operation]:
     """Return the operations that this one waits for."""
     return [*(given.op for given in operation.inputs), *operation.control_inputs]
 
 
-def change_by(writes: Sequence[Any]) -> Update | None:
+def change_by(writes: Sequence[Operation]) -> Update | None:
     """Return the update by which a step writes what it computes of a variable's value, where a ps can do it.
 
     Returns None where it doesn't write such a thing, or more than a ps should compute.
@@ -343,7 +344,7 @@ def change_by(writes: Sequence[Any]) -> Update | None:
     return None if others and any(one.op._id > min(others) for one in change.needs) else change
 
 
-def path_from_reads(handle: Any, writes: Sequence[Any]) -> list[Any]:
+def path_from_reads(handle: Tensor, writes: Sequence[Operation]) -> list[Operation]:
     """Return what lies between a variable's reads and writes that are computed from them, with these reads."""
     last = writes[-1]._id
     reads = [one for one in handle.consumers() if one.type in READING and one._id < last]
@@ -352,7 +353,7 @@ def path_from_reads(handle: Any, writes: Sequence[Any]) -> list[Any]:
         new = {one.name: one for given in todo.pop().outputs for one in given.consumers()}
         todo += [one for name, one in new.items() if name not in after and one._id < last]
         after |= set(new)
-    found: dict[str, Any] = {}
+    found: dict[str, Operation] = {}
     todo = list(writes)
     while todo:
         inputs = {one.op.name: one.op for one in todo.pop().inputs if one.op.name in after}
@@ -361,12 +362,12 @@ def path_from_reads(handle: Any, writes: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def in_turn(made: Sequence[Any], given_back: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+def in_turn(made: Sequence[Operation], given_back: Mapping[str, list[Operation]]) -> dict[str, list[Operation]]:
     """Have a step's copy take each mutex when the copy before has given it back; returns what gives this one's back.
 
     With the mutex a later copy would wait for the earlier one's writes, which wait for the mutex.
     """
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[Operation]] = {}
     for operation in made:
         if operation.type == "MutexLock":
             operation._add_control_inputs(given_back.get(mutex_name(operation), []))
@@ -375,6 +376,6 @@ def in_turn(made: Sequence[Any], given_back: Mapping[str, list[Any]]) -> dict[st
     return {**given_back, **found}
 
 
-def mutex_name(lock: Any) -> str:
+def mutex_name(lock: Operation) -> str:
     """Return the name of the mutex that an operation takes."""
     return str(lock.inputs[0].op.get_attr("shared_name").decode())

@@ -7,7 +7,6 @@ act is cut off. What writes variables otherwise makes no marks (docs/decisions/0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -22,7 +21,7 @@ BY_ROWS, BY_ELEMENTS = ("ResourceScatter", "ResourceSparseApply"), "ResourceScat
 class RowMarks:
     """Marks for variables of a model, which their slots share."""
 
-    def __init__(self, variables: Iterable[Variable], mutex_of: Callable[[Any], str]) -> None:
+    def __init__(self, variables: Iterable[Variable], mutex_of: Callable[[Tensor], str]) -> None:
         """Take the variables, in no strategy's scope. `mutex_of` is that of AtomicUpdates."""
         self._mutex_of = mutex_of
         self._kept = list(variables)  # so that no other handle has the same id
@@ -66,11 +65,11 @@ class RowMarks:
         doubted, self._is_doubted = self._is_doubted, False
         return doubted
 
-    def _marks_of(self, handle: Any) -> Variable | None:
+    def _marks_of(self, handle: Tensor) -> Variable | None:
         own = self._marks.get(id(handle))
         return self._shared.get(self._act_of(handle)) if own is None and self._mutex_of(handle) else own
 
-    def _act_of(self, handle: Any) -> tuple[str, str, int]:
+    def _act_of(self, handle: Tensor) -> tuple[str, str, int]:
         """Return what a variable has in common with its slots."""
         return self._mutex_of(handle), str(handle.device), int((handle_shape(handle).as_list() or [0])[0] or 0)
 
