@@ -419,6 +419,31 @@ def test_a_program_that_says_exit_is_the_users_error(
     assert (read_record(directory.status) or {})["state"] == "failed"
 
 
+def test_a_program_that_raises_an_interrupt_is_the_users_error(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    def load(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    ends_with(load)
+    assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
+    status = read_record(directory.status) or {}
+    assert (status["state"], "model.stop_training" in status["message"]) == ("failed", True)
+
+
+def test_an_interrupt_by_a_signal_is_no_error_of_the_programs(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    ends_with(lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_coordinator(config, CLUSTER, Notifier())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (read_record(directory.status) or {}).get("state") != "failed"
+
+
 def test_a_process_that_can_not_say_how_it_ends_counts_as_a_crash(
     config: Config, directory: RunDirectory, ends_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

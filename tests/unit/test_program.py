@@ -102,6 +102,15 @@ def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str
         load_program(f"{name}:Good", {})
 
 
+def test_module_or_class_that_raises_an_interrupt_names_the_line(programs: Path) -> None:
+    name = write(programs, "interrupts", "raise KeyboardInterrupt\n")
+    with pytest.raises(UserError, match=r"interrupts.py:1: KeyboardInterrupt: .* raise an error"):
+        load_program(f"{name}:Good", {})
+    name = write(programs, "waits", "import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    with pytest.raises(KeyboardInterrupt):
+        load_program(f"{name}:Good", {})
+
+
 def test_a_program_that_ends_python_says_what_to_do(programs: Path) -> None:
     text = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--rate', required=True)\n"
     name = write(programs, "parses", f"{text}options = parser.parse_args()\n")

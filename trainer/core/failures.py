@@ -6,6 +6,7 @@ systemd restarts a task whatever it exits with, except FINISHED and USER_ERROR.
 from __future__ import annotations
 
 import contextlib
+import dis
 import errno
 import itertools
 import os
@@ -82,6 +83,10 @@ ENDS_PYTHON = (
     "the program ended Python, as argparse does for options that it does not know. The command line is the trainer's: "
     "take options as arguments of the constructor (program_args), and raise an error instead of sys.exit"
 )
+INTERRUPTS = (
+    "the program raised it, and nobody pressed Ctrl-C. To end the training, a callback sets self.model.stop_training = "
+    "True; for what is wrong raise an error"
+)
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
 # What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
@@ -98,6 +103,10 @@ STORAGE = (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, err
 
 # How a value's conversion on a server fails in TensorFlow, as a TypeError and with what the call said after it.
 CONVERSION = re.compile(r"^Error while casting from dtype \w+ to \w+\. ")
+
+
+# What a program may raise: to end Python, and as if by Ctrl-C.
+RAISED = (Exception, SystemExit, KeyboardInterrupt)
 
 
 class UserError(Exception):
@@ -182,8 +191,23 @@ def is_infrastructure(error: BaseException, program_file: Path | None = None) ->
 
 
 def is_the_programs(error: BaseException) -> bool:
-    """Return whether an error of the program's import or construction is its own, and not the storage's it reads."""
-    return error.errno not in STORAGE if isinstance(error, OSError) else not is_infrastructure(error)
+    """Return whether an error of the program's import or construction is its own: no signal's, nor the storage's."""
+    if isinstance(error, OSError):
+        return error.errno not in STORAGE
+    return not (is_infrastructure(error) or is_signal(error))
+
+
+def is_signal(error: BaseException) -> bool:
+    """Return whether a KeyboardInterrupt is of Ctrl-C, or SIGINT: no `raise` is the last instruction of its traceback.
+
+    Python's own handler, which raises it between two instructions, is no Python code, and has no frame.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if not isinstance(error, KeyboardInterrupt) or last is None:
+        return False
+    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] != "RAISE_VARARGS"
 
 
 def is_stale(error: BaseException) -> bool:
@@ -215,6 +239,8 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
         fixes.remove(FIXES[OF_A_TABLE])
     if isinstance(error, SystemExit):
         fixes.append(ENDS_PYTHON)
+    if isinstance(error, KeyboardInterrupt):
+        fixes.append(INTERRUPTS)
     summary = ": ".join(
         [type(error).__name__, message.rstrip("."), *fixes] if fixes else [type(error).__name__, message]
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
-from trainer.core.failures import UserError, explain, is_the_programs
+from trainer.core.failures import RAISED, UserError, explain, is_the_programs
 from trainer.core.layer_names import count_names_again
 from trainer.core.own_frames import is_user_file
 from trainer.core.settings.parameters import describe_values
@@ -46,7 +46,7 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
         if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
             fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
         raise UserError(f"program {name}: {explain(error)}: {fix}") from error
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         if not is_the_programs(error):
             raise
         raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
@@ -60,7 +60,7 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
     try:
         with naming_slow_code(f"building the program {name}"):
             program = construct(found, name, arguments)
-    except (Exception, SystemExit) as error:
+    except RAISED as error:
         if isinstance(error, UserError) or not is_the_programs(error):
             raise
         described = describe_values(arguments) or "no arguments"

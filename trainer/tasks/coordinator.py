@@ -17,7 +17,7 @@ from trainer.cluster.deadlines import Phases
 from trainer.cluster.final_write import make_final_write
 from trainer.cluster.members.membership import Membership
 from trainer.cluster.spec import ClusterConfig
-from trainer.core.failures import FINISHED, STOPPED, Stopped, UserError
+from trainer.core.failures import FINISHED, RAISED, STOPPED, Stopped, UserError, is_signal
 from trainer.core.own_frames import exception_info
 from trainer.core.program import load_program, program_file
 from trainer.core.settings.config import Config
@@ -135,7 +135,9 @@ def run_coordinator(
             if held.membership is not None and not keeps_servers():
                 held.membership.shut_down_servers()
             return FINISHED
-        except (Exception, SystemExit, Stopped) as error:  # a program may call sys.exit
+        except (*RAISED, Stopped) as error:
+            if is_signal(error):
+                raise
             with held.in_words():
                 held.exit = decide_exit(error, held.program_file, leads=cluster.job == "chief", begun=held.has_begun)
                 return leave(held, notifier, config.run, error)

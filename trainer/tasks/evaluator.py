@@ -12,7 +12,17 @@ from typing import Any
 
 from trainer.cluster.deadlines import Phases
 from trainer.core.contracts import Program
-from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain, is_infrastructure, is_stale
+from trainer.core.failures import (
+    FINISHED,
+    RAISED,
+    TRY_AGAIN,
+    USER_ERROR,
+    UserError,
+    explain,
+    is_infrastructure,
+    is_signal,
+    is_stale,
+)
 from trainer.core.memory_limit import check_room
 from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, load_program, program_file
@@ -71,7 +81,9 @@ def run_evaluator(
                 return code
             else:
                 time.sleep(config.evaluate_poll_seconds)
-    except (Exception, SystemExit) as error:  # a program may call sys.exit
+    except RAISED as error:
+        if is_signal(error):
+            raise
         return watched.failed(error)
 
 
