@@ -19,7 +19,7 @@ if sys.version_info < (3, 11):
 from fabric import Config, Executor, task
 from fabric.main import Fab
 from invoke import Collection, Context, Exit
-from invoke.exceptions import ParseError, UnknownFileType
+from invoke.exceptions import ParseError
 
 from fleet.command_line import ending
 from fleet.errors import FleetError, OperatorMistake
@@ -82,10 +82,20 @@ class Psfleet(Fab):
             sys.dont_write_bytecode = before  # Invoke forbids it, and each call would compile psfleet again
 
     def update_config(self) -> None:
-        try:
+        with self._readable():
             super().update_config()
-        except (OSError, UnknownFileType) as error:
-            raise Exit(f"a file of Fabric's settings or of ssh's can't be read: {error}", 2) from error
+
+    def create_config(self) -> None:
+        with self._readable():
+            super().create_config()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # of Python, YAML or JSON: what an own file has may be wrong in any way
+            text = " ".join(str(error).split())[:300]
+            raise Exit(f"a file of Fabric's settings or of ssh's can't be read: {text}", 2) from error
 
     def list_tasks(self) -> None:
         if self.list_format not in (formats := ("flat", "nested", "json")):
@@ -97,6 +107,8 @@ class Psfleet(Fab):
             super().parse_tasks()
 
     def parse_cleanup(self) -> None:
+        if isinstance(word := self.args.list.value, str):
+            raise Exit(f"--list is for all verbs, and takes no {word!r}. `psfleet VERB --help` lists a verb's flags", 2)
         with self._explained():
             super().parse_cleanup()
 

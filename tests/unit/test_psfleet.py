@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import locale
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,7 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ),
         ("-f /nope status", "a file of Fabric's settings or of ssh's can't be read: Config files of type '' (from"),
         ("--list -F xml", "-F is 'xml'; expected one of flat, nested, json"),
+        ("--list status", "--list is for all verbs, and takes no 'status'. `psfleet VERB --help`"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),
         ("init", "psfleet init lacks its directory. `psfleet init --help` lists what it takes"),
@@ -74,6 +76,29 @@ def test_a_mistake_ends_with_2_and_a_sentence(
     assert psfleet(monkeypatch, *words.split(" ")) == 2
     assert capsys.readouterr().err.startswith(message)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("own.yml", "run: [", 'while parsing a flow node expected the node content, but found .* in "own.yml", line 1'),
+        ("own.json", "{", "Expecting property name"),
+        ("own.py", "run =", r"invalid syntax \(own.py, line 1\)"),
+        ("own.yml", "- run", "'list' object has no attribute"),
+    ],
+)
+def test_a_broken_file_of_fabrics_settings_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    name: str,
+    text: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert psfleet(monkeypatch, "-f", name, "status") == 2
+    assert re.match(f"a file of Fabric's settings or of ssh's can't be read: {message}", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("words", [["init", "--help"], ["init", "new", "-h"], ["drill", "--help"], ["--help", "logs"]])
