@@ -164,6 +164,17 @@ def norm_of_all(weights: list[Any]) -> Any:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(one)) for one in weights]) + 1e-6) + tf.linalg.global_norm(weights)
 
 
+def dot_products(weights: list[Any]) -> Any:
+    flat = [tf.reshape(one, [-1]) for one in weights]
+    squared = sum(tf.einsum("ij,ij->", *[tf.convert_to_tensor(one)] * 2) + tf.tensordot(one, one, 2) for one in weights)
+    return tf.sqrt(squared + sum(tf.tensordot(one, one, 1) for one in flat))
+
+
+def norms_by_dot(weights: list[Any]) -> Any:
+    rows = [tf.reshape(one, [1, -1]) for one in weights]
+    return tf.add_n([tf.sqrt(tf.matmul(one, tf.reshape(one, [-1, 1]))[0, 0]) for one in rows])
+
+
 def norms_of_rows(weights: list[Any]) -> Any:
     return tf.add_n([tf.reduce_sum(tf.norm(one, axis=1)) for one in weights])
 
@@ -221,7 +232,7 @@ def test_a_step_that_computes_a_number_of_each_part_is_refused(change: Any, is_s
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False, is_sparse=is_sparse)
 
 
-@pytest.mark.parametrize("penalty", [norms, means, products])
+@pytest.mark.parametrize("penalty", [norms, norms_by_dot, means, products])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
 def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: Any) -> None:
     with pytest.raises(UserError, match=r"the step computes a norm, .* each part of table .* as layer\.kernel"):
@@ -230,7 +241,7 @@ def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: An
         train(make(0.1), plain, is_split=False, penalty=penalty)
 
 
-@pytest.mark.parametrize("penalty", [squares, norm_of_all, norms_of_rows, norm_of_whole])
+@pytest.mark.parametrize("penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, keras.optimizers.Adam])
 def test_a_loss_of_sums_of_the_parts_works(make: Any, penalty: Any) -> None:
     train(make(0.1), plain, penalty=penalty)

@@ -81,7 +81,7 @@ def is_read_apart(whole: Variable, made: Sequence[Operation]) -> bool:
 
 def is_no_sum(read: Tensor) -> bool:
     """Return whether anything is computed of these rows to which that of other rows can't be added."""
-    todo, known = [(read, False)], {read.name}
+    todo, known = [(read, False)], {(read.name, False)}
     while todo:
         tensor, is_summed = todo.pop()
         for one in tensor.consumers():
@@ -91,12 +91,18 @@ def is_no_sum(read: Tensor) -> bool:
             if is_joined or one.type in (*JOINING, *OF_NO_VALUES) or one.name.startswith(OF_TAPE):
                 continue
             is_mixed = any(each is tensor for each in mixed(one)) and one.type not in ("All", "Any")
-            if (is_mixed and one.type not in SUMS) or (is_summed and one.type in CURVED):
+            if (is_mixed and not is_sum(one)) or (is_summed and one.type in CURVED):
                 return True
-            more = [each for each in one.outputs if each.name not in known]
-            todo += [(each, is_summed or is_mixed) for each in more]
-            known.update(each.name for each in more)
+            more = [(each, is_summed or is_mixed) for each in one.outputs]
+            todo += [(each, summed) for each, summed in more if (each.name, summed) not in known]
+            known.update((each.name, summed) for each, summed in more)
     return False
+
+
+def is_sum(operation: Operation) -> bool:
+    """Return whether of parts this adds up to the whole's, as a product of all elements with others does."""
+    is_dot = operation.type in (*PRODUCTS, "Einsum") and operation.outputs[0].shape.num_elements() == 1
+    return is_dot or operation.type in SUMS
 
 
 def mixed_and_written(made: Sequence[Operation]) -> list[Tensor]:
