@@ -523,3 +523,23 @@ def test_a_long_queue_is_looked_through_once_and_not_for_each_end(config: Config
     entries = [QueueEntry(entry.record, Counted(entry.points)) for entry in queue(config).entries]
     assert len(Queue.from_entries(entries, config.shared_dir).ends()) == 40
     assert looks <= 10 * len(entries)
+
+
+def test_a_run_that_ends_while_the_queue_is_put_in_order(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the queue reads once what has ended."""
+    for name in ("a", "b"):
+        ask(config, name)
+    entries, kept = queue(config).entries, Queue.ends
+    looks = 0
+
+    def ends(self: Queue) -> dict[str, dict[str, Any]]:
+        nonlocal looks
+        looks += 1
+        found = kept(self)
+        if looks == 1:
+            end(config, "a")
+        return found
+
+    monkeypatch.setattr(Queue, "ends", ends)
+    assert [each.name for each in Queue.from_entries(entries, config.shared_dir).entries] == ["a", "b"]
+    assert kept(queue(config)).keys() == {"a"}

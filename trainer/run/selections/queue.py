@@ -119,7 +119,7 @@ class Queue(Sweep):
         ends, begun = self.ends(), self._read().get("begun", {})
 
         def place(entry: QueueEntry) -> tuple[int, float]:
-            if self.has_ended(entry):
+            if self.has_ended(entry, ends):
                 return 0, max(float(ends[point.run].get("time", 0)) for point in entry.points)
             if self.has_begun(entry, begun):
                 return 1, 0.0
@@ -127,9 +127,9 @@ class Queue(Sweep):
 
         return sorted(self.entries, key=place)
 
-    def has_ended(self, entry: QueueEntry) -> bool:
+    def has_ended(self, entry: QueueEntry, ends: Mapping[str, Any] | None = None) -> bool:
         """Whether nothing of the entry is left to train."""
-        ends = self.ends()
+        ends = self.ends() if ends is None else ends
         return all(point.run in ends for point in entry.points)
 
     def has_begun(self, entry: QueueEntry, begun: Mapping[str, Any] | None = None) -> bool:

@@ -206,7 +206,7 @@ def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> 
     """Say how the queue stands for an entry; `busy` is a run that has begun and not ended."""
     queue = _queue(config, entries)
     begun, ends = [entry for entry in queue.entries if queue.has_begun(entry)], queue.ends()
-    waiting = [entry.name for entry in queue.entries if not queue.has_ended(entry)]
+    waiting = [entry.name for entry in queue.entries if not queue.has_ended(entry, ends)]
     return {
         "name": name,
         "ahead": waiting[: waiting.index(name)] if name in waiting else [],
