@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -797,6 +798,44 @@ def test_a_model_that_looks_rows_up_is_built_without_a_warning() -> None:
 class Own(keras.layers.Embedding):
     def call(self, inputs: Any) -> Any:
         return super().call(inputs) * 2.0
+
+
+def of_softmax(loss: Any, table: Any, bias: Any, ids: Any) -> Any:
+    """Return the loss of sampled classes, which are the same at each call."""
+    sampled = tf.constant([1, 6], tf.int64), tf.ones([4, 1]), tf.ones([2])
+    return loss(table, bias, ids[:, None], tf.reshape(tf.range(12.0), [4, 3]), 2, 8, sampled_values=sampled)
+
+
+LOOKUPS: dict[str, Any] = {
+    "lookup": lambda table, bias, ids: tf.nn.embedding_lookup(table, ids) + tf.nn.embedding_lookup(bias, ids)[:, None],
+    "sampled softmax": partial(of_softmax, tf.nn.sampled_softmax_loss),
+    "noise contrast": partial(of_softmax, tf.nn.nce_loss),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_lookups_of_tensorflow_take_a_split_table(library: Any, name: str) -> None:
+    """As a loss of sampled classes has them, also of the bias; `embeddings` is such a variable of Keras 3."""
+    train_shards()
+    wholes = [tf.Variable(tf.random.stateless_normal(shape, (1, 2))) for shape in ([8, 3], [8])]
+    splits: list[Any] = [ShardedVariable([tf.Variable(part) for part in tf.split(one, 2)]) for one in wholes]
+    given = splits
+    if library is keras:
+        given = [keras.Variable(one) for one in wholes]
+        for variable, value in zip(given, splits, strict=True):
+            variable._value = value
+
+    def step(weights: Any, sources: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(LOOKUPS[name](*weights, tf.constant([7, 2, 2, 5])) ** 2)
+        return loss, [tf.convert_to_tensor(one) for one in tape.gradient(loss, sources)]
+
+    loss, found = tf.function(lambda: step(given, [part for one in splits for part in one.variables]))()
+    same, expected = tf.function(lambda: step(wholes, wholes))()
+    np.testing.assert_allclose(loss, same, rtol=1e-6)
+    for number, one in enumerate(expected):
+        np.testing.assert_allclose(tf.concat(found[2 * number : 2 * number + 2], 0), one, rtol=1e-6)
 
 
 class Taking(keras.layers.Embedding):

@@ -8,13 +8,22 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
-from tensorflow.python.ops import handle_data_util, resource_variable_ops
+from tensorflow.python.ops import embedding_ops, handle_data_util, resource_variable_ops
+from tensorflow.python.util import dispatch
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.core.contracts import Optimizer, Variable
 from trainer.core.failures import UserError
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def look_up_with(kind: type, look_up: Callable[..., Any]) -> None:
+    """Have TensorFlow's lookups in what is of this kind, which they can't do themselves, be done with a function.
+
+    Lookups of sparse ids and losses of sampled classes look rows up in a list, where no `dispatch_for_api` sees them.
+    """
+    dispatch.dispatch_for_types(embedding_ops.embedding_lookup, kind)(look_up)
 
 
 def whole_of(variable: Variable) -> Variable:

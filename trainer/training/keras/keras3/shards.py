@@ -14,6 +14,7 @@ from trainer.core.contracts import Layer, Tensor, Variable
 from trainer.training.tables.table_lookups import rows_of
 from trainer.training.tables.whole_weights import adds_up, whole_variables
 from trainer.training.tf_internals.saving import list_h5_weights
+from trainer.training.tf_internals.variables import look_up_with
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 LOOKS_UP_ROWS = "_looks_up_rows"
@@ -63,6 +64,7 @@ def train_shards() -> None:
     if not hasattr(plain_array, "of_shards"):
         keras.Variable.__array__ = whole_array(plain_array)
         keras.Variable.numpy = lambda variable: np.array(variable)
+        look_up_with(keras.Variable, look_up_beneath)
     if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
@@ -88,6 +90,20 @@ def whole_array(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     array.of_shards = True  # type: ignore[attr-defined]
     return array
+
+
+def look_up_beneath(
+    params: Any,
+    ids: Tensor,
+    partition_strategy: str = "mod",
+    name: str | None = None,
+    validate_indices: bool = True,
+    max_norm: float | None = None,
+) -> Tensor:
+    """Look rows up in the split variable beneath one of Keras, which TensorFlow can't read as a whole there."""
+    first, *more = params if isinstance(params, list) else [params]
+    table = [one._value for one in (first, *more)] if more else first._value
+    return tf.cast(tf.nn.embedding_lookup(table, ids, max_norm=max_norm, name=name), first.dtype)
 
 
 class OfShards(property):
