@@ -160,6 +160,15 @@ def squares(weights: list[Any]) -> Any:
     return sum(0.1 * tf.nn.l2_loss(one) + tf.reduce_sum(tf.abs(one)) / 3 for one in weights)
 
 
+def largest_of_each(weights: Any) -> Any:
+    return tf.reduce_sum([tf.reduce_max(one) for one in weights])
+
+
+def largest_of_all(weights: Any) -> Any:
+    largest = tf.reduce_max([tf.reduce_max(tf.abs(one)) for one in weights])
+    return tf.reduce_min(tf.stack([tf.reduce_min(one) for one in weights])) + largest
+
+
 def norm_of_all(weights: list[Any]) -> Any:
     return tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(one)) for one in weights]) + 1e-6) + tf.linalg.global_norm(weights)
 
@@ -232,7 +241,7 @@ def test_a_step_that_computes_a_number_of_each_part_is_refused(change: Any, is_s
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False, is_sparse=is_sparse)
 
 
-@pytest.mark.parametrize("penalty", [norms, norms_by_dot, means, products])
+@pytest.mark.parametrize("penalty", [norms, norms_by_dot, means, products, largest_of_each])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
 def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: Any) -> None:
     with pytest.raises(UserError, match=r"the step computes a norm, .* each part of table .* as layer\.kernel"):
@@ -241,7 +250,7 @@ def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: An
         train(make(0.1), plain, is_split=False, penalty=penalty)
 
 
-@pytest.mark.parametrize("penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole])
+@pytest.mark.parametrize("penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole, largest_of_all])
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, keras.optimizers.Adam])
 def test_a_loss_of_sums_of_the_parts_works(make: Any, penalty: Any) -> None:
     train(make(0.1), plain, penalty=penalty)

@@ -91,6 +91,8 @@ def is_no_sum(read: Tensor) -> bool:
             if is_joined or one.type in (*JOINING, *OF_NO_VALUES) or one.name.startswith(OF_TAPE):
                 continue
             is_mixed = any(each is tensor for each in mixed(one)) and one.type not in ("All", "Any")
+            if is_mixed and not is_summed and is_of_all(one):
+                continue
             if (is_mixed and not is_sum(one)) or (is_summed and one.type in CURVED):
                 return True
             more = [(each, is_summed or is_mixed) for each in one.outputs]
@@ -103,6 +105,19 @@ def is_sum(operation: Operation) -> bool:
     """Return whether of parts this adds up to the whole's, as a product of all elements with others does."""
     is_dot = operation.type in (*PRODUCTS, "Einsum") and operation.outputs[0].shape.num_elements() == 1
     return is_dot or operation.type in SUMS
+
+
+def is_of_all(one: Operation) -> bool:
+    """Return whether an operation takes the largest or the smallest number, of which that of all parts is taken."""
+    used = [each for each in one.outputs[0].consumers() if not each.name.startswith(OF_TAPE)]
+    after = [each for each in later(used) if each.type not in OF_NO_VALUES and not each.name.startswith(OF_TAPE)]
+    is_joined = bool(used) and all(each.type in JOINING for each in used)
+    return one.type in ("Max", "Min") and is_joined and all(each.type == one.type and mixed(each) for each in after)
+
+
+def later(operations: Sequence[Operation]) -> list[Operation]:
+    """Return what takes the results of operations."""
+    return [each for one in operations for result in one.outputs for each in result.consumers()]
 
 
 def mixed_and_written(made: Sequence[Operation]) -> list[Tensor]:
