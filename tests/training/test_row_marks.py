@@ -146,6 +146,19 @@ def test_rows_that_steps_have_changed_are_found_by_marks(
     assert training.values() == expected
 
 
+def test_the_rows_of_each_kind_of_write_are_known() -> None:
+    with tf.Graph().as_default():
+        table, slot = (tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[8, 2]) for _ in range(2))
+        rows, values = tf.constant([1, 3]), tf.ones([2, 2])
+        scattered = tf.raw_ops.ResourceScatterAdd(resource=table, indices=rows, updates=values)
+        applied = tf.raw_ops.ResourceSparseApplyAdagradV2(
+            var=table, accum=slot, lr=0.1, epsilon=1e-7, grad=values, indices=rows
+        )
+        whole = tf.raw_ops.AssignVariableOp(resource=table, value=tf.ones([8, 2]))
+    changed = [rows_changed(write) for write in (scattered, applied, whole)]
+    assert [one if one is None else one.name for one in changed] == [rows.name, rows.name, None]
+
+
 def test_a_table_that_is_updated_as_a_whole_is_compared(tmp_path: Path) -> None:
     training = Training(Items(tf.keras, two.Adam), tmp_path)
     assert not any(training.marked())
