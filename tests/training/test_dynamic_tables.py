@@ -1033,6 +1033,15 @@ def test_a_model_that_is_called_to_build_it_reads_zeros(library: Any) -> None:
     np.testing.assert_array_equal(layer(ids), rows)
 
 
+@pytest.mark.parametrize("library", [tf.keras, keras], ids=["tf_keras", "keras3"])
+def test_a_function_that_calls_the_model_to_build_it_is_refused(library: Any) -> None:
+    train_shards()
+    tables = DynamicTables({"items": TableSettings(capacity=1000)}, [CPU, CPU], lazy=False)
+    layer = library.layers.Embedding(10, WIDTH, name="items")
+    with pytest.raises(UserError, match="call the model itself there"), tables.of_layers():
+        tf.function(layer, autograph=False)(tf.constant([[7, 2**40]], tf.int64))
+
+
 def test_tables_that_are_collected_while_a_graph_is_made_are_freed_by_the_next_ones() -> None:
     """Their operations would belong to that graph, which may be one of a cluster with fewer ps."""
 

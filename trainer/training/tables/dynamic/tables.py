@@ -140,8 +140,16 @@ class DynamicTables:
     @contextlib.contextmanager
     def of_layers(self) -> Iterator[None]:
         """Have the layers that are built meanwhile get their tables."""
-        with take_over_layers(lambda layer: self.build(layer) if layer.name in self._settings else None):
-            yield
+        try:
+            with take_over_layers(lambda layer: self.build(layer) if layer.name in self._settings else None):
+                yield
+        except tf.errors.NotFoundError as error:
+            if CONTAINER not in str(error):
+                raise
+            raise UserError(
+                "dynamic_tables: a tf.function calls the model in build_model, where no table is on the ps yet: call "
+                "the model itself there, which reads zeros, and the tf.function in a step"
+            ) from error
 
     def build(self, layer: Layer) -> Table:
         """Make the table of a layer that is built now."""
