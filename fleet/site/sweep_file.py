@@ -49,9 +49,8 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
         content = plain(yaml.load(text, Loader=Loader))  # which refuses anchors that multiply
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
-        raise OperatorMistake(
-            f"the sweep {show(str(path))} can't be read: {why}. Name a YAML file (docs/sweeps.md)"
-        ) from error
+        fix = "Name a YAML file (docs/sweeps.md)"
+        raise OperatorMistake(f"the sweep {show(str(path))} can't be read: {why}. {fix}") from error
     except yaml.YAMLError as error:
         raise OperatorMistake(f"the sweep {path} is no YAML: {error}") from error
     if problem := file_problem(content, path.stem):

@@ -203,7 +203,8 @@ def test_a_save_that_is_not_written_is_made_up_for_by_the_next_one(
         def fail(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patched.setattr(saves._state._snapshot, "_rest", fail)
+        snapshot = saves._state._snapshot
+        patched.setattr(snapshot, "_traces", snapshot._traces._replace(write_rest=fail))
         with pytest.raises(SaveFailed):
             save(saves, trained, 2)
     prefix, expected = save(saves, trained, 3), trained.values()

@@ -200,7 +200,6 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         self._supports_tf_logs = True
         self._runner = runner
         self._controller = controller
-        self._may_write = any(map(may_write, own))
         self._asked = False
         self._steps = config.steps
         self._own = CallbackStates(own, store)
@@ -262,7 +261,7 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
 
     def _called(self) -> None:
         """The program's callbacks have just been called."""
-        if self._may_write and self._runner.marks is not None:
+        if self._runner.marks is not None and any(map(may_write, self._own.callbacks.values())):
             self._runner.marks.doubt()
 
     def _agreed(self) -> bool:

@@ -56,8 +56,6 @@ class CallAccounts:
             self.marks = RowMarks(large, self.updates.mutex_of)
             self.updates.traced = self.marks.add
         self.tables = tables
-        self.seconds_waited = 0.0
-        """How long updates have waited for others' updates of the same variable, on all ps together."""
 
     @property
     def counts(self) -> list[tuple[Variable, str]]:
@@ -93,7 +91,7 @@ class CallAccounts:
         self.asked.add_report(counts[len(wait) :], time.monotonic())
         call.stale = self.stale.found(stale, call.steps)
         call.input_wait = self.wait.found(wait, call.steps) if self.wait else None
-        self.seconds_waited = max(self.seconds_waited, sum(float(one) for one in waited))
+        self.updates.seconds_waited = max(self.updates.seconds_waited, sum(float(one) for one in waited))
 
     def close(self) -> None:
         """Let go of the queue of reports: no call follows."""

@@ -120,7 +120,7 @@ class RemoteStepRunner(StepRunner):
 
     @property
     def seconds_waited(self) -> float:
-        return self._accounts.seconds_waited
+        return self._accounts.updates.seconds_waited
 
     @property
     def position(self) -> Position | None:

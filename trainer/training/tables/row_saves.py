@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -75,6 +75,18 @@ class PreviousRowSave:
     """How many bytes of rows these have written."""
 
 
+class RowTraces(NamedTuple):
+    """What an incremental save runs on the ps."""
+
+    compare: Traced
+    take_marked: Traced
+    put: Traced
+    """Brings the copies up to date."""
+    write_rest: Traced
+    write_rows: Traced
+    drop_rest: Traced
+
+
 class RowSnapshot(Snapshot):
     """A snapshot whose copies of large variables stay on the ps, to be compared with at the next save."""
 
@@ -105,26 +117,27 @@ class RowSnapshot(Snapshot):
         self._large = self._find_large(written)
         if not self._large:
             return
+        self._marked = [large.variable for large in self._large if self._marks.of(large.variable) is not None]
+        self._traces = self._trace_rows(write)
+
+    def _trace_rows(self, write: Callable[[Tensor], Any]) -> RowTraces:
         names = {large.part.name for large in self._large}
 
         def write_rest(prefix: Tensor) -> Any:
             with saving_by(leaving_out(names)):
                 return write(prefix)
 
-        self._rest = self._trace_of_copies(write_rest)
-        # Else whole tables might be read for nothing.
-        handles = {id(large.copy.handle): large.empty.handle for large in self._large}
-        redirect([self._rest], handles)
-        self._marked = [large.variable for large in self._large if self._marks.of(large.variable) is not None]
-
         def traced(function: Callable[..., Any], *takes: ElementSpec) -> Traced:
             return tf.function(function, autograph=False).get_concrete_function(*takes)
 
-        self._compare = traced(partial(self._assign_changes, compared=True))
-        self._take_marked = traced(partial(self._assign_changes, compared=False)) if self._marked else self._compare
+        rest = self._trace_of_copies(write_rest)
+        # Else whole tables might be read for nothing.
+        redirect([rest], {id(large.copy.handle): large.empty.handle for large in self._large})
+        compare = traced(partial(self._assign_changes, compared=True))
+        take_marked = traced(partial(self._assign_changes, compared=False)) if self._marked else compare
+        put, drop_rest = traced(self._put_changes), traced(self._assign_nothing_to_small)
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
-        self._write_rows = traced(self._write_changes, text, number)
-        self._put_rows, self._drop_rest = traced(self._put_changes), traced(self._assign_nothing_to_small)
+        return RowTraces(compare, take_marked, put, rest, traced(self._write_changes, text, number), drop_rest)
 
     def copy_variables(self) -> int:
         """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
@@ -133,7 +146,7 @@ class RowSnapshot(Snapshot):
         if before is None:
             return super().copy_variables()
         is_compared = is_doubted or any(self._marks.of(one) is None for one in self._marked)
-        changes = self._compare if is_compared else self._take_marked
+        changes = self._traces.compare if is_compared else self._traces.take_marked
         step, sizes = (each.numpy() for each in changes())
         rows = zip(sizes, (row_bytes(large.variable) for large in self._large), strict=True)
         written = before.written + sum(int(size) * width for size, width in rows)
@@ -147,10 +160,10 @@ class RowSnapshot(Snapshot):
         increment, self._increment = self._increment, None
         try:
             if increment is not None:
-                self._put_rows()
+                self._traces.put()
             if increment is not None and link(increment.prefix, increment.increments - 1, prefix):
-                self._rest(tf.constant(prefix)).numpy()
-                self._write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
+                self._traces.write_rest(tf.constant(prefix)).numpy()
+                self._traces.write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
             else:
                 increment = PreviousRowSave(prefix, 0, 0)
                 self._write(tf.constant(prefix)).numpy()
@@ -159,7 +172,7 @@ class RowSnapshot(Snapshot):
                 self._before = dataclasses.replace(increment, prefix=prefix)
         finally:
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
-                self._drop_rest()
+                self._traces.drop_rest()
                 if self._before is None:
                     self._renew_large()
 
@@ -261,7 +274,8 @@ class RowSnapshot(Snapshot):
         """
         new = {id(large.copy): no_copy_yet(large.variable) for large in self._large}
         handles = {id(large.copy.handle): new[id(large.copy)].handle for large in self._large}
-        redirect([self._write, self._copy, self._drop, self._compare, self._take_marked, self._put_rows], handles)
+        rows = (self._traces.compare, self._traces.take_marked, self._traces.put)
+        redirect([self._write, self._copy, self._drop, *rows], handles)
         self._pairs = [(variable, new.get(id(copy), copy)) for variable, copy in self._pairs]
         for large in self._large:
             large.copy = new[id(large.copy)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -101,9 +100,10 @@ class AtomicUpdates:
         self._is_in_act = False
         self._mutexes: dict[int, str] = {}  # by the ids of the variables' handles
         self._handles: list[Tensor] = []  # so that no other has the same id
-        self._numbers = itertools.count()
         self._devices: list[str] = []
         self._whole: list[Update] = []
+        self.seconds_waited = 0.0
+        """How long updates have waited for others' updates of the same variable, on all ps together."""
         self.traced: Callable[[Sequence[Operation]], object] = lambda made: None
         """Takes the operations of a step when each has its mutex."""
 
@@ -239,7 +239,7 @@ class AtomicUpdates:
         known = {self._mutexes[id(one)] for one in handles if id(one) in self._mutexes}
         for handle in handles:
             if id(handle) not in self._mutexes:
-                known = known or {f"update/{next(self._numbers):06}"}
+                known = known or {f"update/{len(self._mutexes):06}"}
                 self._mutexes[id(handle)] = min(known)
                 self._handles.append(handle)
         return sorted(known)
