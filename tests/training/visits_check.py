@@ -157,7 +157,7 @@ class Generation:
 
     def end(self) -> None:
         self._training._runner = self.runner
-        del self.runner._what
+        del self.runner  # its model must go with the training's
         assert not self._training._let_go()
 
 
