@@ -194,7 +194,7 @@ def test_a_new_host_takes_the_place_and_the_number(
     place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = {}
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update({name: record}))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     before = tasks(place)
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
@@ -210,7 +210,7 @@ def test_with_encryption_the_address_that_counts_is_the_tunnels(
 ) -> None:
     (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
     hosts.inventory, written = load_inventory(str(place)), {}
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update(record))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
     drain(cluster(hosts), console, "w-a")
     before = tasks(place)["worker-0"][1]
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
@@ -229,7 +229,7 @@ def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_
         return Answer(done.stdout)
 
     monkeypatch.setattr(Cluster, "on_shared", read)
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update(record))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
     cluster(hosts).replace_tasks({"worker-0": ({"w-a", "192.0.2.30:2400"}, {"w-x", "192.0.2.99:2400"})})
     assert written == {**known, "worker-0": ["192.0.2.30:2400", "w-a"]}
 
@@ -255,7 +255,7 @@ def test_a_dead_machine_stays_out_by_its_name_also_without_an_address_of_its_own
     kept_out: dict[str, list[str]],
 ) -> None:
     written: dict[str, Any] = {}
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update(record))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
     place = elsewhere(place)
     (place / "hosts.yml").write_text(HOSTS + EVALUATOR)
     hosts.unreachable[old] = "no route"
@@ -272,7 +272,7 @@ def test_a_machine_that_is_replaced_by_the_one_before_is_taken_back(
     place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: dict[str, Any] = {}
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: known.update(record))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: known.update(record))
     monkeypatch.setattr(Cluster, "on_shared", lambda *_: Answer(json.dumps(known)))
     hosts.unreachable["w-a"] = hosts.unreachable["w-x"] = "no route"
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
@@ -328,7 +328,7 @@ def test_a_host_that_is_replaced_by_hand_stays_out_too(
 ) -> None:
     (place / "more.ini").write_text("[others]\n")
     written = {}
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update({name: record}))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fake_hosts.printed(console)
@@ -337,7 +337,7 @@ def test_a_host_that_is_replaced_by_hand_stays_out_too(
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: None)
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: None)
 
 
 def elsewhere(place: Path) -> Path:
@@ -539,7 +539,7 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
     def leave(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Cluster, "write_shared", lambda self, name, record: written.update({name: record}))
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     with monkeypatch.context() as patch:
         patch.setattr("fleet.verbs.remove_host._change", leave)

@@ -156,7 +156,7 @@ def take_away(case: plans.Case) -> Deed:
 def replace(case: plans.Case) -> Deed:
     hosts, place = of_a_site(case)
     written: dict[str, Any] = {}
-    case.monkeypatch.setattr(Cluster, "write_shared", lambda _, name, record: written.update({name: record}))
+    case.monkeypatch.setattr(Cluster, "_write_shared", lambda _, name, record: written.update({name: record}))
 
     def act(console: Console, plan: bool) -> None:
         replace_host(Cluster(load_inventory(str(place)), hosts), console, "w-a", "w-x", "192.0.2.99", WHY, plan)
