@@ -161,9 +161,8 @@ def test_a_verb_goes_on_where_its_output_is_full(
 def test_a_disk_that_is_full_ends_with_1(tmp_path: Path, words: str) -> None:
     make_site(tmp_path / "site", ["a=192.0.2.1", "b=192.0.2.2"], lambda _: None)
     command = [sys.executable, "-c", "from fleet.program import main; main()", *words.split()]
-    named = ("PSFLEET_INVENTORY", "ANSIBLE_INVENTORY")
-    around = {name: value for name, value in os.environ.items() if name not in named}
-    around |= {"PYTHONPATH": str(KIT), "PYTHONUNBUFFERED": ""}
+    # Other tests have Ansible's settings in this process's environment.
+    around = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(KIT), "PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command, cwd=tmp_path / "site", env=around, stdout=full, stderr=subprocess.PIPE, text=True
