@@ -77,7 +77,7 @@ class Counting:
     def write_metrics(self) -> None:
         """It has none."""
 
-    reset_metrics = write_metrics
+    reset_metrics = doubt = write_metrics
 
     def agree(self, numbers: list[int]) -> list[int]:
         return numbers

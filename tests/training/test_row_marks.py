@@ -221,9 +221,9 @@ def test_a_callback_of_the_programs_is_a_doubt(
     callback: Any, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doubts: list[str] = []
-    monkeypatch.setattr(RowMarks, "doubt", lambda marks: doubts.append(inspect.stack()[1].function))
+    monkeypatch.setattr(RowMarks, "doubt", lambda marks: doubts.append(inspect.stack()[2].function))
     settings = {"incremental_saves": 9, "epoch_steps": 10, "evaluation": "none", "export": False}
     testing.train(WithCallbacks(callback()), 20, ps=2, directory=tmp_path, **settings)
     # As the training begins, and twice an epoch.
     assert doubts.count("_called") == (5 if expected else 0)
-    assert doubts[-1] == "doubt", "what the end has changed"
+    assert doubts[-1] == "save", "what the end has changed"

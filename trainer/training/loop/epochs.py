@@ -261,8 +261,8 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
 
     def _called(self) -> None:
         """The program's callbacks have just been called."""
-        if self._runner.marks is not None and any(map(may_write, self._own.callbacks.values())):
-            self._runner.marks.doubt()
+        if any(map(may_write, self._own.callbacks.values())):
+            self._runner.doubt()
 
     def _agreed(self) -> bool:
         return bool(self._runner.agree([int(self._asked)])[0])

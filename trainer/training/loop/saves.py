@@ -68,11 +68,6 @@ class Saves:
         """Whether a save is in flight."""
         return not self.checkpoints.settle(0)
 
-    def doubt(self) -> None:
-        """Have the next save look at all rows: what may change weights beside the steps has run."""
-        if self._runner.marks is not None:
-            self._runner.marks.doubt()
-
     def save(
         self, step: int, *, again: bool = False, wait: bool = True, last: bool = False, patience: float | None = None
     ) -> None:
@@ -84,7 +79,7 @@ class Saves:
         (None: as long as Checkpoints has it).
         """
         if again:
-            self.doubt()
+            self._runner.doubt()
         with self._context.phases.during(Phase.SAVING):
             if wait:
                 self._settle(last=last)

@@ -67,6 +67,11 @@ class StepRunner(abc.ABC):
         self.marks = marks
         """Those of rows that steps have changed, where incremental saves ask for them."""
 
+    def doubt(self) -> None:
+        """Have the next save look at all rows: what may change weights beside the steps has run."""
+        if self.marks is not None:
+            self.marks.doubt()
+
     @property
     @abc.abstractmethod
     def step_examples(self) -> int | None:
