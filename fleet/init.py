@@ -63,12 +63,16 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
         for name, text in sorted(texts.items()):
             say(_write(directory, name, text))
     except OSError as error:
-        raise OperatorMistake(
-            f"{error.filename or directory} can't be written: {error.strerror}; expected a folder of yours"
-        ) from error
+        why = f"can't be written: {error.strerror}; expected a folder of yours"
+        raise OperatorMistake(f"{error.filename or directory} {why}") from error
     inventory = directory / _HOSTS
     if hosts and inventory.read_bytes() != texts[_HOSTS].encode():
         say(f"{', '.join(hosts)}: not written, since {inventory} stays as it is; add there what it lacks")
+    _say_next(directory, say)
+
+
+def _say_next(directory: Path, say: Callable[[str], None]) -> None:
+    """Say what to type, and what an ansible.cfg of the operator's lacks."""
     here = directory.resolve() == Path.cwd()
     place = shlex.quote(str(directory))
     say(f"next: {'type' if here else f'cd {place}, and type'} what README.md says {'here' if here else 'there'}")

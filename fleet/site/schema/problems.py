@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.core.settings.setting import MAX_LISTED
+
 MAX_LINES = 10
 MAX_NAMED = 3
-MAX_LISTED = 12
 _PLAIN = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 

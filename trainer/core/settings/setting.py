@@ -18,8 +18,8 @@ MAX_SECONDS = 315_360_000  # ten years
 MAX_WHOLE = 10**15
 # Less than a millisecond, or its part of an hour, is no duration that anything here keeps to.
 MIN_SECONDS = MIN_HOURS = 0.001
-# So many names of keys a message has; more hide what it says.
-MOST_LISTED = 12
+# So many known names a message has; more hide what it says.
+MAX_LISTED = 12
 Check = Callable[[str, Any], str | None]
 """Says what is wrong with a setting's value, by its key; None where it is right. The value has the setting's type."""
 TYPE_NAMES = {
@@ -173,6 +173,6 @@ def unknown_key(key: object, known: list[str]) -> str:
     word = str(key).lower()
     if close := difflib.get_close_matches(word, known, n=1, cutoff=0.8) or difflib.get_close_matches(word, known):
         return f"{begin}: did you mean {' or '.join(map(repr, close))}?"
-    if len(known) <= MOST_LISTED:
+    if len(known) <= MAX_LISTED:
         return f"{begin}; the keys are {', '.join(known)}"
     return f"{begin}; docs/run-settings.md lists them. A parameter of the program itself belongs in program_args"
