@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from trainer.training.placement import summary
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -39,3 +42,15 @@ def test_the_report_counts_what_lies_on_each_ps(input_check: dict[str, Any], set
     [line] = input_check["placement"][settings]["report"]
     assert line.startswith("variables: 6.26 KiB on 2 ps (")
     assert sorted(held) == sorted(part.split(" ", 1)[1] for part in line.split("(")[1].rstrip(")").split(", "))
+
+
+def test_the_report_names_a_variable_whose_shape_is_open() -> None:
+    """A Discretization keeps its bounds in one, and a small model has no five larger ones."""
+    float32 = SimpleNamespace(size=4)
+    bounds = SimpleNamespace(name="bins/bin_boundaries:0", shape=(None,), dtype=float32)
+    kernel = SimpleNamespace(name="dense/kernel:0", shape=(4, 2), dtype=float32)
+    assert summary([bounds, kernel]) == {
+        "bytes": 32,
+        "variables": 2,
+        "largest": [["dense/kernel", [4, 2], 32], ["bins/bin_boundaries", [None], 0]],
+    }

@@ -43,7 +43,7 @@ def report_placement(config: Config, model: Model, servers: int) -> list[dict[st
 def summary(variables: list[Variable]) -> dict[str, Any]:
     """Return what a ps holds: bytes, the number of variables, and the largest of them."""
     largest = sorted(variables, key=bytes_of, reverse=True)[:LARGEST]
-    described = [[name_of(each), [int(one) for one in each.shape], bytes_of(each)] for each in largest]
+    described = [[name_of(each), list(each.shape), bytes_of(each)] for each in largest]
     return {"bytes": sum(map(bytes_of, variables)), "variables": len(variables), "largest": described}
 
 
