@@ -129,25 +129,23 @@ def run_task(options: argparse.Namespace, environment: Mapping[str, str]) -> int
         return notifier.ends(become_task(options, environment, cluster, listener, notifier))
     if not is_server(cluster):
         read_config(options, environment)  # what is wrong with it is said before TensorFlow's import
-    from trainer.process.supervisor import Supervisor
+    from trainer.process.supervisor import SupervisedTask, Supervisor
 
     release, park_file = (
         Path(path) if (path := environment.get(name)) else None for name in ("TRAINER_RELEASE", "TRAINER_PARK_FILE")
     )
     leads = release is not None and cluster.job == "chief"
     become = partial(become_task, options, environment, cluster, listener)
-    return Supervisor(
+    task = SupervisedTask(
         cluster.task,
         become,
-        [sys.executable, "-u", "-m", "trainer", *sys.argv[1:]],
-        notifier,
-        release,
-        partial(become, only_wait=True) if cluster.job == "evaluator" else None,
-        listener,
-        park_file,
-        Path(environment["RUNTIME_DIRECTORY"], "forks") if leads and "RUNTIME_DIRECTORY" in environment else None,
-        is_server(cluster) and cluster.job not in SERVICE_JOBS,
-    ).run()
+        fresh=[sys.executable, "-u", "-m", "trainer", *sys.argv[1:]],
+        wait=partial(become, only_wait=True) if cluster.job == "evaluator" else None,
+        listener=listener,
+        serves=is_server(cluster) and cluster.job not in SERVICE_JOBS,
+    )
+    directory = environment.get("RUNTIME_DIRECTORY") if leads else None
+    return Supervisor(task, notifier, release, park_file, Path(directory, "forks") if directory else None).run()
 
 
 def serve_members(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[], Config]) -> int:

@@ -8,7 +8,7 @@ that is a third of a training. Coordinators of supervisors that import TensorFlo
 
 import sys
 
-from trainer.process.fork_server import WarmParent, open_door
+from trainer.process.fork_server import WarmParent, listen_at
 from trainer.process.warm_start import die_with_parent, warm_up
 
 STEPS_OF_A_ROUND = 2
@@ -21,4 +21,4 @@ if __name__ == "__main__":
     warm_up()
     sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
     sys.modules["trainer.tasks.server"].RUN_POLL_SECONDS = RUN_POLL_SECONDS  # type: ignore[attr-defined]
-    server.run(open_door(sys.argv[1]))
+    server.run(listen_at(sys.argv[1]))

@@ -72,7 +72,7 @@ def lender(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that forks others, at `forks`."""
     serve = (
         "from trainer.process import fork_server\nfork_server.why_unsafe = lambda: ''\n"
-        "fork_server.WarmParent().run(fork_server.open_door('forks'))\n"
+        "fork_server.WarmParent().run(fork_server.listen_at('forks'))\n"
     )
     server = subprocess.Popen([sys.executable, "-c", serve], cwd=tmp_path, env=ENVIRONMENT)
     try:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timeout(60)
 SERVER = (
     "import sys\nfrom trainer.process import fork_server\n"
     "fork_server.warm_up = lambda: None\nfork_server.why_unsafe = lambda: ''\n"
-    "fork_server.WarmParent().run(fork_server.open_door(sys.argv[1]))\n"
+    "fork_server.WarmParent().run(fork_server.listen_at(sys.argv[1]))\n"
 )
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
 

@@ -35,7 +35,7 @@ set_up_logging(journal=True)
 supervisor.warm_up = lambda: None
 supervisor.why_unsafe = lambda: ""
 here = Path(sys.argv[1])
-fresh, release, wait, park_file, door = [], None, None, None, None
+fresh, release, wait, park_file, fork_socket = [], None, None, None, None
 
 def count():
     "Return how many processes of the task there were before this one."
@@ -45,7 +45,8 @@ def count():
 """
 TAIL = """
 notifier = Notifier.from_environment(os.environ)
-sys.exit(supervisor.Supervisor("worker-0", task, fresh, notifier, release, wait, None, park_file, door).run())
+task = supervisor.SupervisedTask("worker-0", task, fresh, wait)
+sys.exit(supervisor.Supervisor(task, notifier, release, park_file, fork_socket).run())
 """
 FOREVER = "\n    while True: time.sleep(0.01)"
 Start = Callable[..., "Supervised"]
@@ -676,15 +677,15 @@ def test_a_task_that_begins_parked_stops_at_once(start: Start, releases: Callabl
 
 
 def client(supervised: Supervised, script: str) -> Forked | None:
-    """Ask at the supervisor's door for a process."""
-    forks = ForkServer(supervised.directory / "door")
+    """Ask a supervisor for a process."""
+    forks = ForkServer(supervised.directory / "forks")
     assert forks.wait(MINUTE)
     (supervised.directory / "script.py").write_text(script)
     return forks.start([str(supervised.directory / "script.py")], os.environ, supervised.directory, 1)
 
 
-DOOR = """
-door = here / "door"
+LENDS = """
+fork_socket = here / "forks"
 def task(notifier):
     number = count()
     notifier.ready("up")
@@ -694,7 +695,7 @@ def task(notifier):
 
 
 def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start: Start) -> None:
-    supervised = start(DOOR, watchdog=1)
+    supervised = start(LENDS, watchdog=1)
     first = supervised.child()
     place = supervised.directory
     lent = client(
@@ -725,7 +726,7 @@ def test_a_supervisor_lends_its_import_and_what_it_lends_outlives_a_child(start:
 
 def test_a_supervisor_that_can_not_fork_lends_nothing(start: Start) -> None:
     supervised = start(
-        DOOR + "supervisor.why_unsafe = lambda: 'it has opened a GPU' if (here / 'go0').exists() else ''\n"
+        LENDS + "supervisor.why_unsafe = lambda: 'it has opened a GPU' if (here / 'go0').exists() else ''\n"
     )
     supervised.child()
     (supervised.directory / "go0").touch()

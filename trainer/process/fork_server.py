@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import runpy
-import selectors
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from trainer.core.runtime import ENVIRONMENT
+from trainer.process.signal_selector import SignalSelector
 from trainer.process.warm_start import die_with_parent, fork, import_from, warm_up, why_unsafe
 from trainer.run.release import kit_in
 
@@ -198,7 +198,7 @@ def start_process(
     )
 
 
-def open_door(path: Path | str) -> socket.socket:
+def listen_at(path: Path | str) -> socket.socket:
     """Return a socket that listens at this path, where it is seen once it does."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     Path(f"{path}.new").unlink(missing_ok=True)
@@ -215,33 +215,25 @@ class WarmParent:
         self._imported_with = imported_with(os.environ)
         own = {*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), "", os.getcwd()}  # noqa: PTH109
         self._libraries = [place for place in sys.path if place not in own]
-        self._selector = selectors.DefaultSelector()
+        self._selector = SignalSelector()
         self._forked: dict[socket.socket, int] = {}
         self._answered: set[socket.socket] = set()
 
     def run(self, listener: socket.socket | None = None, client: socket.socket | None = None) -> int:
         """Serve all who come to a listener until this process is killed, or one client until that has gone."""
-        woken, waker = socket.socketpair()
-        for end in (woken, waker):
-            end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-        self._inherited = [woken, waker, *filter(None, [listener])]
-        for each in filter(None, (woken, listener, client)):
-            self._selector.register(each, selectors.EVENT_READ)
-        while len(self._selector.get_map()) > 1:
-            for key, _ in self._selector.select():
-                ready: Any = key.fileobj
-                if ready is woken:
-                    with contextlib.suppress(BlockingIOError):
-                        woken.recv(4096)
-                elif listener and ready is listener:
-                    self._selector.register(listener.accept()[0], selectors.EVENT_READ)
-                elif ready in self._forked:
-                    self._close(ready)  # a client says nothing more
-                else:
-                    self._answer(ready)
-            self._send_ends()
+        self._listener = listener
+        for each in filter(None, (listener, client)):
+            self._selector.add(each)
+        with self._selector.signals({}):
+            while not self._selector.is_empty():
+                for ready in self._selector.wait():
+                    if listener and ready is listener:
+                        self._selector.add(listener.accept()[0])
+                    elif ready in self._forked:
+                        self._close(ready)  # a client says nothing more
+                    else:
+                        self._answer(ready)
+                self._send_ends()
         return 0
 
     def _answer(self, client: socket.socket) -> None:
@@ -273,7 +265,7 @@ class WarmParent:
     def _become(self, request: dict[str, Any], descriptors: Sequence[int], client: socket.socket) -> int:
         """Be the process that was asked for."""
         self._selector.close()
-        for inherited in (client, *self._forked, *self._inherited):
+        for inherited in (client, *self._forked, *filter(None, [self._listener])):
             inherited.close()
         streams = descriptors if len(descriptors) == 3 else (0, *descriptors, *descriptors)
         for number, given in enumerate(streams):
@@ -309,7 +301,7 @@ class WarmParent:
                     client.send(json.dumps({"code": code}).encode())
 
     def _close(self, client: socket.socket) -> None:
-        self._selector.unregister(client)
+        self._selector.remove(client)
         client.close()
         self._answered.discard(client)
         if (pid := self._forked.pop(client, None)) is not None:
@@ -321,4 +313,4 @@ if __name__ == "__main__":
     die_with_parent(int(sys.argv[2]))
     server = WarmParent()
     warm_up()
-    server.run(open_door(sys.argv[1]))
+    server.run(listen_at(sys.argv[1]))

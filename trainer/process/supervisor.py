@@ -15,31 +15,32 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.process.children import (
     Child,
-    crash_of,
     describe_code,
     describe_lack,
     end_orphans,
     read_process,
     shell_code,
 )
-from trainer.process.door import Door
+from trainer.process.fork_socket import ForkSocket
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
+from trainer.process.signal_selector import SignalSelector
+from trainer.process.unit_state import UnitState
 from trainer.process.warm_start import adopt_orphans, fork, warm_up, warm_up_server, why_unsafe
 from trainer.process.workplace import Workplace
 from trainer.telemetry.outlets.prometheus import inherit_listener
-from trainer.telemetry.outlets.systemd import ALIVE, CHANNEL, CRASH, ENDS, READY, RESTART_UNIT, RESTARTS, Notifier
+from trainer.telemetry.outlets.systemd import ALIVE, ENDS, READY, RESTART_UNIT, Notifier
 
 log = logging.getLogger(__name__)
 PASSED_ON = (FINISHED, USER_ERROR, STOPPED)
@@ -50,46 +51,49 @@ PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
 
 
+@dataclass(frozen=True)
+class SupervisedTask:
+    """What a supervisor keeps alive."""
+
+    name: str
+    run: Callable[[Notifier], int]
+    """What a child is."""
+    fresh: list[str]
+    """The command of a new process instead, where a fork would be unsafe."""
+    wait: Callable[[Notifier], int] | None = None
+    """What children are before TensorFlow is imported, until one of them ends with NEEDED."""
+    listener: socket.socket | None = None
+    """Where the task is scraped: its children answer there."""
+    serves: bool = False
+    """It only serves the cluster, and imports no more of TensorFlow than that takes."""
+
+
 class Supervisor:
     """The parent of one task's processes, one at a time."""
 
     def __init__(
         self,
-        name: str,
-        run: Callable[[Notifier], int],
-        fresh: list[str],
+        task: SupervisedTask,
         notifier: Notifier,
         release: Path | None = None,
-        wait: Callable[[Notifier], int] | None = None,
-        listener: socket.socket | None = None,
         park_file: Path | None = None,
-        door: Path | None = None,
-        serves: bool = False,
+        fork_socket: Path | None = None,
     ) -> None:
-        """Take the task's name and what its child runs.
+        """Keep this task alive.
 
-        `fresh` is the command of a new process instead, where a fork would be unsafe. `release` is the link to the
-        current release; this process works in a release too. Once the link leads to one with another kit or
-        environment, the next child is systemd's to start. `wait` is what children run before TensorFlow is imported,
-        until one of them ends with NEEDED. `listener` is where the task is scraped: its children answer there.
-        Where there is a `park_file`, it imports TensorFlow and begins parked.
-        A task that only `serves` the cluster imports no more of TensorFlow than that takes.
-        `door` is where others on this host ask for processes with its import (trainer/process/fork_server.py).
+        `release` is the link to the current release; this process works in a release too. Once the link leads to one
+        with another kit or environment, the next child is systemd's to start. Where there is a `park_file`, it
+        imports TensorFlow and begins parked. At `fork_socket` others on this host ask for processes with its import
+        (trainer/process/fork_server.py).
         """
-        self._name, self._serves = name, serves
-        self._run, self._wait_first, self._fresh = run, wait, fresh
-        self._notifier = notifier
+        self._task = task
+        self._unit = UnitState(notifier)
         self._workplace = Workplace(release)
-        self._listener = listener
-        self._child: Child | None = None
-        self._restarts = 0
-        self._crash = ""
-        self._was_ready = self._stopping = False
         self._parking = Parking(park_file)
-        self._door = Door(door)
-        self._pinged = 0.0
-        self._selector = selectors.DefaultSelector()
-        self._woken, self._waker = socket.socketpair()
+        self._forks = ForkSocket(fork_socket)
+        self._selector = SignalSelector()
+        self._child: Child | None = None
+        self._stopping = False
 
     def run(self) -> int:
         """Keep the task alive until it is done or asked to stop; returns its exit code."""
@@ -101,20 +105,20 @@ class Supervisor:
         warm = self._parking.begins
         if warm:
             self._warm_up()
-        if self._wait_first is not None and (code := self._keep(self._wait_first, *PASSED_ON, NEEDED)) != NEEDED:
+        if self._task.wait is not None and (code := self._keep(self._task.wait, *PASSED_ON, NEEDED)) != NEEDED:
             return code
         if not warm:
             self._warm_up()
-        return self._keep(self._run, *PASSED_ON)
+        return self._keep(self._task.run, *PASSED_ON)
 
     def _warm_up(self) -> None:
-        with more_time(self._notifier):
-            (warm_up_server if self._serves else warm_up)()  # meanwhile a signal ends this process as it would any
-        self._door.open(self._selector)
+        with more_time(self._unit.notifier):
+            (warm_up_server if self._task.serves else warm_up)()  # meanwhile a signal ends this process as it would any
+        self._forks.open(self._selector)
 
     def _keep(self, run: Callable[[Notifier], int], *passed_on: int) -> int:
         """Fork children that run this until one ends with a code that is passed on, or a stop is asked for."""
-        with self._signals():
+        with self._selector.signals({signal.SIGTERM: self._heed_stop, signal.SIGINT: self._heed_stop}):
             afresh = False
             while not self._stopping:
                 if self._parking.asked:
@@ -123,7 +127,7 @@ class Supervisor:
                     if afresh:
                         return TRY_AGAIN
                     continue
-                if not self._workplace.follow(self._name):
+                if not self._workplace.follow(self._task.name):
                     return TRY_AGAIN
                 child = self._start(run)
                 if child is None:
@@ -136,11 +140,10 @@ class Supervisor:
                 is_unsaid = code == FINISHED and not child.ends
                 if self._stopping or (code in passed_on and not is_unsaid) or child.restart_unit:
                     return self._pass_on(code)
-                self._restarts += 1
-                self._crash = crash_of(code)
+                self._unit.restart(code)
                 why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
                 why += describe_lack(code, child.kills)
-                log.info("%s ended with %s%s: starting the next", self._name, describe_code(code), why)
+                log.info("%s ended with %s%s: starting the next", self._task.name, describe_code(code), why)
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)
             return STOPPED
@@ -151,18 +154,18 @@ class Supervisor:
         unsafe = why_unsafe()
         try:
             if unsafe:
-                log.warning("%s is started as a fresh process, since this one can't fork: %s", self._name, unsafe)
+                log.warning("%s is started as a fresh process, since this one can't fork: %s", self._task.name, unsafe)
                 pid = self._spawn(theirs)
             else:
                 pid = fork(lambda: self._become(run, ours, theirs))
         except OSError as error:
-            log.error("cannot start %s: %s", self._name, error.strerror)
+            log.error("cannot start %s: %s", self._task.name, error.strerror)
             ours.close()
             return None
         finally:
             theirs.close()
         ours.setblocking(False)
-        self._selector.register(ours, selectors.EVENT_READ)
+        self._selector.add(ours)
         self._child = child = Child(pid, ours)
         if self._stopping or self._parking.asked:  # it was asked for while there was no child to pass it on to
             self._send(child, signal.SIGTERM)
@@ -174,7 +177,7 @@ class Supervisor:
         self._leave_to_child()
         ours.close()
         theirs.settimeout(1.0)
-        notifier = self._notifier.through(theirs, self._restarts, self._crash)
+        notifier = self._unit.for_child(theirs)
         return notifier.ends(run(notifier))
 
     def _leave_to_child(self) -> None:
@@ -183,17 +186,14 @@ class Supervisor:
             for number in (signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_DFL)
         self._selector.close()
-        for end in (self._woken, self._waker, self._door):
-            end.close()
+        self._forks.close()
         if self._child is not None:
             self._child.channel.close()
 
     def _spawn(self, channel: socket.socket) -> int:
         channel.set_inheritable(True)
-        environment = {**os.environ, CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts)}
-        environment[CRASH] = self._crash
-        environment |= inherit_listener(self._listener)
-        command = [*self._fresh, "--parent", str(os.getpid())]
+        environment = {**os.environ, **self._unit.environment(channel), **inherit_listener(self._task.listener)}
+        command = [*self._task.fresh, "--parent", str(os.getpid())]
         with self._workplace.entered():
             return os.posix_spawn(command[0], command, environment, setpgroup=0, setsigmask=())
 
@@ -202,35 +202,32 @@ class Supervisor:
 
         After a while the caller must have died: then it goes on by itself, but for one that has begun so.
         """
-        log.info("%s is parked", self._name)
-        say = self._notifier.status if self._was_ready else self._notifier.ready
-        self._was_ready = True
-        say(f"{PARKED}: {self._parking.describe()}")
+        log.info("%s is parked", self._task.name)
+        self._unit.park(f"{PARKED}: {self._parking.describe()}")
         while not (self._parking.goes_on or self._parking.is_over() or self._stopping):
             self._wait(POLL_SECONDS, once=True)
-            self._ping()
+            self._unit.ping()
         if not (self._parking.goes_on or self._stopping):
-            log.warning("%s was asked for nothing in %.0f s", self._name, PARKED_SECONDS)
+            log.warning("%s was asked for nothing in %.0f s", self._task.name, PARKED_SECONDS)
         goes_on = self._parking.end() and not self._stopping
-        self._restarts = 0
         if goes_on:
-            self._notifier.status("goes on")
+            self._unit.notifier.status("goes on")
         return goes_on
 
     def _follow(self, child: Child) -> int:
         """Pass on what the child says until it has ended; kill it when it gives no sign of life."""
         while child.code is None:
             began = time.monotonic()
-            self._wait(POLL_SECONDS if self._notifier.watchdog_seconds else None, once=True)
-            if child.code is None and self._notifier.watchdog_seconds:
+            self._wait(POLL_SECONDS if self._unit.watchdog_seconds else None, once=True)
+            if child.code is None and self._unit.watchdog_seconds:
                 # A machine that was frozen has kept this process from hearing it.
                 child.sign += max(0.0, time.monotonic() - began - POLL_SECONDS)
-                self._check_child(child, self._notifier.watchdog_seconds)
+                self._check_child(child, self._unit.watchdog_seconds)
         self._hear(child)
-        self._ignore(child)
+        self._selector.remove(child.channel)
         child.channel.close()
         self._child = None
-        end_orphans(self._door.lent)
+        end_orphans(self._forks.lent)
         return child.code
 
     def _wait(self, seconds: float | None, once: bool = False) -> None:
@@ -238,17 +235,14 @@ class Supervisor:
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for key, _ in self._selector.select(left):
-                if key.fileobj is self._woken:
-                    with contextlib.suppress(BlockingIOError):
-                        self._woken.recv(4096)
-                elif self._door.is_knocked_at(key.fileobj):
-                    self._door.lend(self._leave_to_child, can_fork=not why_unsafe())
+            for ready in self._selector.wait(left):
+                if self._forks.is_ready(ready):
+                    self._forks.lend(self._leave_to_child, can_fork=not why_unsafe())
                 elif self._child is not None:
                     self._hear(self._child)
             self._reap()
             if not once:
-                self._ping()
+                self._unit.ping()
             if once or self._stopping or (deadline is not None and time.monotonic() >= deadline):
                 return
 
@@ -258,7 +252,7 @@ class Supervisor:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                self._door.lent.discard(pid)
+                self._forks.lent.discard(pid)
                 if self._child is not None and pid == self._child.pid:
                     self._child.code = os.waitstatus_to_exitcode(status)
 
@@ -270,29 +264,18 @@ class Supervisor:
             except OSError:
                 return
             if not message:  # it has closed its end: this one would be readable for ever
-                self._ignore(child)
+                self._selector.remove(child.channel)
                 return
             child.sign = time.monotonic()
             if message == ALIVE:
-                self._ping()
+                self._unit.ping()
             elif message == RESTART_UNIT:
                 child.restart_unit = True
             elif message == ENDS:
                 child.ends = True
             else:
                 child.ready |= message.startswith(READY)
-                _, _, status = message.partition("STATUS=")
-                if self._restarts:
-                    status += f" (restart {self._restarts})"
-                if child.ready and not self._was_ready:
-                    self._was_ready = True
-                    self._notifier.ready(status)
-                else:
-                    self._notifier.status(status)
-
-    def _ignore(self, child: Child) -> None:
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(child.channel)
+                self._unit.hear(message.partition("STATUS=")[2], ready=child.ready)
 
     def _check_child(self, child: Child, patience: float) -> None:
         """Kill the child when it is stopped, or gives no sign of life; else tell systemd that all is well.
@@ -307,25 +290,24 @@ class Supervisor:
         child.stopped = child.stopped + 1 if state == "T" else 0
         if not child.ready and worked > child.worked and now - child.began < MAX_START_SECONDS:
             child.sign, child.worked = now, worked
-            if not self._was_ready:
-                self._notifier.extend(START_PATIENCE_SECONDS)
+            if not self._unit.is_ready:
+                self._unit.notifier.extend(START_PATIENCE_SECONDS)
         silent = now - child.sign
         if child.stopped >= LOOKS_STOPPED:
             why = "is stopped by a signal"
         elif silent > patience and not (self._stopping or (self._parking.asked and not self._parking.is_over())):
             why = f"has given no sign of life for {silent:.0f} s{'' if child.ready else ', and is not ready'}"
         else:
-            self._ping()
+            self._unit.ping()
             return
-        log.error("%s %s: killing it", self._name, why)
+        log.error("%s %s: killing it", self._task.name, why)
         self._send(child, signal.SIGKILL)
         child.stopped = 0
 
-    def _ping(self) -> None:
-        """Answer to systemd for the child, which `_check_child` judges; no more often than systemd asks for."""
-        if self._notifier.watchdog_seconds and time.monotonic() - self._pinged >= self._notifier.watchdog_seconds / 4:
-            self._pinged = time.monotonic()
-            self._notifier.alive()
+    def _heed_stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = True
+        if self._child is not None:
+            self._send(self._child, signal.SIGTERM)
 
     def _heed_park(self, number: int, frame: FrameType | None) -> None:
         if self._child is not None and not self._parking.asked:
@@ -347,26 +329,3 @@ class Supervisor:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         return shell_code(code)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Pass SIGTERM on to the child, and wake the selector at each signal."""
-        for end in (self._woken, self._waker):
-            end.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            self._stopping = True
-            if self._child is not None:
-                self._send(self._child, signal.SIGTERM)
-
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(-1)
-            self._selector.unregister(self._woken)
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -3,42 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-import selectors
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from trainer.process.children import end_orphans
-from trainer.process.fork_server import WarmParent, open_door
+from trainer.process.fork_server import WarmParent, listen_at
+from trainer.process.signal_selector import SignalSelector
 from trainer.process.warm_start import adopt_orphans, fork
 
 
-class Door:
+class ForkSocket:
     """A socket at which clients come, each of which gets a server of its own; none where no path is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._socket: socket.socket | None = None
         self.lent: set[int] = set()
-        """Servers of those who came."""
+        """The servers that clients have."""
 
-    def open(self, selector: selectors.BaseSelector) -> None:
+    def open(self, selector: SignalSelector) -> None:
         """Let clients come from now on."""
         if self._path is not None:
-            self._socket = open_door(self._path)
-            selector.register(self._socket, selectors.EVENT_READ)
+            self._socket = listen_at(self._path)
+            selector.add(self._socket)
 
     def close(self) -> None:
         """Give it up, in a process that was forked."""
         if self._socket is not None:
             self._socket.close()
 
-    def is_knocked_at(self, file: object) -> bool:
-        """Return whether a client has come, where this file is ready."""
+    def is_ready(self, file: socket.socket) -> bool:
+        """Return whether it is this socket that can be read: a client has come."""
         return self._socket is not None and file is self._socket
 
     def lend(self, leave: Callable[[], None], *, can_fork: bool) -> None:
-        """Fork a server for the one who has come, where this process can fork; it ends with its client.
+        """Fork a server for the client that has come, where this process can fork; it ends with its client.
 
         `leave` gives up in it what is this process's.
         """
