@@ -58,7 +58,7 @@ def send(late: queue.SimpleQueue[tuple[float, bytes]], target: socket.socket) ->
 
 
 def join(near: socket.socket, port: int, seconds: float) -> None:
-    """Join a connection to the one that it is meant for; closed where nobody answers."""
+    """Join a connection to the one that it is meant for; closed where no answer comes."""
     try:
         far = socket.create_connection(("127.0.0.1", port))
     except OSError:

@@ -48,7 +48,7 @@ class KeptTask:
         self.starts.append(time.time())
 
     def keep(self) -> None:
-        """Start it again when it has ended, after a pause; not after an end that nobody should start it after."""
+        """Start it again when it has ended, after a pause; not after an end that is meant to last."""
         code = self.processes[-1].process.poll()
         if code is None and self.pid != self._pid:
             # A supervisor's first child is no restart.

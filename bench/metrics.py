@@ -1,4 +1,4 @@
-"""What it costs to be scraped: the speed of a tiny model while all tasks are asked each second, and while nobody asks.
+"""What it costs to be scraped: the speed of a tiny model while all tasks are asked each second, and while they are not.
 
 Both sides are one training, in windows that alternate; the ratio is that of a window and the mean of those before and
 after it. The client takes processor time of the same machine, which counts against the metrics. Prometheus asks each
@@ -38,7 +38,7 @@ def show(speeds: list[float], rounds: int, seconds: float) -> None:
     print(f"A tiny model, 2 workers, 1 ps; {rounds} windows of {seconds:g} s\n")
     low, ratio, high = statistics.quantiles(ratios, n=4)
     at_rate = f"ratio at one in {SCRAPE_SECONDS} s"
-    print_row("", "nobody asks", "all tasks each second", "ratio: median", "quartiles", at_rate, "asked", head=True)
+    print_row("", "not asked", "all tasks each second", "ratio: median", "quartiles", at_rate, "asked", head=True)
     print_row(
         "steps/s",
         f"{statistics.median(quiet):.1f}",
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
 
 
 def window(port: int, seconds: float, scraped: bool) -> float:
-    """Return the steps per second of a window, in which all tasks are asked each second, or nobody."""
+    """Return the steps per second of a window, in which all tasks are asked each second, or none is."""
     began, before = time.monotonic(), steps(port)
     while (left := began + seconds - time.monotonic()) > 0:
         if scraped:
@@ -143,7 +143,7 @@ def filled_counters() -> Counters:
 
 
 def free_ports(number: int) -> int:
-    """Return the first of so many ports in a row that nobody has."""
+    """Return the first of so many free ports in a row."""
     for first in range(27000, 32000, number):
         try:
             for port in range(first, first + number):

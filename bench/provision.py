@@ -62,7 +62,7 @@ def compare_environments(scratch: Path, first: str) -> None:
     }
     cost: dict[str, dict[str, float]] = {}
     for name in sorted(turns, key=lambda name: name != first):
-        os.sync()  # nobody pays for what the other wrote
+        os.sync()  # neither pays for what the other wrote
         before = received_bytes(), processor_time()
         seconds = clock(turns[name])
         cost[name] = {

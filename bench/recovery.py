@@ -10,7 +10,7 @@ TensorFlow        until that process serves or has its members (its supervisor h
 restore           until the model is rebuilt and the checkpoint is read
 first step        until the next step begins; after a worker's death: the first one of the new process
 
-A worker that is frozen or cut off stops nobody. It stays so for 10 s after it was dropped, and of it is shown:
+A worker that is frozen or cut off stops no other. It stays so for 10 s after it was dropped, and of it is shown:
 
 dropped           until the coordinator says that it goes on without the worker
 others' pause     the longest time without a step of the other worker, seen every 0.1 s
@@ -285,7 +285,7 @@ def main(arguments: list[str]) -> None:
         for kind in silent:
             show_silences(recovery, kind, options.rounds)
     if why:
-        print(f"\nNobody was cut off, and nobody had a network of its own: {why}.")
+        print(f"\nNo task was cut off, and none had a network of its own: {why}.")
 
 
 if __name__ == "__main__":

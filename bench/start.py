@@ -34,7 +34,7 @@ def until_another(address: str, seen: set[str]) -> None:
     end = time.monotonic() + DEADLINE
     while (who := incarnation(address, 0.5)) is None or who in seen:
         if time.monotonic() > end:
-            sys.exit(f"bench/start: nobody new answers at {address} within {DEADLINE:.0f} s")
+            sys.exit(f"bench/start: no new process answers at {address} within {DEADLINE:.0f} s")
         time.sleep(0.002)
     seen.add(who)
 

@@ -370,7 +370,7 @@ def clean(root: Path, *, anyones: bool = False, record: Path = RECORD) -> None:
     ids = dotfile.glob("machines/*/libvirt/id")
     vms = vm.defined() if anyones else [path.read_text().strip() for path in ids]
     if vms and shutil.which("virsh"):
-        raise_libvirt()  # or they would stay, and nobody would know of them any more
+        raise_libvirt()  # or they would stay, and not be known any more
     vm.remove(vms)
     other = owner(record)
     ours = not (other and other != root and lives(other))

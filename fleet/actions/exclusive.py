@@ -8,7 +8,7 @@ from fleet.hosts.lock import who_is_at_work
 
 
 def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: bool) -> None:
-    """Keep others away; a plan, which harms nobody, only says who is at work. Raises OperatorMistake where one is."""
+    """Keep others away; a plan changes nothing, and only says who is at work. Raises OperatorMistake where one is."""
     if not plan_only:
         cluster.acquire_start_lock(what)
     elif who := who_is_at_work(cluster.hosts, cluster.inventory.chief.host):

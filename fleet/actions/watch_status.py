@@ -98,7 +98,7 @@ class StatusWatch:
 def watch_status(cluster: Cluster, console: Console, until: Callable[[], bool] = lambda: False) -> None:
     """Show the cluster until Ctrl-C: on a terminal a view that is redrawn, elsewhere a line where it changes.
 
-    With `--json` each look is an object on a line. It ends, too, when nobody reads any more.
+    With `--json` each look is an object on a line. It ends, too, when its output is closed.
     """
     watch, stream = StatusWatch(cluster, console), console.json_out or console.out
     watch.begin()

@@ -62,7 +62,7 @@ def _script(inventory: Inventory, host: str, run: str | None, lines: int) -> str
     commands["journal.txt"] = (" ".join(journal), JOURNAL_SECONDS)
     if run is not None and host == inventory.chief.host:
         place = shlex.quote(f"{inventory.shared_dir}/runs/{run}")
-        # As the tasks' user: root of a client of NFS is nobody.
+        # As the tasks' user: root of a client of NFS has no rights.
         as_trainer = "setpriv --reuid=trainer --regid=trainer --init-groups --"
         tail = f"{as_trainer} tail -c {TAIL_BYTES} {place}"
         commands |= {name: (f"{tail}/{name}", RUN_FILE_SECONDS) for name in RUN_FILES}

@@ -9,7 +9,7 @@ _YES = {"yes": "agree beforehand, instead of being asked"}
 
 @verb({"run": "which run; `--run` before it is optional", **_YES, **REASON, **PLAN}, MEANWHILE, positional=["run"])
 def delete_run(call: VerbCall, run: str, yes: bool = False, reason: str | None = None, plan: bool = False) -> None:
-    """Remove a run that nobody trains and that is not selected."""
+    """Remove a run that is neither being trained nor selected."""
     from fleet.verbs.delete_run import delete_run as delete
 
     with call.cluster() as cluster, leaving():

@@ -39,7 +39,7 @@ def where_it_was(watch: FaultWatch) -> int:
 
 
 LOSES_NO_STEP = recovers(restored=where_it_was)
-# A coordinator that can't get on may be restarted, and nobody with it.
+# A coordinator that can't get on may be restarted, and no other task with it.
 CHIEF_TOO = ("chief",)
 GOES_ON: Mapping[str, Any] = {"restarts": False, "may_too": CHIEF_TOO}
 COORDINATOR = Kill(one("chief"))

@@ -243,7 +243,7 @@ n=0; until grep -q 'frozen 1' $group/cgroup.events; do n=$((n+1)); [ $n -lt 500 
 
 
 # Every process of the unit, also one that is started meanwhile. Unlike SIGSTOP it shows in no process's state, and
-# signals nobody; ended, it leaves none frozen.
+# signals no process; ended, it leaves none frozen.
 THROTTLE = """
 import os, signal, subprocess, sys, time
 group = subprocess.run(["systemctl", "show", "--property=ControlGroup", "--value", sys.argv[1]],

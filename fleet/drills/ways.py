@@ -1,7 +1,7 @@
 """Faults of one way: what a task's host sends to a ps is lost in part, while all other ways are well.
 
 Rules are nftables', in a table of the drill's own; a delay is that of a process. Each proves itself by what it has
-counted, and is taken back by a timer of the host where nobody else does.
+counted, and is taken back by a timer of the host where nothing else does.
 """
 
 from __future__ import annotations

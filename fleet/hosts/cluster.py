@@ -131,12 +131,12 @@ class Cluster:
     def acquire_start_lock(self, what: str = "start") -> None:
         """Have no other start or drill begin until `release_start_lock`, or until this process or its connection ends.
 
-        Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps nobody away.
+        Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps no start away.
         """
         take_lock(self.hosts, self.inventory.chief.host, what)
 
     def reject_when_others_may_start(self) -> None:
-        """Raise ClusterTrouble where `acquire_start_lock` keeps nobody away any more."""
+        """Raise ClusterTrouble where `acquire_start_lock` keeps no start away any more."""
         if not self.hosts.is_holding():
             raise ClusterTrouble(
                 f"the connection to {self.inventory.chief.host} that kept other starts away is lost, and one may have "

@@ -39,7 +39,7 @@ def unmark(cluster: Cluster, host: str) -> None:
 def announce_drain(cluster: Cluster, tasks: Sequence[Task], is_soon_back: bool = False) -> None:
     """Have the coordinator let go of tasks: of a ps after a save.
 
-    Of a worker that `is_soon_back` nobody else reads the data.
+    Of a worker that `is_soon_back` no other worker reads the data.
     """
     waiting = [task.name for task in tasks if is_soon_back and task.job == "worker"]
     places = {LEAVERS: [task.name for task in tasks if task.name not in waiting], LEAVING: waiting}

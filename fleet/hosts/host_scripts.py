@@ -7,7 +7,7 @@ from fleet.hosts.run import AS_TRAINER, SETTINGS
 
 CURRENT = "/opt/trainer/current"
 
-# As each start of a task does: where none ran, nobody has seen that a handle is stale. Hosts with a mount of ours only.
+# As each start of a task does: where none ran, a stale handle has not been seen. Hosts with a mount of ours only.
 REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
 TRAINER = f"cd {CURRENT} && {AS_TRAINER} env/bin/python -m trainer {{verb}} --json --settings {SETTINGS}"
 

@@ -29,7 +29,7 @@ while sleep 5 && echo; do :; done"""
 def take_lock(hosts: Hosts, chief: str, what: str) -> str | None:
     """Keep others away until `hosts` lets go, or until this process or its connection ends.
 
-    Raises OperatorMistake where another is at work. Returns why nobody is kept away, where the host doesn't answer.
+    Raises OperatorMistake where another is at work. Returns why no start is kept away, where the host doesn't answer.
     """
     who = shlex.quote(f"a {what} of {origin()}")
     lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {shlex.quote(_HOLD)} sh"
@@ -89,7 +89,7 @@ def hold_for(process: int, chief: Host, what: str) -> None:
 
 
 def _is_there(process: int) -> bool:
-    """Whether a process has not ended yet, also where nobody has asked for its exit code."""
+    """Whether a process has not ended yet, or is a zombie."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"

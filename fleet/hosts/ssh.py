@@ -75,7 +75,7 @@ class Hosts(Protocol):
     ) -> dict[str, Answer]:
         """Run each host's script, all at once. Raises for no host; answers come in the order asked.
 
-        `data` is what a host's script reads from standard input, where nobody else on the host can see it.
+        `data` is what a host's script reads from standard input, where no other user of the host can see it.
         """
 
     def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
@@ -409,7 +409,7 @@ def _open(connection: Connection) -> None:
 
 
 def keep_alive(connection: Connection) -> None:
-    """Have a connection, and those of its jump hosts, end when nobody has heard of the other side for 45 s.
+    """Have a connection, and those of its jump hosts, end when the other side has not answered for 45 s.
 
     Paramiko sends keepalives and counts no answers; the kernel knows which bytes were never acknowledged. A host behind
     a jump host has no socket here: each script has its own limit there.

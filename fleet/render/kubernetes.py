@@ -97,7 +97,7 @@ def _policy(wanted: RenderedCluster) -> dict[str, Any]:
 
 
 def _budget(wanted: RenderedCluster) -> dict[str, Any]:
-    """One pod at a time is moved by those who drain nodes: a worker costs nobody a pause, a ps a short one."""
+    """One pod at a time is moved by those who drain nodes: a worker costs no pause, a ps a short one."""
     # With the coordinator among them none would be moved: Kubernetes counts by the scale, which a Job lacks.
     others = {"key": "app.kubernetes.io/component", "operator": "NotIn", "values": ["chief"]}
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": _labels(wanted), "matchExpressions": [others]}}

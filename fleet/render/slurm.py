@@ -51,7 +51,7 @@ printf '{{%s}}\\n' "$cluster" >"$work/cluster.json"
 
 export TRAINER_SETTINGS="$work/run.json" {environment} DATA_DIR="$shared/data"
 export PSFLEET_TASKS="${{tasks[*]}}" PSFLEET_PYTHON=$python PSFLEET_CLUSTER="$work/cluster.json"
-# A task is a number of the step. One that ends ends nobody else, and is started again where another try may help.
+# A task is a number of the step. One that ends ends no other, and is started again where another try may help.
 as_task='
     all=($PSFLEET_TASKS)
     task=${{all[SLURM_PROCID]}}

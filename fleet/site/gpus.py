@@ -10,7 +10,7 @@ from fleet.site.nvidia import branch_problem, capability_problem
 from trainer.core.runtime import NO_GPU
 from trainer.core.settings.strategies import STRATEGIES
 
-# A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then nobody can compare it.
+# A UUID as `nvidia-smi -L` prints it. CUDA takes the beginning of one too, but then it can't be compared.
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

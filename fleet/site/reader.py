@@ -39,7 +39,7 @@ _NO_LIBRARY = re.compile(r"Python library \(?(\w[\w-]*(?: and \w[\w-]*)*)")
 
 
 class HostVariables(Mapping[str, Any]):
-    """One host's variables, each rendered when it is read: one that only a playbook can render harms nobody else."""
+    """One host's variables, each rendered when it is read: one that only a playbook can render harms no other."""
 
     def __init__(self, host: str, raw: Mapping[str, Any], loader: Any) -> None:
         self._host = host

@@ -151,7 +151,7 @@ def keys_text(keys: Mapping[str, str]) -> str:
 def deaf_hosts(
     groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]], asked: Collection[str]
 ) -> list[str]:
-    """Say of which hosts nobody knows that they will switch keys, and why."""
+    """Say of which hosts it is not known that they will switch keys, and why."""
     deaf = []
     for host in wireguard_hosts(groups):
         answer = hostvars[host].get("__wireguard_armed") or {}

@@ -35,7 +35,7 @@ done"""
 def advise(cluster: Cluster, console: Console, seconds: float) -> None:
     """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed.
 
-    Raises HostsUnreachable, after the advice, where it lacks a host that nobody has drained.
+    Raises HostsUnreachable, after the advice, where it lacks a host that isn't drained.
     """
     first = first_look(cluster, console)
     end = console.clock() + seconds

@@ -1,4 +1,4 @@
-"""`fab delete-run RUN`: remove a run that nobody trains and that is not selected."""
+"""`fab delete-run RUN`: remove a run that is neither being trained nor selected."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
     except OperatorMistake:  # without ps there is no way to try
         return []
     drained = {task.name for task in tasks_of(cluster.inventory, [*look.observation.drains])}
-    wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # nobody needs the ways to and from these
+    wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # no task needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
     if len(pace) < FEWEST_PEERS or look.observation.unreachable.keys() & cluster.inventory.hosts.keys():

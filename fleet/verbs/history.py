@@ -18,7 +18,7 @@ from trainer.telemetry.status import render_metrics
 SHOWN = 20
 # These acts begin the tasks again, and note what a training was before.
 SWITCHES = ("start-cluster", "restart-cluster", "sweep", "rollback")
-# What a row shows apart, or what nobody reads there.
+# What a row shows apart, or what is not read there.
 APART = (
     "time",
     "id",

@@ -21,7 +21,7 @@ CLOCK_SECONDS = 1.0
 
 
 def show_hosts(cluster: Cluster, console: Console) -> None:
-    """Show a row for each host; raises HostsUnreachable where one is down that nobody has drained."""
+    """Show a row for each host; raises HostsUnreachable where one is down that isn't drained."""
     begun = time.time()
     seen = cluster.observe(cluster.inventory.everyone, with_facts=True)
     rows = host_rows(cluster.inventory, seen, begun, time.time())

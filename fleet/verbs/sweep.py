@@ -29,7 +29,7 @@ def show_sweep(cluster: Cluster, console: Console, name: str | None = None) -> N
 def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]) -> decision.RunChoice:
     """Choose a sweep by what is selected, what runs, and how far the one of its name is.
 
-    Raises OperatorMistake for a search that nobody would evaluate.
+    Raises OperatorMistake for a search whose points no task would evaluate.
     """
     evaluation = cluster.inventory.run_settings.get("evaluation", Config.evaluation)
     if "search" in asked["sweep"] and evaluation == "sidecar" and cluster.inventory.evaluator is None:

@@ -81,7 +81,7 @@ def alertmanager(path: Path, **settings: Any) -> dict[str, Any]:
 
 
 def test_alertmanager_takes_its_configuration_without_anybody_to_tell(tmp_path: Path) -> None:
-    assert alertmanager(tmp_path / "config.yml")["receivers"] == [{"name": "nobody"}]
+    assert alertmanager(tmp_path / "config.yml")["receivers"] == [{"name": "none"}]
 
 
 def test_alertmanager_takes_receivers_and_routes(tmp_path: Path) -> None:

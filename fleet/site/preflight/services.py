@@ -58,7 +58,7 @@ def nfs_port_problems(reading: InventoryReading) -> Iterator[Problem]:
 
 
 def notify_problems(reading: InventoryReading) -> Iterator[Problem]:
-    """Refuse a notification that would never go out: a secret that nobody has, a program that the unit hides."""
+    """Refuse a notification that would never go out: a secret that no host has, a program that the unit hides."""
     chief = checks.reference_host(reading.groups)
     values, places = reading.values[chief or ""], reading.places[chief or ""]
     run, secrets = values.get("trainer_run"), values.get("trainer_secrets", {})

@@ -71,7 +71,7 @@ def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Pro
 
 
 def _ssh_problems(reading: InventoryReading) -> Iterator[Problem]:
-    """Ask ssh itself about its options; it connects to nobody, and reads no other file (`-F none`)."""
+    """Ask ssh itself about its options; it makes no connection, and reads no other file (`-F none`)."""
     given: dict[tuple[str, str], list[str]] = {}
     for host in our_hosts(reading.groups):
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):

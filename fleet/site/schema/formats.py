@@ -97,7 +97,7 @@ def address(text: str) -> str:
         raise ValueError("leave out the login; ansible_user names it")
     if ":" in text:
         return _ip(_ipv6(text))
-    # The kernel's reader of addresses takes 10.1, 0x0a000001 and 010.0.0.1; nobody means what it makes of them.
+    # The kernel's reader of addresses takes 10.1, 0x0a000001 and 010.0.0.1; what it makes of them is never meant.
     if all(re.fullmatch("[0-9]*|0[xX][0-9a-fA-F]*", label) for label in text.split(".")):
         try:
             return _ip(ipaddress.IPv4Address(text))

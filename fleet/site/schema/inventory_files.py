@@ -108,7 +108,7 @@ def _suffix_problems(directory: Path, names: Collection[str]) -> Iterator[Proble
 
 
 def special_file_problems(sources: Sequence[str]) -> Iterator[Problem]:
-    """Refuse what is neither a file nor a directory: a link that leads nowhere, or a pipe that nobody ends."""
+    """Refuse what is neither a file nor a directory: a link that leads nowhere, or a pipe without an end."""
     whole = [Path(source) for source in sources]
     for directory in directories(sources):
         for parent in [directory] if directory in whole else [directory / "group_vars", directory / "host_vars"]:

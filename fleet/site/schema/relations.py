@@ -99,7 +99,7 @@ def _where(reading: InventoryReading, host: str, name: str) -> object:
 
 
 def _families(reading: InventoryReading) -> Iterator[Problem]:
-    """Refuse addresses of both families: a host's packets to the other one come from an address that nobody lists."""
+    """Refuse addresses of both families: a host's packets to the other one come from an address that is not listed."""
     families: dict[int, list[str]] = {}
     for host in our_hosts(reading.groups):
         values = reading.values[host]
@@ -278,7 +278,7 @@ def _directories(reading: InventoryReading) -> Iterator[Problem]:
 
 
 def _plugs(reading: InventoryReading) -> Iterator[Problem]:
-    """Refuse a plug that nobody puts back, and one command for several machines that names none of them."""
+    """Refuse a plug that is never put back, and one command for several machines that names none of them."""
     hosts = our_hosts(reading.groups)
     for name, other in (("drill_power_off", "drill_power_on"), ("drill_power_on", "drill_power_off")):
         alone = [host for host in hosts if reading.values[host].get(name) and not reading.values[host].get(other)]

@@ -24,7 +24,7 @@ class ActionModule(ActionBase):
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Try, come back, keep; or say why nobody came back, when the table before is loaded again."""
+        """Try, come back, keep; or say why no connection came back, when the table before is loaded again."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
         seconds = int(self._task.args["seconds"])

@@ -7,7 +7,7 @@ Returns:
     nft: Path of nft, which PATH may lack. Empty where it is not installed.
     first: Whether no table was confirmed here yet.
     ssh_ports: Ports on which SSH is running, and the one through which this module came.
-    login_uid: Number of the user who logged in. 0 where that was root, or nobody came through SSH.
+    login_uid: Number of the user who logged in. 0 where that was root, or there is no session of SSH.
     scraper_uid: Number of the user `prometheus`, which scrapes. None where there is no such user.
     name_servers: Addresses of the name servers.
     resolved: Each name's addresses. A name that is unknown has none.
@@ -126,7 +126,7 @@ def ssh_ports(found: Iterable[ListeningSocket], sockets: str, connection: str) -
 
 
 def is_local(address: str) -> bool:
-    """Whether nobody but the host itself can reach what listens there."""
+    """Whether only the host itself can reach what listens there."""
     return address.startswith(("127.", "::ffff:127.")) or address.partition("%")[0] == "::1" or address.endswith("%lo")
 
 
@@ -230,7 +230,7 @@ def find_nft(module: Any) -> str:
     """Return the path of nft, empty where check mode has yet to install it; fail where it can't be used."""
     there = module.get_bin_path("nft")
     code, _, error = module.run_command([there, "list", "tables"]) if there else (1, "", "it is not installed")
-    if code and not (module.check_mode and not there):  # in check mode nobody has installed it
+    if code and not (module.check_mode and not there):  # check mode has not installed it
         module.fail_json(
             msg=f"nft can't be used here: {error.strip()}; expected the package nftables (common_packages has it) and "
             "a kernel that lets root filter packets. Or leave this host open: firewall_closes: none"

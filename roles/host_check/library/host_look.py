@@ -103,7 +103,7 @@ def way_problems(
         resolve: what a name means here.
         source: where packets to an address leave from.
     """
-    if name not in members:  # in the group gpu alone, whose hosts call nobody
+    if name not in members:  # in the group gpu alone, whose hosts call no other
         return [], []
     own = [each for each in resolve(members[name]) if not _is_loopback(each)]
     loopback = [host for host in members if any(map(_is_loopback, resolve(members[host])))]
@@ -299,7 +299,7 @@ def main() -> None:
             "now": {"type": "float", "required": True},
             # The host's address in the encrypted tunnel; empty without encryption.
             "tunnel": {"type": "str", "default": ""},
-            # The number that user and group of the training tasks are to have; 0 where nobody needs them.
+            # The number that user and group of the training tasks are to have; 0 where they are not needed.
             "number": {"type": "int", "default": 0},
         },
         supports_check_mode=True,

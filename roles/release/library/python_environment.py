@@ -282,7 +282,7 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
         shutil.rmtree(site / HEADERS, ignore_errors=True)
         if put_bytecode(site, wheels / BYTECODE, module.params["bytecode"], magic.strip()):
             continue
-        # Not the packages' own tests, which are a fifth of all and which nobody imports. Some hold examples of what
+        # Not the packages' own tests, which are a fifth of all and which are not imported. Some hold examples of what
         # can't be compiled: those stay as they are, and the exit code says no more than that.
         module.run_command([python, "-m", "compileall", "-q", "-q", "-j", "0", "-x", "/tests/", str(site)])
 

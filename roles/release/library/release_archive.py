@@ -35,7 +35,7 @@ _MAX_SIZE = f"{MAX_PROGRAM_BYTES // 2**20} MiB"
 MAX_PROGRAM_FILES = 50_000
 SUMS = "SHA256SUMS"
 OWN_NAMES = ("trainer", "trainer.py", "locks", "env", "release.json", SUMS, f"{SUMS}.sig")
-# The program stands before these on sys.path. `test` is Python's too, and nobody imports that one.
+# The program stands before these on sys.path. `test` is Python's too, and is not imported.
 LIBRARIES = ("tensorflow", "keras", "tf_keras", "numpy")
 IGNORED_SUFFIXES = (".pyc", ".pyo", ".egg-info", ".dist-info")
 EPOCH = 1577836800  # a fixed time for all files, since a file's age is no part of a release

@@ -163,7 +163,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def _ssh_keygen(arguments: Sequence[str], data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run it without a terminal: nobody sits here whom it could ask for a passphrase."""
+    """Run it without a terminal, at which it would ask for a passphrase."""
     environment = {**os.environ, "SSH_ASKPASS_REQUIRE": "never"}
     try:
         return subprocess.run(

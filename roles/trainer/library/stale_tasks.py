@@ -68,7 +68,7 @@ def read_environment(text: str) -> dict[str, str]:
 def names_more(before: str, after: str) -> bool:
     """Whether one TF_CONFIG has more workers or ps behind those of another, and is the same apart from that.
 
-    Without ps nobody can join (docs/decisions/0235-members-join-a-training.md).
+    Without ps no member can join (docs/decisions/0235-members-join-a-training.md).
     """
     one, other = json.loads(before), json.loads(after)
     had, has = one.get("cluster", {}), other.get("cluster", {})

@@ -22,7 +22,7 @@ DROP_IN = "psfleet-secrets.conf"
 
 
 def write(path: Path, text: str, mode: int, check: bool) -> bool:
-    """Have a file of root's with this text, which nobody else could read for a moment; return whether it had to be."""
+    """Have a file of root's with this text, which no other could read for a moment; return whether it had to be."""
     if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o777 == mode and _read(path) == text:
         return False
     if not check:
