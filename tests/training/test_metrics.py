@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from trainer.core.failures import UserError
+from trainer.core.program import build_model
 
 
 def test_each_call_counts_once_whatever_is_reset_meanwhile(input_check: dict[str, Any]) -> None:
@@ -22,3 +29,15 @@ def test_metrics_that_do_not_add_up_are_told_all_the_same(input_check: dict[str,
 
 def test_no_worker_writes_to_a_ps_for_them(input_check: dict[str, Any]) -> None:
     assert input_check["metrics"]["on_the_ps"] == [0.0] * 3
+
+
+@pytest.mark.parametrize("given", [{"metrics": ["acuracy"]}, {"weighted_metrics": {"out": ["mae", "acuracy"]}}])
+def test_a_name_that_is_no_metrics_is_refused(given: dict[str, Any]) -> None:
+    def built(**compiled: Any) -> Any:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, name="out")])
+        model.compile("sgd", "mse", **compiled)
+        return build_model(SimpleNamespace(build_model=lambda: model))
+
+    with pytest.raises(UserError, match="the metric 'acuracy', which tf_keras does not know: did you mean 'accuracy'"):
+        built(**given)
+    built(metrics=["Accuracy", "mae", "AUC"], weighted_metrics={"out": ["ce"]})

@@ -26,6 +26,7 @@ NOT_CALLED = {
     "fit": "train_step, callbacks, or the program's train_dataset",
     "make_train_function": "train_step",
 }
+FITTED_TO_THE_LOSS = ("accuracy", "acc", "crossentropy", "ce")  # names of metrics for which tf_keras looks at the loss
 REQUIRED = ("build_model", "train_dataset", "eval_dataset")
 
 
@@ -127,6 +128,7 @@ def build_model(program: Program) -> Model:
     if model.run_eagerly:
         raise UserError(f"{name}.build_model compiled with run_eagerly=True, which workers cannot do: leave it out")
     reject_mixture(model, f"{name}.build_model")
+    reject_unknown_metrics(model, f"{name}.build_model")
     for method, place in NOT_CALLED.items():
         reject_own_function(program, model, method, f"put what it does into {place}")
     return model
@@ -185,6 +187,20 @@ def reject_mixture(model: Model, what: str) -> None:
                 f"{what} compiled a model of {'Keras 3' if is_keras3(model) else 'tf_keras'} with "
                 f"{kind.__module__}.{kind.__name__}, which is of the other Keras: write {fix.format(name, name)}"
             )
+
+
+def reject_unknown_metrics(model: Model, what: str) -> None:
+    """Raise UserError for a name that is no metric's, which tf_keras would call in the step; Keras 3 refuses it."""
+    if is_keras3(model):
+        return
+    known = sys.modules["tf_keras"].metrics
+    kept = model.compiled_metrics
+    for name in leaves([getattr(kept, each, None) for each in ("_user_metrics", "_user_weighted_metrics")]):
+        is_known = not isinstance(name, str) or name.lower() in FITTED_TO_THE_LOSS
+        if not is_known and isinstance(known.get(name), str):
+            close = difflib.get_close_matches(name, [*FITTED_TO_THE_LOSS, *dir(known)], n=1)
+            hint = f": did you mean {close[0]!r}?" if close else ""
+            raise UserError(f"{what} compiled the metric {name!r}, which tf_keras does not know{hint}")
 
 
 def leaves(value: object) -> Iterator[Any]:
