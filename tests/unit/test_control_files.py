@@ -172,7 +172,7 @@ def _program(project: Path, files: dict[str, str], wheel: bool) -> str:
         ("nets.resnt:Net", "release_program (mine) has no module nets.resnt. Did you mean nets.resnet?"),
         ("nets.resnet:Nett", "nets/resnet.py has no Nett. Did you mean Net?"),
         ("nets.resnet:Outer.Iner", "has no Iner. Did you mean Inner?"),
-        ("nets.resnet:Bare", "has no train_dataset, eval_dataset"),
+        ("nets.resnet:Bare", "has no train_dataset, eval_dataset; expected build_model, train_dataset"),
         ("nets.resnet:Outer.Inner.build_model", "is a function; expected a class or an object with build_"),
         ("nets.resnet:number", "is a plain value; expected a class"),
         ("nets.resnet:Short", "expected train_dataset(self, context) in nets/resnet.py:"),

@@ -15,6 +15,12 @@ from trainer.core.program import load_program, program_file, reject_mixture, rej
 
 GOOD = f"""{PROGRAMS}class Arguments(Good):
     def __init__(self, needed): ...
+class NoContext(Good):
+    def train_dataset(self): ...
+class Needs(Good):
+    def build_model(self, size): ...
+class NoData:
+    def build_model(self): ...
 ready = Good()
 def made(): ...
 
@@ -58,7 +64,17 @@ def test_a_module_that_never_ends_its_import_is_named_with_its_line(
     ("wanted", "expected"),
     [
         ("Goood", "has no 'Goood': did you mean 'Good'?"),
-        ("NoEval", "has no method eval_dataset"),
+        ("Unlike", "has no 'Unlike': expected a class with build_model, train_dataset, eval_dataset"),
+        (
+            "NoEval",
+            "has no method eval_dataset: write it, also without an evaluation: the export's inputs are those of",
+        ),
+        (
+            "NoData",
+            "no method train_dataset and no method eval_dataset: expected build_model, train_dataset, eval_dataset",
+        ),
+        ("NoContext", "train_dataset can't be called (too many positional arguments): expected train_dataset(self"),
+        ("Needs", "build_model can't be called (missing a required argument: 'size'): expected build_model(self)"),
         ("made", "and no method eval_dataset: it is a function, and is not called. Name a class, or an object of one"),
         ("Arguments", "its constructor needs needed: give it with --set needed=VALUE"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import logging
 import os
 import sys
@@ -55,8 +56,8 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
     for part in attribute.split("."):
         if not hasattr(found, part):
             close = difflib.get_close_matches(part, [item for item in dir(found) if item[0] != "_"], n=1)
-            hint = f": did you mean {close[0]!r}?" if close else ""
-            raise UserError(f"program {name}: {module_name} has no {part!r}{hint}")
+            hint = f"did you mean {close[0]!r}?" if close else f"expected a class with {', '.join(REQUIRED)}"
+            raise UserError(f"program {name}: {module_name} has no {part!r}: {hint}")
         found = getattr(found, part)
     try:
         with naming_slow_code(f"building the program {name}"):
@@ -94,12 +95,23 @@ def reject_modes(what: str) -> None:
 
 
 def check_program(program: Program, name: str) -> Program:
-    """Return the program, or raise UserError that says which method it has not."""
+    """Return the program, or raise UserError that says which method it has not, or takes something else."""
     missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
     if missing:
         is_call = callable(program) and len(missing) == len(REQUIRED)
-        hint = ": it is a function, and is not called. Name a class, or an object of one" if is_call else ""
-        raise UserError(f"program {name} has no method {' and no method '.join(missing)}{hint}")
+        hint = "it is a function, and is not called. Name a class, or an object of one"
+        if not is_call:
+            hint = f"expected {', '.join(REQUIRED)}, as docs/programs.md has them"
+        if missing == ["eval_dataset"]:
+            hint = "write it, also without an evaluation: the export's inputs are those of its data"
+        raise UserError(f"program {name} has no method {' and no method '.join(missing)}: {hint}")
+    for method in REQUIRED:
+        given = () if method == "build_model" else ("context",)
+        try:
+            inspect.signature(getattr(program, method)).bind(*given)
+        except TypeError as error:
+            right = f"{method}({', '.join(('self', *given))})"
+            raise UserError(f"program {name}: {method} can't be called ({error}): expected {right}") from error
     return program
 
 

@@ -306,7 +306,8 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
     missing = [each for each in REQUIRED if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
-        yield f"program is {show(name)}, and its class in {where} has no {', '.join(missing)}"
+        expected = f"expected {', '.join(REQUIRED)}, as docs/programs.md has them"
+        yield f"program is {show(name)}, and its class in {where} has no {', '.join(missing)}; {expected}"
     taken = _parameters_of(methods)
     for argument in arguments if taken is not None else ():
         if argument not in (taken or []):
