@@ -18,6 +18,8 @@ from fleet.site.schema.problems import Problem, name_hosts, show
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
 TOO_LARGE = "it has more than"
+LATE = "has not ended after"
+LATE_FIX = "Run it by hand to see what it waits for"
 VAULT_FIX = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
@@ -70,6 +72,8 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
         fix = VAULT_FIX if shut else "Give it a value that needs nothing of the host"
         if reason.startswith(TOO_LARGE):
             fix = "Look for anchors (&, *) that multiply it"
+        if LATE in reason:
+            fix = LATE_FIX
         text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {fix}"
         reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
     return reading
