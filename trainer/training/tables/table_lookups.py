@@ -1,4 +1,4 @@
-"""Lookups in split tables: each row is asked for once a batch, and its gradient goes back once.
+"""Lookups in tables on the ps: each row is asked for once a batch, and its gradient goes back once.
 
 TensorFlow's own lookup asks for a row as often as a batch names it. Its gradient then names rows several times, and
 tf_keras adds these up before an update, shard by shard, and sends the rows' numbers once more. Where it clips gradients
@@ -16,11 +16,15 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor, Variable
 from trainer.training.placement import name_of
 from trainer.training.tables.precision import CastShards
+from trainer.training.tf_internals.graphs import register_dispatchable_type
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
-SPLITS = "DynamicPartition"  # the operation that gives each shard its rows' numbers
+# The operations that give them: each shard of a split table its own, and all of a table that is whole.
+NUMBERING = ("DynamicPartition", "Unique")
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
 GIVING = "gives_rows"  # in the names of all that finds these, and has keys get rows
+register_dispatchable_type(tf.Variable)
+ShardedVariable = tf.__internal__.distribute.ShardedVariable
 Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
 _deduplicates = [False]
 _noted: list[tuple[Any, dict[str, list[Asked]]]] = []  # of each graph what was asked of each table
@@ -28,7 +32,7 @@ _noted: list[tuple[Any, dict[str, list[Asked]]]] = []  # of each graph what was 
 
 @contextlib.contextmanager
 def deduplicated_lookups(wanted: bool) -> Iterator[None]:
-    """Have what is traced within it ask for each row of a split table once a batch, where that is `wanted`."""
+    """Have what is traced within it ask for each row of a table once a batch, where that is `wanted`."""
     _deduplicates.append(wanted)
     try:
         yield
@@ -53,27 +57,28 @@ def note(table: str, ids: Tensor, rows: Tensor) -> None:
         _noted[-1][1].setdefault(table, []).append((ids, rows))
 
 
-@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": tf.__internal__.distribute.ShardedVariable})
+@tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": ShardedVariable}, {"params": tf.Variable})
 def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: str | None = None) -> Tensor:
     """Look up rows where they lie; those of `CastShards` are cast, as tf_keras does with a whole variable."""
+    parts = parts_of(params)
     if _deduplicates[-1] and isinstance(ids, tf.RaggedTensor):
         return ids.with_flat_values(look_up(params, ids.flat_values, max_norm, name))
     if not _deduplicates[-1]:
-        rows = tf.nn.embedding_lookup(params.variables, ids, max_norm=max_norm, name=name)
+        rows = tf.nn.embedding_lookup(parts, ids, max_norm=max_norm, name=name)
         flat = tf.convert_to_tensor(ids.flat_values if isinstance(ids, tf.RaggedTensor) else ids)
-        note(name_of(params.variables[0]), flat, flat)
+        note(name_of(parts[0]), flat, flat)
     else:
         ids = tf.convert_to_tensor(ids)
-        once, places = tf.unique(tf.reshape(ids, [-1]))
-        note(name_of(params.variables[0]), ids, once)
-        rows = tf.nn.embedding_lookup(params.variables, once, max_norm=max_norm, name=ONCE)
+        once, places = tf.unique(tf.reshape(ids, [-1]), name=ONCE)
+        note(name_of(parts[0]), ids, once)
+        rows = tf.nn.embedding_lookup(parts, once, max_norm=max_norm, name=ONCE)
         rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
         rows.set_shape(ids.shape.concatenate(params.shape[1:]))
     return tf.cast(rows, params.dtype) if isinstance(params, CastShards) else rows
 
 
 @tf.experimental.dispatch_for_api(
-    tf.nn.safe_embedding_lookup_sparse, {"embedding_weights": tf.__internal__.distribute.ShardedVariable}
+    tf.nn.safe_embedding_lookup_sparse, {"embedding_weights": ShardedVariable}, {"embedding_weights": tf.Variable}
 )
 def look_up_sparse(
     embedding_weights: Variable,
@@ -87,11 +92,16 @@ def look_up_sparse(
 ) -> Tensor:
     """Look up rows of sparse ids, as tf_keras's layer does: TensorFlow's way names them again for the update."""
     if not _deduplicates[-1] or sparse_weights is not None or combiner != "mean" or default_id != 0:
-        parts = embedding_weights.variables
+        parts = parts_of(embedding_weights)
         return tf.nn.safe_embedding_lookup_sparse(
             parts, sparse_ids, sparse_weights, combiner, default_id, max_norm, name, allow_fast_lookup
         )
     return means_of(without_negative(sparse_ids), lambda ids: look_up(embedding_weights, ids, max_norm))
+
+
+def parts_of(table: Variable) -> list[Variable]:
+    """Return a table as a list of variables: a lookup in such a list is TensorFlow's own."""
+    return [table] if isinstance(table, tf.Variable) else list(table.variables)
 
 
 def without_negative(ids: tf.SparseTensor) -> tf.SparseTensor:
@@ -132,7 +142,7 @@ def asked_for_once(rows: tf.Tensor) -> tf.Tensor | None:
         return rows
     while rows.op.type in ("Reshape", "Identity"):
         rows = rows.op.inputs[0]
-    return rows if rows.op.type == SPLITS and ONCE in rows.op.name else None
+    return rows if rows.op.type in NUMBERING and ONCE in rows.op.name else None
 
 
 def lookups_of(rows: tf.Tensor) -> list[tf.Tensor]:
