@@ -72,13 +72,16 @@ def sources() -> list[str]:
 def rootfs_path(cache: Path, packages: tuple[str, ...] | None = None, customize: str = CUSTOMIZE) -> Path:
     """Where the system's archive lies, named by all that goes into it."""
     recipe = json.dumps([sources(), packages or PACKAGES, customize, inspect.getsource(build_rootfs)])
-    return cache / f"{suite()}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar.gz"
+    return cache / f"{suite()}-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
 
 
 def build_rootfs(target: Path, packages: tuple[str, ...] = PACKAGES, customize: str = CUSTOMIZE) -> None:
-    """Write the system's archive, in namespaces of its own: its mounts and processes end with mmdebstrap."""
+    """Write the system's archive, in namespaces of its own: its mounts and processes end with mmdebstrap.
+
+    Not compressed: it never leaves this machine, and each host would pay for it again as it is unpacked.
+    """
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / "rootfs.tar.gz"
+        made = Path(scratch) / "rootfs.tar"
         command = [
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
             "mmdebstrap",
@@ -145,5 +148,5 @@ def provide(box: Path, cache: Path, public_key: str) -> None:
         with tarfile.open(made, "w") as archive:
             archive.add(Path(scratch) / "metadata.json", "metadata.json")
             archive.add(TEMPLATE, "lxc-template")
-            archive.add(rootfs, "rootfs.tar.gz")
+            archive.add(rootfs, "rootfs.tar.gz")  # the name that vagrant-lxc asks for; tar looks at the content
         made.rename(box)

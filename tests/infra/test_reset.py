@@ -38,7 +38,7 @@ def of_image() -> dict[str, Entry]:
     found = {}
     with tarfile.open(ROOT / ".lab/debian.box") as box:
         (inner,) = [each for each in box if each.name.endswith("rootfs.tar.gz")]
-        with tarfile.open(fileobj=box.extractfile(inner), mode="r|gz") as rootfs:
+        with tarfile.open(fileobj=box.extractfile(inner), mode="r|*") as rootfs:
             for each in rootfs:
                 name = each.name.removeprefix("./").rstrip("/")
                 if LEFT_OUT.match(name) or each.ischr() or each.isblk():

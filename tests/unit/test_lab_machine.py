@@ -120,7 +120,7 @@ def test_cached_system_is_named_by_what_goes_into_it(tmp_path: Path, monkeypatch
 
 MIRROR_FAILS_ONCE = r"""#!/bin/sh
 # In place of mmdebstrap: the first call leaves a mount that is in use, as one that is cut off does.
-for made; do case $made in */rootfs.tar.gz) break ;; esac; done
+for made; do case $made in */rootfs.tar) break ;; esac; done
 if [ ! -e "$LAB_TRIED" ]; then
   mkdir "$TMPDIR/proc" && mount -t proc -o ro proc "$TMPDIR/proc" && touch "$LAB_TRIED"
   cd "$TMPDIR/proc" && exec sh -c "sleep 600 & exit 25"
@@ -141,9 +141,9 @@ def test_a_box_whose_build_fails_is_built_again_and_leaves_no_mount(
     monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(box, "PAUSE_SECONDS", 0)
     (tmp_path / "cache").mkdir()
-    box.build_rootfs(tmp_path / "cache" / "system.tar.gz")
-    assert (tmp_path / "cache" / "system.tar.gz").read_text() == "system\n"
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["system.tar.gz"]
+    box.build_rootfs(tmp_path / "cache" / "system.tar")
+    assert (tmp_path / "cache" / "system.tar").read_text() == "system\n"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["system.tar"]
     assert tried.exists()
     assert "ended with 25: trying again" in capfd.readouterr().err
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
