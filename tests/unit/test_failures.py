@@ -261,3 +261,14 @@ def test_a_port_that_needs_rights_is_not_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "create_server", refused)
     with pytest.raises(RuntimeError, match=NO_SERVER), naming_port("ps-0", "192.0.2.1:80"):
         raise RuntimeError(NO_SERVER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SymbolicTensor' object has no attribute 'assign'",
+        "'ShardedVariable' object has no attribute 'scatter_nd_update'",
+    ],
+)
+def test_rows_are_written_by_a_method_that_a_split_variable_has_too(text: str) -> None:
+    assert "variable.scatter_update(tf.IndexedSlices(rows, ids))" in explain(AttributeError(text))

@@ -51,9 +51,10 @@ FIXES = {
     OF_A_TABLE: "an id is outside of a table that is split between the ps: give the Embedding as many rows as the "
     "greatest id and one more, or take ids modulo them, as keras.layers.Hashing does (docs/recommenders.md)",
     "'ShardedVariable' object has no attribute": "that variable is split between the ps, and lacks some methods of a "
-    "whole one: use tf.convert_to_tensor(variable), or set partitioner to none (docs/training.md)",
+    "whole one: use tf.convert_to_tensor(variable), write rows with variable.scatter_update(tf.IndexedSlices(rows, "
+    "ids)), or set partitioner to none (docs/training.md)",
     "SymbolicTensor' object has no attribute 'assign'": "a part of a variable can't be assigned: write rows with "
-    "variable.scatter_nd_update(ids[:, None], rows), or assign the whole value (docs/programs.md)",
+    "variable.scatter_update(tf.IndexedSlices(rows, ids)), or assign the whole value (docs/programs.md)",
     "Creating variables in `dataset_fn` is not allowed": "a layer that the datasets use makes its variables when it is "
     "called first: call it once in build_model, and keep it as an attribute of the program (docs/input.md)",
     "is out of scope and cannot be used here": "a metric, layer or step keeps a tensor in Python, as in a list, and "
