@@ -104,6 +104,9 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
             "Detected unsupported operations when trying to compile graph step[] on XLA_CPU_JIT: AsString",
             "leave jit_compile=True out of compile",
         ),
+        ("/data/a.tfrecord; No such file or directory", "on the host of each task that reads, under the same path"),
+        ("/data/a.tfrecord; Permission denied", "the user trainer, which must be allowed"),
+        ("No files match `file_pattern` /data/*.csv", "on the host of each task that reads, under the same path"),
         ("Python int 2791210558679442012 too large to convert to np.int32", "dtype_conversion_mode"),
     ],
 )

@@ -80,6 +80,11 @@ CALLED_BY_PROGRAM = (
 FIXES |= dict.fromkeys(
     ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), CALLED_BY_PROGRAM
 )
+FIXES["; Permission denied"] = "on hosts tasks run as the user trainer, which must be allowed to use it (docs/input.md)"
+FIXES |= dict.fromkeys(
+    ("; No such file or directory", "No files match `file_pattern`"),
+    "expected data on the host of each task that reads, under the same path (docs/input.md)",
+)
 ENDS_PYTHON = (
     "the program ended Python, as argparse does for options that it does not know. The command line is the trainer's: "
     "take options as arguments of the constructor (program_args), and raise an error instead of sys.exit"
