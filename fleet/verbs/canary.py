@@ -22,7 +22,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.host_scripts import CURRENT
-from fleet.hosts.observation import Observation, load_json
+from fleet.hosts.observation import Observation, last_line, load_json
 from fleet.hosts.run import SETTINGS, Run
 from fleet.output.tables import ProgressLine, render_table
 from fleet.rollout import trial
@@ -312,9 +312,10 @@ def _follow(cluster: Cluster, console: Console, asked: TrialRun, host: str, prog
     script, heard = trial.status_script(asked), console.clock()
     while True:
         answer = cluster.hosts.run({host: script})[host]
-        if answer.unreachable:
+        mute = "" if "ActiveState=" in answer.stdout else f"it says nothing of the trial: {last_line(answer)}"
+        if why := answer.unreachable or mute:
             if console.clock() - heard > SILENT_SECONDS:
-                raise HostsUnreachable({host: answer.unreachable}, "The trial there ends by itself")
+                raise HostsUnreachable({host: why}, "The trial there ends by itself")
         else:
             heard, found = console.clock(), trial.read(answer.stdout)
             if found.over:

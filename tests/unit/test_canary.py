@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.rollout import trial
@@ -232,6 +232,13 @@ def test_a_canary_that_is_left_ends_its_trial(hosts: Hosts, monkeypatch: pytest.
         canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == TRIAL
     assert lines_of(hosts)[-1] == ("canary", "left")
+
+
+def test_a_host_that_answers_and_says_nothing_of_the_trial_is_not_asked_for_ever(hosts: Hosts) -> None:
+    hosts.trial = [Answer("@unit\n", "sudo: a password is required", 1)]
+    with pytest.raises(HostsUnreachable, match="it says nothing of the trial: sudo: a password is required"):
+        canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
+    assert hosts.done == [*TRIAL, "remove new on w-b"]
 
 
 def test_a_plan_does_nothing(hosts: Hosts) -> None:
