@@ -178,6 +178,20 @@ def change(
     host `old` go to `new`, which has these `variables` instead, or to the backups. Raises NotPlain where it can't be
     changed so; then the files are as they were.
     """
+    try:
+        return _change(inventory, edit, expected, old, new, variables or {})
+    except OSError as error:  # one that may only be read, or a full disk
+        raise NotPlain(f"it can't be written: {error}") from error
+
+
+def _change(
+    inventory: Inventory,
+    edit: Callable[[str], str],
+    expected: Sequence[Task],
+    old: str,
+    new: str | None,
+    variables: Mapping[str, Any],
+) -> list[Path]:
     texts = edited(inventory, edit)
     aside = _backup_place(Path(inventory.source))
     moved = {
@@ -185,7 +199,7 @@ def change(
         for path in own_files(inventory, old)
     }
     for path in moved if new else ():
-        if path.is_file() and (after := _with_values(before := path.read_bytes().decode(), variables or {})) != before:
+        if path.is_file() and (after := _with_values(before := path.read_bytes().decode(), variables)) != before:
             texts[path] = after
     backups = {path: Path(shutil.copy2(path, aside(path))) for path in texts}
     try:
@@ -228,7 +242,8 @@ def _restore_files(moved: Mapping[Path, Path], backups: Mapping[Path, Path]) -> 
         if there.exists() and not path.exists():
             there.rename(path)
     for path, backup in backups.items():
-        shutil.copy2(backup, path)
+        if path.read_bytes() != (before := backup.read_bytes()):
+            replace_file(path, before)  # in one step: the disk may be full
         backup.unlink()
 
 

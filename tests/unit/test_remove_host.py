@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -129,6 +130,35 @@ def test_an_inventory_is_never_half_written(
     assert "w-a" not in (place / "hosts.yml").read_text()
     assert [path.name for path in place.iterdir() if path.name.startswith(".")] == []
     assert (place / "hosts.yml").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["the backup", "the file"])
+def test_an_inventory_that_cant_be_written_is_whole_and_changed_by_hand(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    drain(cluster(hosts), console, "w-a")
+    before = (place / "hosts.yml").read_text()
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*_: Any, **_more: Any) -> None:
+        raise full
+
+    copy = shutil.copy2
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            shutil,
+            "copy2",
+            lambda source, to: copy(source, to) if Path(source).name == "hosts.yml" and written else fail(),
+        )
+        patch.setattr(Path, "write_bytes", fail)
+        remove_host(cluster(hosts), console, "w-a")
+    said = fake_hosts.printed(console)
+    assert f"change {place} by hand (it can't be written: [Errno 28] No space left on device)" in said
+    assert "remove the host w-a from each group" in said
+    assert (place / "hosts.yml").read_text() == before
+    assert [path.name for path in place.parent.glob("*.before-*")] == []
+    remove_host(cluster(hosts), console, "w-a")
+    assert "w-a" not in (place / "hosts.yml").read_text()
 
 
 def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, console: Console) -> None:
