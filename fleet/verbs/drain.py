@@ -137,6 +137,7 @@ def _stop(
     tasks = cluster.inventory.tasks_on(host)
     after = cluster.observe(new_is_enough=True)
     if not is_drained(cluster, after, host):
+        _reject_away(cluster, after, host)
         up = [task for task in tasks if task.name in after.units and after.units[task.name].up]
         raise ClusterTrouble(f"{_names(up)} on {host} still runs. Look: fab status. Then type it again")
     return after
@@ -148,6 +149,7 @@ def set_aside(cluster: Cluster, console: Console, host: str, reason: str | None,
     The others wait for it. Typed again, it goes on where it was broken off.
     """
     seen = cluster.observe(new_is_enough=True)
+    _reject_away(cluster, seen, host)
     if is_drained(cluster, seen, host):
         return
     tasks, record = cluster.inventory.tasks_on(host), _record(cluster, seen, host, reason, verb)
@@ -158,6 +160,14 @@ def set_aside(cluster: Cluster, console: Console, host: str, reason: str | None,
         leads = [task for task in tasks if task.job == "chief"]
         after = _stop(cluster, console, seen, host, [leads, [task for task in tasks if task not in leads]])
         trail.end(step=after.run.step if after.run else None)
+
+
+def _reject_away(cluster: Cluster, seen: Observation, host: str) -> None:
+    """Raise HostsUnreachable where a host, or the coordinator's, which knows of its drain, does not answer now."""
+    if away := {
+        each: seen.unreachable[each] for each in (host, cluster.inventory.chief.host) if each in seen.unreachable
+    }:
+        raise HostsUnreachable(away, "It answered before. Look: fab hosts. When it is back, type it again")
 
 
 def _reject_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:

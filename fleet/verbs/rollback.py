@@ -23,6 +23,7 @@ from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS
 from fleet.planning.cost import Cost, cost_of_restart
+from fleet.planning.decision import is_done
 from fleet.rollout.short_way import SWITCH_SECONDS, leave_stale, reject_failures
 from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
@@ -164,8 +165,11 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     # Who came since, or was away, may never have had the release: out of the training it needs none.
     hosts = [host for host in hosts if target.release in kept[host] or host not in {*seen.drains, *back.drained}]
     reject_missing(target, {host: kept[host] for host in hosts})
-    files = present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
-    up = [name for name, unit in seen.units.items() if unit.up]
+    lost_in_switch = is_lost_in_switch(acts, target)
+    files = lost_in_switch or present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
+    # A switch whose control machine was lost may have stopped some that it did not start again.
+    due = {name for name, unit in seen.units.items() if lost_in_switch and unit.enabled and not is_done(unit, seen.run)}
+    up = due | {name for name, unit in seen.units.items() if unit.up}
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
     new = [task for task in cluster.inventory.tasks if task.host in back.drained and task.host not in hosts]
     leaving = [task for task in new if files and task.name in up]
@@ -193,6 +197,13 @@ def last_target(acts: Sequence[Mapping[str, Any]], present: DeployedState) -> De
     noted = [DeployedState.read(each) for each in acts if each["id"] == act.get("target") and each.get("release")]
     target = noted[-1] if noted else DeployedState(str(act["release"]), None)
     return None if act.get("switched") and present.differs(target) else target
+
+
+def is_lost_in_switch(acts: Sequence[Mapping[str, Any]], target: DeployedState) -> bool:
+    """Whether the last rollback went there, and its control machine was lost before all tasks were started again."""
+    act: Mapping[str, Any] = next((act for act in reversed(acts) if act.get("verb") in SHIPPING), {})
+    unfinished = act.get("verb") == "rollback" and act.get("outcome") == history.BEGUN and not act.get("switched")
+    return unfinished and act.get("release") == target.release
 
 
 def choose(
@@ -376,20 +387,12 @@ def _wait_for_a_step(cluster: Cluster, console: Console, seen: Observation, newc
 
 
 def _answer(console: Console, outcome: str, work: RollbackWork) -> None:
-    if console.json_out is not None:
-        settings = work.target.settings
-        console.print_json(
-            "rollback",
-            {
-                "outcome": outcome,
-                "release": work.target.release,
-                "before": work.present.release,
-                "settings": dict(settings) if settings is not None else None,
-                "restarts": [task.name for task in work.restarts],
-                "drains": [*work.back.drained],
-                "stays": list(work.back.stays),
-                "gone": list(work.back.gone),
-                "cost": work.cost.as_json(),
-                "next": "fab history",
-            },
-        )
+    settings = work.target.settings
+    release = {"release": work.target.release, "before": work.present.release}
+    back = {"drains": [*work.back.drained], "stays": list(work.back.stays), "gone": list(work.back.gone)}
+    changes = {
+        "settings": dict(settings) if settings is not None else None,
+        "restarts": [task.name for task in work.restarts],
+    }
+    record = {"outcome": outcome, **release, **changes, **back, "cost": work.cost.as_json(), "next": "fab history"}
+    console.print_json("rollback", record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
+from fleet.errors import FleetError
 from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.ssh import Answer
 from fleet.site.inventory import load_inventory
 from fleet.verbs.backup import back_up
 from fleet.verbs.canary import CanaryRequest, canary
@@ -361,38 +364,53 @@ def test_typed_twice_it_changes_nothing_more(verb: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("verb", DEEDS)
-def test_left_before_any_question_to_the_hosts_it_goes_on(
-    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["left", "killed", "lost"])
+def test_what_ends_at_any_question_to_the_hosts_goes_on(
+    verb: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C before the first script that the hosts get, before the second, and so on."""
+    """Ctrl-C before the first script that the hosts get, before the second, and so on.
+
+    Or the control machine is lost after each of them, or it is one that no host answers.
+    """
     whole = make_deed(verb, tmp_path / "whole", monkeypatch)
-    number = interrupt(whole.hosts, monkeypatch, 0)
+    number = disturb(whole.hosts, monkeypatch, 0, fault)
     whole.call()
     for at in range(1, len(number) + 1):
         deed = make_deed(verb, tmp_path / str(at), monkeypatch)
         with monkeypatch.context() as patch:
-            interrupt(deed.hosts, patch, at)
-            with pytest.raises(KeyboardInterrupt):
+            disturb(deed.hosts, patch, at, fault)
+            with contextlib.suppress(FleetError) if fault == "lost" else pytest.raises((KeyboardInterrupt, Killed)):
                 deed.call()
         assert deed.call()[0] in (deed.first, deed.second), at
-        assert comparable(deed, tmp_path / str(at)) == comparable(whole, tmp_path / "whole"), at
+        if (fault, verb) != ("lost", "rollback"):  # hosts that it can't drain are said, and stay
+            assert comparable(deed, tmp_path / str(at)) == comparable(whole, tmp_path / "whole"), at
 
 
-def interrupt(hosts: Any, patch: pytest.MonkeyPatch, at: int) -> list[None]:
-    """Have the hosts' call number `at` be Ctrl-C instead; returns as many entries as there were calls."""
+class Killed(BaseException):
+    """The control machine is lost."""
+
+
+def disturb(hosts: Any, patch: pytest.MonkeyPatch, at: int, fault: str) -> list[None]:
+    """Have something happen at the hosts' call number `at`; returns as many entries as there were calls."""
     calls: list[None] = []
 
-    def counted(ask: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(ask: Callable[..., Any], is_lock: bool) -> Callable[..., Any]:
         def run(*words: Any, **more: Any) -> Any:
             calls.append(None)
-            if len(calls) == at:
+            if fault == "killed" and 0 < at <= len(calls):
+                if len(calls) == at:
+                    ask(*words, **more)
+                raise Killed
+            if len(calls) == at and fault == "left":
                 raise KeyboardInterrupt
+            if len(calls) == at and not is_lock:
+                return dict.fromkeys(words[0], Answer(unreachable="no route"))
             return ask(*words, **more)
 
         return run
 
     for name in ("run", "follow", "hold"):
-        patch.setattr(hosts, name, counted(getattr(hosts, name)))
+        patch.setattr(hosts, name, counted(getattr(hosts, name), name == "hold"))
     return calls
 
 
