@@ -95,9 +95,15 @@ def test_a_model_that_its_first_input_builds_has_no_tables_to_tell_of() -> None:
 
 def test_ids_of_any_type_and_none_at_all_are_sampled() -> None:
     places = tf.constant([0, 7, 2**40], tf.int64)
-    parts = [tf.constant([[5], [6]]), tf.constant([7], tf.int64)]
-    assert some_of(parts, places).numpy().tolist() == [3, 5, 6, 6]
-    assert some_of([tf.zeros([0], tf.int32)], places).numpy().tolist() == [0, 0, 0, 0]
+    parts = [[tf.zeros([0], tf.int32)], [tf.constant([[5], [6]]), tf.constant([7], tf.int64)], [], [tf.constant(8)], []]
+    nothing = [0, 0, 0, 0]
+    assert some_of(parts, places).numpy().tolist() == [nothing, [3, 5, 6, 6], nothing, [1, 8, 8, 8], nothing]
+
+
+def test_one_operation_samples_the_ids_of_all_tables() -> None:
+    ids = [[tf.TensorSpec([None], tf.int64)]] * 26
+    graph = tf.function(some_of).get_concrete_function(ids, tf.TensorSpec([4], tf.int64)).graph
+    assert [one.type for one in graph.get_operations()].count("GatherV2") == 1
 
 
 @pytest.mark.parametrize("name", ["train_step", "compute_metrics"])

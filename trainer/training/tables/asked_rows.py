@@ -11,7 +11,7 @@ import collections
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,7 @@ from trainer.training.measures.staleness import SCOPE
 from trainer.training.placement import name_of, server_of
 from trainer.training.tables.dynamic.hashing import owner_of
 from trainer.training.tables.dynamic.tables import DynamicTables
-from trainer.training.tables.table_lookups import Asked, noting
+from trainer.training.tables.table_lookups import noting
 
 ASKED = f"{SCOPE}/asked"
 APART = 2_654_435_761  # by which places differ that are taken of a step's ids: a prime
@@ -66,20 +66,21 @@ class AskedRows:
             yield
         with tf.name_scope(ASKED):
             places = tf.range(SAMPLED, dtype=tf.int64) * APART + tf.cast(tf.timestamp() * 1e6, tf.int64)
-            self._last.assign(tf.stack([self._sample(asked, name, places) for name in self._names]))
-
-    def _sample(self, asked: Mapping[str, Sequence[Asked]], name: str, places: Tensor) -> Tensor:
-        if name not in asked:
-            return tf.zeros([2, 1 + SAMPLED], tf.int64)
-        return tf.stack([some_of(each, places) for each in zip(*asked[name], strict=True)])
+            ids_and_rows = [[[each[kind] for each in asked.get(name, [])] for name in self._names] for kind in (0, 1)]
+            self._last.assign(tf.stack([some_of(parts, places) for parts in ids_and_rows], axis=1))
 
 
-def some_of(parts: Sequence[Tensor], places: Tensor) -> Tensor:
-    """Return how many numbers there are, and those at these places, which begin again after the last one."""
-    flat = [tf.cast(tf.reshape(one, [-1]), tf.int64) for one in parts]
-    numbers = tf.concat([*flat, [0]], 0)  # the last one stands for a number where there is none
-    count = tf.size(numbers, tf.int64) - 1
-    return tf.concat([[count], tf.gather(numbers, places % tf.maximum(count, 1))], 0)
+def some_of(parts: Sequence[Sequence[Tensor]], places: Tensor) -> Tensor:
+    """Return of each table how many numbers there are, and those at these places, which begin again after the last one.
+
+    `parts` are the numbers of each table's lookups. One operation takes those of all tables.
+    """
+    flat = [[tf.cast(tf.reshape(one, [-1]), tf.int64) for one in each] for each in parts]
+    counts = tf.stack([tf.add_n([tf.size(one, tf.int64) for one in each] or [tf.zeros([], tf.int64)]) for each in flat])
+    numbers = tf.concat([*(one for each in flat for one in each), [0]], 0)  # one may be looked at where there is none
+    places = tf.cumsum(counts, exclusive=True)[:, tf.newaxis] + places % tf.maximum(counts, 1)[:, tf.newaxis]
+    found = tf.where(counts[:, tf.newaxis] > 0, tf.gather(numbers, places), 0)
+    return tf.concat([counts[:, tf.newaxis], found], 1)
 
 
 def split_tables(variables: Iterable[Variable]) -> Iterator[tuple[str, Owners]]:
