@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
+import debian_packages
 import pytest
 import yaml
 from jinja2 import Environment
@@ -21,6 +24,7 @@ def apt_arguments() -> dict[str, dict[str, Any]]:
     for file in ROOT.glob("roles/*/tasks/*.yml"):
         for task in tasks(yaml.safe_load(file.read_text())):
             given = task.get("ansible.builtin.apt") or task.get("module_defaults", {}).get("ansible.builtin.apt")
+            given = given or task.get("debian_packages")
             if given and ("name" in given or "name" in task.get("ansible.builtin.package", {})):
                 found[f"{file.parent.parent.name}: {task['name']}"] = given
     return found
@@ -52,3 +56,90 @@ def test_an_index_that_cant_be_fetched_is_named(index: dict[str, Any], more: str
     known = {"inventory_hostname": "w", "ansible_failed_result": failed, "__common_index": index}
     text = environment.from_string(task["ansible.builtin.fail"]["msg"]).render(known)
     assert text.startswith(f"host 'w': E: Unable to locate package python3-apt{more}")
+
+
+class Ended(Exception):
+    """The module's end, with what it answers."""
+
+
+class Machine:
+    """A machine whose apt-get has been asked so, and answers with what is left of `answers`."""
+
+    def __init__(self, root: Path, *answers: tuple[int, str, str], check_mode: bool = False) -> None:
+        self.params = {"name": ["acl", "rsync"], "cache_valid_time": 3600, "lock_timeout": 60, "root": str(root)}
+        self.check_mode, self.answers, self.asked = check_mode, list(answers), list[list[str]]()
+
+    def run_command(self, command: list[str], environ_update: dict[str, str]) -> tuple[int, str, str]:
+        assert environ_update["DEBIAN_FRONTEND"] == "noninteractive"
+        self.asked.append([word for word in command[1:] if "Dpkg" not in word and word != "--option"])
+        return self.answers.pop(0) if self.answers else (0, "0 upgraded, 2 newly installed, 0 to remove", "")
+
+    def exit_json(self, **answer: Any) -> None:
+        raise Ended(answer)
+
+    fail_json = exit_json
+
+    def end(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        monkeypatch.setattr(debian_packages, "AnsibleModule", lambda **_: self)
+        monkeypatch.setattr(debian_packages, "PAUSE_SECONDS", 0)
+        with pytest.raises(Ended) as ended:
+            debian_packages.main()
+        return dict(ended.value.args[0])
+
+
+UPDATE = ["update", "--quiet"]
+INSTALL = ["install", "--quiet", "--no-install-recommends", "--yes", "acl", "rsync"]
+
+
+def index(root: Path, age: float) -> None:
+    lists = root / "var/lib/apt/lists"
+    lists.mkdir(parents=True)
+    (lists / "mirror_Packages").touch()
+    os.utime(lists, (time.time() - age,) * 2)
+
+
+def test_packages_come_in_one_transaction_after_one_look_at_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(tmp_path)
+    assert machine.end(monkeypatch)["changed"] is True
+    assert machine.asked == [UPDATE, INSTALL]
+
+
+@pytest.mark.parametrize(("age", "asked"), [(60, [INSTALL]), (7200, [UPDATE, INSTALL])])
+def test_an_index_is_fetched_once_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, asked: list[list[str]]
+) -> None:
+    index(tmp_path, age)
+    machine = Machine(tmp_path)
+    machine.end(monkeypatch)
+    assert machine.asked == asked
+
+
+def test_an_empty_index_is_fetched_however_new_its_directory_is(tmp_path: Path) -> None:
+    lists = tmp_path / "var/lib/apt/lists"
+    (lists / "partial").mkdir(parents=True)
+    (lists / "lock").touch()
+    assert debian_packages.index_age(tmp_path, time.time()) == float("inf")
+
+
+def test_a_lock_is_waited_for_and_another_failure_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = (100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 9 (apt-get)")
+    unknown = (100, "", "E: Unable to locate package rsync")
+    machine = Machine(tmp_path, locked, locked, (0, "", ""), locked, unknown)
+    answer = machine.end(monkeypatch)
+    assert machine.asked == [UPDATE, UPDATE, UPDATE, INSTALL, INSTALL]
+    assert FILTERS["outcome"]({"failed": True, **answer}) == "E: Unable to locate package rsync"
+    late = Machine(tmp_path, locked)
+    late.params["lock_timeout"] = -1
+    assert "lists/lock" in late.end(monkeypatch)["stderr"]
+
+
+def test_what_another_package_provides_is_no_change_and_a_check_only_simulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(
+        tmp_path, (0, "0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.", ""), check_mode=True
+    )
+    assert machine.end(monkeypatch)["changed"] is False
+    assert machine.asked == [[word if word != "--yes" else "--simulate" for word in INSTALL]]

@@ -1,0 +1,70 @@
+#!/usr/bin/python
+"""Install packages of Debian by one call of apt-get, on a machine that has no python3-apt yet too.
+
+Ansible's own module would first install python3-apt by itself and then the rest: two transactions, and apt's cache read
+again in between. The index is fetched where the last time is longer ago than `cache_valid_time`. Waits while another
+process holds a lock of apt's. Recommended packages are left out. In check mode apt-get simulates, by the index that the
+machine has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+# Whichever is there and newer; the first is of a hook that minimal machines lack.
+STAMPS = ("var/lib/apt/periodic/update-success-stamp", "var/lib/apt/lists")
+LOCKED = "Could not get lock"
+NOTHING = "0 upgraded, 0 newly installed, 0 to remove"
+# A file of the site's own stays as it is.
+OPTIONS = ("Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold")
+ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C"}
+PAUSE_SECONDS = 1.0
+
+
+def index_age(root: Path, now: float) -> float:
+    """Return for how many seconds the index is known; a machine that never fetched one has an empty directory."""
+    lists = root / STAMPS[1]
+    if not lists.is_dir() or not any(path.is_file() and path.name != "lock" for path in lists.iterdir()):
+        return float("inf")
+    return now - max((root / stamp).stat().st_mtime for stamp in STAMPS if (root / stamp).exists())
+
+
+def call(module: AnsibleModule, words: Sequence[str], end: float) -> str:
+    """Run apt-get until it has the locks that it needs; returns what it printed."""
+    while True:
+        code, output, error = module.run_command(["apt-get", *words], environ_update=ENVIRONMENT)
+        if not code:
+            return str(output)
+        if LOCKED not in error or time.monotonic() > end:
+            module.fail_json(msg=f"`apt-get {words[0]}` failed", rc=code, stdout=output, stderr=error)
+        time.sleep(PAUSE_SECONDS)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "list", "elements": "str", "required": True},
+            # For how many seconds an index counts as new.
+            "cache_valid_time": {"type": "int", "required": True},
+            # For how many seconds to wait for a lock.
+            "lock_timeout": {"type": "int", "required": True},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    end = time.monotonic() + given["lock_timeout"]
+    if not module.check_mode and index_age(Path(given["root"]), time.time()) > given["cache_valid_time"]:
+        call(module, ["update", "--quiet"], end)
+    options = [word for option in OPTIONS for word in ("--option", option)]
+    how = ["--simulate"] if module.check_mode else ["--yes", *options]
+    output = call(module, ["install", "--quiet", "--no-install-recommends", *how, *given["name"]], end)
+    module.exit_json(changed=NOTHING not in output, stdout=output)
+
+
+if __name__ == "__main__":
+    main()
