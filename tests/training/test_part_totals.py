@@ -11,6 +11,7 @@ from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Ke
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3.shards import shards_of
 from trainer.training.updates.one_update import gather, gather_keras3
+from trainer.training.updates.part_totals import rejecting_numbers_of_parts
 
 # isort: split
 import keras
@@ -24,6 +25,29 @@ Pairs = list[tuple[Any, Any]]
 class Centralized(tf.keras.optimizers.SGD):
     def update_step(self, gradient: Any, variable: Any) -> None:
         super().update_step(gradient - tf.reduce_mean(gradient, axis=0, keepdims=True), variable)
+
+
+class Trusting(tf.keras.optimizers.SGD):
+    """As LARS, with a condition."""
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        ratio = tf.cond(tf.norm(variable) > 0.0, lambda: tf.norm(variable) / tf.norm(gradient), lambda: 1.0)
+        super().update_step(gradient * ratio, variable)
+
+
+class Conditional(tf.keras.optimizers.SGD):
+    """Writes in a branch what it computes there."""
+
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        def scaled() -> Any:
+            return variable.assign_sub(gradient / tf.norm(gradient))
+
+        tf.cond(gradient[0, 0] > 0.0, scaled, lambda: variable.assign_sub(gradient))
+
+
+class InAFunction(tf.keras.optimizers.SGD):
+    def update_step(self, gradient: Any, variable: Any) -> None:
+        super().update_step(tf.function(lambda one: one / tf.norm(one))(gradient), variable)
 
 
 class ByRows(tf.keras.optimizers.SGD):
@@ -144,6 +168,64 @@ def turned(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [tf.where(one >= tf.math.top_k(tf.abs(one), 1).values, one, 0.0) for one in rows]
 
 
+clip = tf.function(lambda one: tf.clip_by_norm(one, 1.0))
+clip_compiled = tf.function(lambda one: tf.clip_by_norm(one, 1.0), jit_compile=True)
+turn = tf.function(lambda one: one / tf.reduce_max(tf.transpose(one), axis=1))
+
+
+def in_a_function(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [clip(one) for one in gradients]
+
+
+def compiled(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [clip_compiled(one) for one in gradients]
+
+
+def turned_in_a_function(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [turn(one) for one in gradients]
+
+
+def in_a_loop(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [
+        tf.while_loop(lambda i, _: i < 2, lambda i, each: (i + 1, each / tf.norm(each)), (0, one))[1]
+        for one in gradients
+    ]
+
+
+def while_large(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.while_loop(lambda each: tf.norm(each) > 1.0, lambda each: (each / 2,), (one,))[0] for one in gradients]
+
+
+def in_a_branch(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.cond(one[0, 0] > 0.0, lambda one=one: one / tf.norm(one), lambda one=one: one) for one in gradients]
+
+
+def if_large(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.cond(tf.norm(one) > 1.0, lambda one=one: one / 2, lambda one=one: one) for one in gradients]
+
+
+def by_columns(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.transpose(tf.map_fn(lambda each: each / tf.norm(each), tf.transpose(one))) for one in gradients]
+
+
+def row_by_row(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return [tf.map_fn(lambda each: each / tf.norm(each), one) for one in gradients]
+
+
+def together_in_a_function(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    return list(tf.function(lambda given: tf.clip_by_global_norm(given, 1.0)[0])(gradients))
+
+
+def if_all_large(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    norm = tf.linalg.global_norm(gradients)
+    return [tf.cond(norm > 1.0, lambda one=one: one / norm, lambda one=one: one) for one in gradients]
+
+
+def by_norm_of_norms(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    """As of the SAM of Keras's examples."""
+    return [one / tf.norm(tf.stack([tf.norm(each) for each in gradients])) for one in gradients]
+
+
 def norms(weights: list[Any]) -> Any:
     return tf.add_n([tf.norm(one) for one in weights])
 
@@ -184,6 +266,18 @@ def norms_by_dot(weights: list[Any]) -> Any:
     return tf.add_n([tf.sqrt(tf.matmul(one, tf.reshape(one, [-1, 1]))[0, 0]) for one in rows])
 
 
+def products_of_sums(weights: list[Any]) -> Any:
+    return sum(tf.reduce_sum(one) * tf.reduce_sum(tf.abs(one)) for one in weights)
+
+
+def largest_of_columns(weights: list[Any]) -> Any:
+    return sum(tf.reduce_sum(tf.reduce_max(tf.transpose(one), axis=1)) for one in weights)
+
+
+def norm_of_norms(weights: list[Any]) -> Any:
+    return tf.norm(tf.stack([tf.norm(one) for one in weights]))
+
+
 def norms_of_rows(weights: list[Any]) -> Any:
     return tf.add_n([tf.reduce_sum(tf.norm(one, axis=1)) for one in weights])
 
@@ -192,12 +286,58 @@ def norm_of_whole(weights: list[Any]) -> Any:
     return tf.norm(tf.concat(weights, axis=0))
 
 
+scale = tf.function(lambda one: one / tf.norm(one))
+scale_rows = tf.function(lambda one: one / tf.norm(one, axis=1, keepdims=True))
+
+
+def halve_if_large(weight: Any) -> None:
+    tf.cond(tf.norm(weight) > 1.0, lambda: weight.assign(weight / 2), lambda: weight.assign(weight))
+
+
+def take_to_norm(weight: Any) -> None:
+    tf.cond(weight[0, 0] > 0.0, lambda: weight.assign(weight / tf.norm(weight)), lambda: weight.assign(weight))
+
+
+def halve_while_large(weight: Any) -> None:
+    for _ in tf.range(3):
+        if tf.reduce_max(weight) > 1.0:
+            weight.assign(weight / 2)
+
+
+OF_A_PART: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda one: one.assign(one / tf.norm(one)),
+    "clipped": lambda one: one.assign(tf.clip_by_norm(one, 1.0)),
+    "clipped columns": lambda one: one.assign(tf.clip_by_norm(one, 1.0, axes=[0])),
+    "centred": lambda one: one.assign(one - tf.reduce_mean(one)),
+    "by the sum": lambda one: one.assign(one / tf.reduce_sum(one)),
+    "less the sum": lambda one: one.assign(one - 0.01 * tf.reduce_sum(one)),
+    "times the sum": lambda one: one.assign_sub(one * tf.reduce_sum(one)),
+    "spectral": lambda one: one.assign(one / tf.linalg.svd(one, compute_uv=False)[0]),
+    "in a function": lambda one: one.assign(scale(one)),
+    "of the variable": lambda one: one.assign(scale(tf.convert_to_tensor(one))),
+    "a condition": halve_if_large,
+    "within a condition": take_to_norm,
+    "a loop": tf.autograph.to_graph(halve_while_large),
+}
+OF_ROWS: dict[str, Callable[[Any], Any]] = {
+    "norm": lambda one: one.assign(one / tf.norm(one, axis=1, keepdims=True)),
+    "clipped": lambda one: one.assign(tf.clip_by_norm(one, 1.0, axes=[1])),
+    "values": lambda one: one.assign(tf.clip_by_value(one, -1.0, 1.0)),
+    "decayed": lambda one: one.assign_sub(0.01 * one),
+    "in a function": lambda one: one.assign(scale_rows(one)),
+    "mapped": lambda one: one.assign(tf.map_fn(lambda row: row / tf.norm(row), one)),
+    "noise": lambda one: one.assign_add(tf.random.normal(one.shape) * tf.math.reduce_std(tf.ones([3]))),
+    "its size": lambda one: one.assign(one / tf.cast(tf.size(one), tf.float32)),
+}
+
+
 def train(
     optimizer: Any,
     change: Callable[..., Any],
     is_split: bool = True,
     is_sparse: bool = False,
     penalty: Callable[[list[Any]], Any] = lambda weights: 0.0,
+    then: Callable[[list[Any]], Any] = lambda weights: None,
 ) -> None:
     """Trace two applications of the gradients of a weight, split or not."""
     parts = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
@@ -215,18 +355,27 @@ def train(
 
     @tf.function
     def step() -> None:
+        with rejecting_numbers_of_parts(lambda: parts):
+            steps()
+
+    def steps() -> None:
         for _ in range(2):
             with tf.GradientTape() as tape:
                 read = [tf.gather(one, [1, 0]) if is_sparse else tf.convert_to_tensor(one) for one in parts]
                 loss = tf.reduce_mean(tf.concat(read, 0) ** 2) + penalty(parts)
             gradients = change(tape.gradient(loss, parts), parts)
             optimizer.apply_gradients(list(zip(gradients, weights, strict=True)))
+            then(parts)
 
     step.get_concrete_function()
 
 
 @pytest.mark.parametrize(
-    "change", [by_products, by_einsum, summed_up, largest_kept, if_finite, by_dot, by_flat_norm, by_transposed]
+    "change",
+    [
+        *(by_products, by_einsum, summed_up, largest_kept, if_finite, by_dot, by_flat_norm, by_transposed),
+        *(in_a_function, compiled, turned_in_a_function, in_a_loop, while_large, in_a_branch, if_large, by_columns),
+    ],
 )
 def test_a_step_that_mixes_the_rows_of_each_part_is_refused(change: Any) -> None:
     with pytest.raises(UserError, match="the step computes"):
@@ -241,7 +390,9 @@ def test_a_step_that_computes_a_number_of_each_part_is_refused(change: Any, is_s
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False, is_sparse=is_sparse)
 
 
-@pytest.mark.parametrize("penalty", [norms, norms_by_dot, means, products, largest_of_each])
+@pytest.mark.parametrize(
+    "penalty", [norms, norms_by_dot, means, products, largest_of_each, products_of_sums, largest_of_columns]
+)
 @pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
 def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: Any) -> None:
     with pytest.raises(UserError, match=r"the step computes a norm, .* each part of table .* as layer\.kernel"):
@@ -250,10 +401,71 @@ def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: An
         train(make(0.1), plain, is_split=False, penalty=penalty)
 
 
-@pytest.mark.parametrize("penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole, largest_of_all])
+@pytest.mark.parametrize(
+    "penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole, largest_of_all, norm_of_norms]
+)
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, keras.optimizers.Adam])
 def test_a_loss_of_sums_of_the_parts_works(make: Any, penalty: Any) -> None:
     train(make(0.1), plain, penalty=penalty)
+
+
+@pytest.mark.parametrize("change", OF_A_PART.values(), ids=OF_A_PART)
+def test_what_a_step_makes_of_each_part_after_its_update_is_refused(change: Any) -> None:
+    def then(weights: list[Any]) -> None:
+        for one in weights:
+            change(one)
+
+    with pytest.raises(UserError, match=r"the step computes .* each part of table .* \(as operation \w+"):
+        train(tf.keras.optimizers.SGD(0.1), plain, then=then)
+    train(tf.keras.optimizers.SGD(0.1), plain, then=then, is_split=False)
+
+
+@pytest.mark.parametrize("change", OF_ROWS.values(), ids=OF_ROWS)
+def test_what_a_step_makes_of_rows_after_its_update_works(change: Any) -> None:
+    def then(weights: list[Any]) -> None:
+        for one in weights:
+            change(one)
+
+    train(tf.keras.optimizers.SGD(0.1), plain, then=then)
+
+
+def test_what_a_step_makes_of_all_parts_after_its_update_works() -> None:
+    def then(weights: list[Any]) -> None:
+        norm = tf.linalg.global_norm(weights)
+        mean = tf.add_n([tf.reduce_sum(one) for one in weights]) / 12
+        for one in weights:
+            one.assign(one / norm - mean)
+
+    train(tf.keras.optimizers.Adam(0.1), plain, then=then)
+
+
+def perturbed(scales: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
+    """Return what changes the weights by their gradients before these are applied, as SAM does."""
+
+    def change(gradients: list[Any], weights: list[Any]) -> list[Any]:
+        for weight, one, scale in zip(weights, gradients, scales(gradients), strict=True):
+            weight.assign_add(one * scale)
+        return gradients
+
+    return change
+
+
+def test_a_change_of_weights_by_each_gradients_norm_is_refused() -> None:
+    change = perturbed(lambda gradients: [1.0 / tf.norm(one) for one in gradients])
+    with pytest.raises(UserError, match=r"the step computes .* tf\.linalg\.global_norm"):
+        train(tf.keras.optimizers.SGD(0.1), change)
+    train(tf.keras.optimizers.SGD(0.1), change, is_split=False)
+
+
+@pytest.mark.parametrize(
+    "scales",
+    [
+        lambda gradients: [0.1 / tf.linalg.global_norm(gradients) for _ in gradients],
+        lambda gradients: [tf.norm(one, axis=1, keepdims=True) for one in gradients],
+    ],
+)
+def test_a_change_of_weights_by_all_gradients_or_by_rows_works(scales: Any) -> None:
+    train(tf.keras.optimizers.SGD(0.1), perturbed(scales))
 
 
 def test_a_step_of_keras3_is_refused_likewise() -> None:
@@ -263,7 +475,10 @@ def test_a_step_of_keras3_is_refused_likewise() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [plain, clipped_rows, clipped_together, by_number, by_one_norm, by_size, if_all_finite, turned, in_groups],
+    [
+        *(plain, clipped_rows, clipped_together, by_number, by_one_norm, by_size, if_all_finite, turned, in_groups),
+        *(row_by_row, together_in_a_function, if_all_large, by_norm_of_norms),
+    ],
 )
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adam, keras.optimizers.Adam])
 def test_numbers_of_rows_and_of_all_gradients_are_right_of_parts(make: Any, change: Any) -> None:
@@ -275,7 +490,9 @@ def test_an_optimizers_own_clipnorm_is_that_of_the_whole(is_sparse: bool) -> Non
     train(tf.keras.optimizers.SGD(0.1, clipnorm=1.0), plain, is_sparse=is_sparse)
 
 
-@pytest.mark.parametrize("make", [Centralized, CentralizedOfKeras3, Orthogonal, OrthogonalOfKeras3])
+@pytest.mark.parametrize(
+    "make", [Centralized, CentralizedOfKeras3, Orthogonal, OrthogonalOfKeras3, Trusting, Conditional, InAFunction]
+)
 def test_an_update_that_computes_a_number_of_each_part_is_refused(make: Any) -> None:
     with pytest.raises(UserError, match=f"{make.__name__}'s update computes"):
         train(make(0.1), plain)

@@ -41,6 +41,11 @@ def called_graphs(operation: Operation) -> list[tuple[Graph, list[Tensor]]]:
     return [(one.graph, given) for one in found]
 
 
+def condition_of(loop: Operation) -> Graph:
+    """Return the graph of what decides whether a loop goes on, which gets what its body gets."""
+    return loop.graph._get_function(loop.get_attr("cond").name).graph
+
+
 def inner_graphs(graph: Graph) -> Iterator[Graph]:
     """Yield a traced graph, and those of the functions in it, each once."""
     seen, left = set[int](), [graph]

@@ -8,8 +8,9 @@ largest numbers would do so part by part. A norm of all gradients is one number 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from trainer.core.failures import UserError
 from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
+from trainer.training.updates.first_trace import is_dropped
+from trainer.training.updates.flows import Calls, Flow, Use, behind, outside, reach, uses, within
 from trainer.training.updates.rows import own
 
 TOTALS = ("All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
@@ -29,13 +32,23 @@ OF_A_MATRIX = ("Cholesky", "MatrixInverse", "MatrixSquareRoot", "Qr", "SelfAdjoi
 OF_A_LIST = ("TopKV2",)  # sorts and quantiles too
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 SUMS = ("L2Loss", "Sum")  # of parts they add up to the whole's
-CURVED = ("Exp", "Log", "Maximum", "Minimum", "Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square")  # of a sum they don't
+# Of a sum they don't.
+CURVED = (
+    *("Equal", "Exp", "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "Maximum", "Minimum", "NotEqual"),
+    *("Pow", "Reciprocal", "Rsqrt", "Sqrt", "Square"),
+)
+DIVIDING = ("Div", "DivNoNan", "FloorDiv", "RealDiv")
 JOINING = ("AccumulateNV2", "AddN", "ConcatV2", "Pack")
+SAME = ("Identity", "Reshape", "Squeeze")
+ITEM = "TensorListGetItem"  # a row, of tf.map_fn
+LISTING = ("TensorListConcatV2", "TensorListPushBack", "TensorListSetItem", "TensorListStack")
+# What the step has of a part: its rows, these in other places, one of them at a time, or a sum of them.
+ROWS, MOVED, ROW, SUMMED = "rows", "moved", "row", "summed"
 OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
-_origins: weakref.WeakKeyDictionary[Any, dict[str, frozenset[str]]] = weakref.WeakKeyDictionary()
+_origins: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[Any]]] = weakref.WeakKeyDictionary()
 # Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
-_shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[str]]]]] = weakref.WeakKeyDictionary()
-_searched: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()  # of each graph, the split weights
+_shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[Any]]]]] = weakref.WeakKeyDictionary()
+_updating: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # what updates of parts read
 
 
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
@@ -43,62 +56,136 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     part = own(variable)
     if (whole := divided(part)) is None:
         return
-    is_dynamic = whole_of(part) is None
+    _updating.setdefault(tf.compat.v1.get_default_graph(), set()).update(one.name for one in made)
     kind = type(optimizer)
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
-    instead = "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
-    if not is_dynamic and is_read_apart(whole, made):
-        where, instead = "the step", "take the layer's own weight, as layer.kernel, in place of trainable_variables"
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
-    if is_own and any(one.shape.num_elements() == size for one in mixed_and_written(made)):
+    if is_own and any(one.tensor.shape.num_elements() == size for one in mixed_and_written(made)):
         where = f"{kind.__name__}'s update"
     if where:
-        fix = (
-            "Leave its layer out of dynamic_tables"
-            if is_dynamic
-            else "Set partitioner to none, so that weights stay whole"
-        )
-        raise UserError(
-            f"{where} computes a norm, a mean, a matrix product or the like of each part of {name_of(part)} or of its "
-            f"gradient, which is split over the ps: no part would get the whole's. {fix}, or {instead}"
-        )
+        instead = "give the optimizer clipnorm (of Keras 3: global_clipnorm)"
+        raise refusal(where, part, instead, is_dynamic=whole_of(part) is None)
 
 
-def is_read_apart(whole: Variable, made: Sequence[Operation]) -> bool:
-    """Return whether the step, before the weight's first update, computes what is no sum of each of its parts."""
+def refusal(where: str, part: Variable, instead: str, *, is_dynamic: bool = False, operation: str = "") -> UserError:
+    fix = "Leave its layer out of dynamic_tables"
+    if not is_dynamic:
+        fix = "Set partitioner to none, so that weights stay whole"
+    named = f" (as operation {operation})" if operation else ""
+    return UserError(
+        f"{where} computes a norm, a mean, a matrix product or the like of each part of {name_of(part)} or of its "
+        f"gradient{named}, which is split over the ps: no part would get the whole's. {fix}, or {instead}"
+    )
+
+
+@contextlib.contextmanager
+def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> Iterator[None]:
+    """Raise UserError where a step that is traced meanwhile computes or writes numbers of one part of a variable.
+
+    They are asked for at the end. What updates compute is looked at with each (reject_part_totals).
+    """
+    yield
     graph = tf.compat.v1.get_default_graph()
-    searched = _searched.setdefault(graph, set())
-    if id(whole) in searched or not hasattr(graph, "capture"):
-        return False
-    searched.add(id(whole))
-    updating = {one.name for one in made}
-    handles = [graph.capture(beneath(one).handle) for one in whole.variables]
-    reads = [one for each in handles for one in each.consumers() if one.type == "ReadVariableOp"]
-    return any(is_no_sum(read.outputs[0]) for read in reads if read.name not in updating)
+    if is_dropped() or not hasattr(graph, "captures"):
+        return
+    handles = {id(outer): inner for outer, inner in graph.captures}
+    for parts in split_weights(variables()):
+        given = [handles.get(id(beneath(part).handle)) for part in parts]
+        used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
+        first = totals_written(used[0])
+        for part, each in zip(parts, used, strict=True):
+            reads = [result for one in each if one.operation.type == "ReadVariableOp" for result in one.results]
+            if found := no_sum(reads):
+                instead = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
+                raise refusal("the step", part, instead, operation=found)
+            if totals_written(each) != first:
+                raise refusal("the step", part, "take a norm of all gradients, as tf.linalg.global_norm")
 
 
-def is_no_sum(read: Tensor) -> bool:
-    """Return whether anything is computed of these rows to which that of other rows can't be added."""
-    todo, known = [(read, False)], {(read.name, False)}
+def split_weights(variables: Iterable[Variable]) -> list[list[Variable]]:
+    """Return the parts of each split weight among these, of whichever Keras."""
+    wholes = [one if hasattr(one, "variables") else whole_of(one) for one in map(own, variables)]
+    return [one.variables for one in {id(one): one for one in wholes if one is not None}.values()]
+
+
+def totals_written(used: Sequence[Use]) -> set[frozenset[Any]]:
+    """Return the totals in what is written to a part; what the step's other parts are written is to have the same."""
+    writing = [one for one in used if one.operation.type.startswith(WRITING)]
+    values = [Flow(each, one.calls) for one in writing for each in one.operation.inputs if each.dtype != tf.resource]
+    return set().union(*map(totals_behind, values))
+
+
+def is_of_update(read: Use) -> bool:
+    """Return whether an optimizer's update reads this, or calls what does."""
+    return any(one.name in _updating.get(one.graph, ()) for one in (read.operation, *read.calls))
+
+
+def no_sum(reads: Sequence[Flow]) -> str:
+    """Return the name of what is computed of these rows to which that of other rows can't be added; or nothing."""
+    todo = [(one, ROWS) for one in reads]
+    states: dict[Any, set[str]] = {}  # of what was computed of the rows, by its key
+    known, of_sums = {(one.key, state) for one, state in todo}, []
     while todo:
-        tensor, is_summed = todo.pop()
-        for one in tensor.consumers():
-            is_joined = (
-                is_summed and one.type in ("AddV2", "Sub") and all(each.op.type != "Const" for each in one.inputs)
-            )
-            if is_joined or one.type in (*JOINING, *OF_NO_VALUES) or one.name.startswith(OF_TAPE):
+        flow, state = todo.pop()
+        for use in uses(flow, is_tapes):
+            states.setdefault(Flow(use.given, use.calls).key, set()).add(state)
+            if use.operation.type in (*JOINING, *OF_NO_VALUES) or is_tapes(use.operation):
                 continue
-            is_mixed = any(each is tensor for each in mixed(one)) and one.type not in ("All", "Any")
-            if is_mixed and not is_summed and is_of_all(one):
-                continue
-            if (is_mixed and not is_sum(one)) or (is_summed and one.type in CURVED):
-                return True
-            more = [(each, is_summed or is_mixed) for each in one.outputs]
-            todo += [(each, summed) for each, summed in more if (each.name, summed) not in known]
-            known.update((each.name, summed) for each, summed in more)
-    return False
+            if is_wrong(use, state):
+                return str(use.operation.name)
+            of_sums += [use] if state == SUMMED else []
+            more = [(each, now) for now in after(use, state) for each in use.results]
+            todo += [(each, now) for each, now in more if (each.key, now) not in known]
+            known.update((each.key, now) for each, now in more)
+    return next((str(use.operation.name) for use in of_sums if is_with_rows(use, states)), "")
+
+
+def is_wrong(use: Use, state: str) -> bool:
+    """Return whether an operation makes of the rows, or of a sum of them, what is no sum."""
+    one = use.operation
+    if state == ROW:
+        return False
+    if state == SUMMED and (one.type in CURVED or (one.type in DIVIDING and use.given is one.inputs[1])):
+        return one.type != "Sqrt" or not is_norm_of_all(use)
+    return is_mixing(use, state) and not is_sum(one) and (state == SUMMED or not is_of_all(use))
+
+
+def after(use: Use, state: str) -> list[str]:
+    """Return what the results of an operation are, if it is no wrong one; nothing where other parts' come to it."""
+    one = use.operation
+    if state == SUMMED:
+        is_joined = one.type in ("AddV2", "Sub") and all(each.op.type != "Const" for each in one.inputs)
+        return [] if is_joined or one.type == "Sqrt" else [SUMMED]
+    if state == ROW:
+        return [ROWS if one.type in LISTING else ROW]
+    if is_mixing(use, state):
+        return [SUMMED] if is_sum(one) else []
+    if moves_rows(one):
+        return [ROWS if state == MOVED else MOVED]
+    return [ROW if one.type == ITEM and state == ROWS else state]
+
+
+def is_mixing(use: Use, state: str) -> bool:
+    one = use.operation
+    is_mixed = state == MOVED and one.type in (*TOTALS, *PRODUCTS, *ALONG_AN_AXIS, *OF_A_LIST, ITEM)
+    return one.type not in ("All", "Any") and (
+        is_mixed or any(each.tensor is use.given for each in mixed(one, use.calls))
+    )
+
+
+def is_with_rows(use: Use, states: Mapping[Any, set[str]]) -> bool:
+    """Return whether a sum of a part's rows is computed with these rows, or multiplied with such a sum."""
+    one = use.operation
+    others = [Flow(each, use.calls).key for each in one.inputs if each is not use.given]
+    if one.type == "Mul":
+        return not others or any(states.get(each) for each in others)
+    return any(states.get(each, set()) - {SUMMED} for each in others)
+
+
+def is_tapes(operation: Operation) -> bool:
+    return bool(operation.name.startswith(OF_TAPE))
 
 
 def is_sum(operation: Operation) -> bool:
@@ -107,33 +194,51 @@ def is_sum(operation: Operation) -> bool:
     return is_dot or operation.type in SUMS
 
 
-def is_of_all(one: Operation) -> bool:
+def is_of_all(use: Use) -> bool:
     """Return whether an operation takes the largest or the smallest number, of which that of all parts is taken."""
-    used = [each for each in one.outputs[0].consumers() if not each.name.startswith(OF_TAPE)]
-    after = [each for each in later(used) if each.type not in OF_NO_VALUES and not each.name.startswith(OF_TAPE)]
-    is_joined = bool(used) and all(each.type in JOINING for each in used)
-    return one.type in ("Max", "Min") and is_joined and all(each.type == one.type and mixed(each) for each in after)
+    kind, taken = use.operation.type, of_joined(use)
+    is_taken = bool(taken) and all(one.operation.type == kind and is_mixing(one, ROWS) for one in taken)
+    return kind in ("Max", "Min") and is_taken
 
 
-def later(operations: Sequence[Operation]) -> list[Operation]:
-    """Return what takes the results of operations."""
-    return [each for one in operations for result in one.outputs for each in result.consumers()]
+def is_norm_of_all(use: Use) -> bool:
+    """Return whether a root is squared again with those of other parts, as in a norm of norms."""
+    return bool(taken := of_joined(use)) and all(is_square(one.operation) for one in taken)
 
 
-def mixed_and_written(made: Sequence[Operation]) -> list[Tensor]:
+def is_square(operation: Operation) -> bool:
+    kind, inputs = operation.type, operation.inputs
+    return kind in ("L2Loss", "Square") or (kind == "Mul" and inputs[0] is inputs[1])
+
+
+def of_joined(use: Use) -> list[Use]:
+    """Return what takes the results of an operation joined with others; nothing where something takes them alone."""
+    used = later([use])
+    while any(one.operation.type in SAME for one in used):
+        used = [one for each in used for one in (later([each]) if each.operation.type in SAME else [each])]
+    return later(used) if all(one.operation.type in JOINING for one in used) else []
+
+
+def later(used: Sequence[Use]) -> list[Use]:
+    """Return what takes the results of operations, but for what takes no numbers of them."""
+    found = [each for one in used for result in one.results for each in uses(result, is_tapes)]
+    return [one for one in found if one.operation.type not in OF_NO_VALUES and not is_tapes(one.operation)]
+
+
+def mixed_and_written(made: Sequence[Operation]) -> list[Flow]:
     """Return what has its rows mixed in an update's operations, and something written that comes from it."""
-    todo = [each.op for one in made if one.type.startswith(WRITING) for each in one.inputs]
-    known, found = {one.name for one in made}, []
-    while todo:
-        one = todo.pop()
-        if one.name in known:
-            known.discard(one.name)
-            todo += [each.op for each in one.inputs]
-            found += mixed(one)
-    return found
+    own_names = {one.name for one in made}
+    writing = [(one, calls) for one, calls in within(made) if one.type.startswith(WRITING)]
+    written = [Flow(each, calls) for one, calls in writing for each in one.inputs if each.dtype != tf.resource]
+
+    def is_end(one: Flow) -> bool:
+        return (one.calls[0] if one.calls else one.tensor.op).name not in own_names
+
+    found = reach(written, lambda one: [] if is_end(one) else behind(one))
+    return [each for one in found if not is_end(one) for each in mixed(one.tensor.op, one.calls)]
 
 
-def differs(whole: Variable, part: Variable, totals: set[frozenset[str]]) -> bool:
+def differs(whole: Variable, part: Variable, totals: set[frozenset[Any]]) -> bool:
     """Return whether another part's gradient of the same `apply_gradients` has other numbers in it."""
     weights = _shared.setdefault(tf.compat.v1.get_default_graph(), {})
     parts, first = weights.get(id(whole), ([], totals))
@@ -143,65 +248,61 @@ def differs(whole: Variable, part: Variable, totals: set[frozenset[str]]) -> boo
     return totals != first
 
 
-def totals_of(gradient: Tensor) -> set[frozenset[str]]:
-    """Return of what is computed over all rows of something between the tape and this gradient: what it comes from.
+def totals_of(gradient: Tensor) -> set[frozenset[Any]]:
+    """Return the totals in a gradient as it is applied."""
+    given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return totals_behind(Flow(given)) if tf.is_symbolic_tensor(given) else set()
+
+
+def totals_behind(value: Flow) -> set[frozenset[Any]]:
+    """Return of what is computed over all rows of something between the tape and this value: what it comes from.
 
     Two numbers that come from the same are the same, as a global norm that a step computes again for each gradient.
     """
-    given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    if not tf.is_symbolic_tensor(given):
-        return set()
-    behind = sources_of(given, lambda one: is_of_tape(one) or is_total(one.op))  # a total's origins have the rest
-    found = {origins_of(one) for one in behind if not is_of_tape(one) and mixed(one.op)}
-    return found - {frozenset()}  # of shapes and constants alone
+    # A total's origins have the rest.
+    found = sources_of(value, lambda one: is_of_tape(one) or is_total(one))
+    totals = {origins_of(one) for one in found if not is_of_tape(one) and mixed(one.tensor.op, one.calls)}
+    return totals - {frozenset()}  # of shapes and constants alone
 
 
-def origins_of(result: Tensor) -> frozenset[str]:
+def origins_of(result: Flow) -> frozenset[Any]:
     """Return what the tape gives, the variables and the step's inputs from which rows are mixed for this result."""
-    graph_known = _origins.setdefault(result.graph, {})
-    if result.name in graph_known:
-        return graph_known[result.name]
-    found: set[str] = set()
-    for rows in mixed(result.op):
-        for tensor in sources_of(rows, lambda one: is_of_tape(one) or one.op.type in OF_NO_VALUES):
-            if tensor.op.type in OF_NO_VALUES:
+    graph_known = _origins.setdefault(result.tensor.graph, {})
+    if result.key in graph_known:
+        return graph_known[result.key]
+    found: set[Any] = set()
+    for rows in mixed(result.tensor.op, result.calls):
+        for one in sources_of(rows, lambda each: is_of_tape(each) or each.tensor.op.type in OF_NO_VALUES):
+            operation = one.tensor.op
+            if operation.type in OF_NO_VALUES:
                 continue
-            handles = [each.name for each in tensor.op.inputs if each.dtype == tf.resource]
+            handles = [outside(Flow(each, one.calls)).key for each in operation.inputs if each.dtype == tf.resource]
             found.update(handles)
-            if is_of_tape(tensor) or not (inputs_of(tensor) or handles):
-                found.add(tensor.name)
-    graph_known[result.name] = frozenset(found)
-    return graph_known[result.name]
+            if is_of_tape(one) or not (behind(one) or handles):
+                found.add(one.key)
+    graph_known[result.key] = frozenset(found)
+    return graph_known[result.key]
 
 
-def sources_of(tensor: Tensor, is_end: Callable[[Tensor], bool]) -> Iterator[Tensor]:
+def sources_of(flow: Flow, is_end: Callable[[Flow], bool]) -> Iterator[Flow]:
     """Yield a tensor and all that it is computed of, each once; nothing behind those at which it ends."""
-    todo, known = [tensor], {tensor.name}
-    while todo:
-        yield (one := todo.pop())
-        if not is_end(one):
-            more = [each for each in inputs_of(one) if each.name not in known]
-            todo += more
-            known.update(each.name for each in more)
+    return reach([flow], lambda one: [] if is_end(one) else behind(one))
 
 
-def is_of_tape(tensor: Tensor) -> bool:
-    return bool(tensor.op.name.startswith(OF_TAPE))
+def is_of_tape(flow: Flow) -> bool:
+    return is_tapes(flow.tensor.op)
 
 
-def inputs_of(tensor: Tensor) -> list[Tensor]:
-    """Return what a tensor is computed of, but for resources; of IdentityN the one that it is."""
-    one = tensor.op
-    inputs = one.inputs[tensor.value_index :][:1] if one.type == "IdentityN" else one.inputs
-    return [each for each in inputs if each.dtype != tf.resource]
+def is_total(flow: Flow) -> bool:
+    return flow.tensor.op.type in TOTALS and bool(mixed(flow.tensor.op, flow.calls))
 
 
-def is_total(operation: Operation) -> bool:
-    return operation.type in TOTALS and bool(mixed(operation))
-
-
-def mixed(operation: Operation) -> list[Tensor]:
+def mixed(operation: Operation, calls: Calls = ()) -> list[Flow]:
     """Return those of an operation's inputs of which one row of its result takes other rows than its own."""
+    return [Flow(one, calls) for one in mixed_inputs(operation, calls)]
+
+
+def mixed_inputs(operation: Operation, calls: Calls) -> list[Tensor]:
     kind, first = operation.type, operation.inputs[0] if operation.inputs else None
     if first is None or not (rank := first.shape.rank):
         return []
@@ -217,21 +318,29 @@ def mixed(operation: Operation) -> list[Tensor]:
         return [first] if rank == 1 else []
     if kind not in (*TOTALS, *ALONG_AN_AXIS):
         return []
-    if kind == "L2Loss" or rows_are_moved(first) or (axes := tf.get_static_value(operation.inputs[1])) is None:
+    is_moved = rows_are_moved(Flow(first, calls))
+    if not is_moved and is_of_row(Flow(first, calls)):
+        return []
+    if kind == "L2Loss" or is_moved or (axes := tf.get_static_value(operation.inputs[1])) is None:
         return [first]
     return [first] if any(axis % rank == 0 for axis in np.ravel(axes)) else []
 
 
-def is_behind_tape(tensor: Tensor) -> bool:
+def is_of_row(flow: Flow) -> bool:
+    """Return whether a tensor is computed of one row at a time, as in tf.map_fn."""
+    found = sources_of(flow, lambda one: one.tensor.op.type in (ITEM, *LISTING) or is_of_tape(one))
+    return any(one.tensor.op.type == ITEM for one in found)
+
+
+def is_behind_tape(flow: Flow) -> bool:
     """Return whether a tensor is computed of a gradient."""
-    return any(is_of_tape(one) for one in sources_of(tensor, is_of_tape))
+    return any(is_of_tape(one) for one in sources_of(flow, is_of_tape))
 
 
-def rows_are_moved(tensor: Tensor) -> bool:
+def rows_are_moved(flow: Flow) -> bool:
     """Return whether a gradient was transposed, or its rows were joined, before this was computed of it."""
-    return any(
-        moves_rows(one.op) and is_behind_tape(one) for one in sources_of(tensor, is_of_tape) if not is_of_tape(one)
-    )
+    found = sources_of(flow, is_of_tape)
+    return any(moves_rows(one.tensor.op) and is_behind_tape(one) for one in found if not is_of_tape(one))
 
 
 def moves_rows(operation: Operation) -> bool:
