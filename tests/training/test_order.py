@@ -1,4 +1,4 @@
-"""What is said of a program whose data come in one order each time."""
+"""What is said of a program whose data come in one order each time, or whole to each worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
-from trainer.training.data.input import own_train_dataset, train_dataset_fn, warn_of_one_order
+from trainer.training.data.doubts import warn_of_one_order, warn_of_whole_data
+from trainer.training.data.input import own_train_dataset, train_dataset_fn
 
 Dataset = tf.data.Dataset
 Make = Callable[[Any], Any]
@@ -29,6 +30,7 @@ class Reader:
 @pytest.fixture(autouse=True)
 def forget() -> None:
     warn_of_one_order.cache_clear()
+    warn_of_whole_data.cache_clear()
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -62,3 +64,22 @@ def test_it_is_told_once_and_not_where_a_run_reads_on(
         read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, on_cpu(), **begins, exact=exact)
         read.get_concrete_function()
     assert caplog.text.count("shuffles nothing") == times
+
+
+@pytest.mark.parametrize(
+    ("make", "workers", "times"),
+    [
+        (lambda context: Dataset.range(9).shuffle(9), 2, 1),
+        (lambda context: Dataset.range(9).shuffle(9), 1, 0),
+        (lambda context: Dataset.range(9).shard(context.num_input_pipelines, context.input_pipeline_id), 2, 0),
+        (lambda context: context.files("/etc/host*"), 2, 0),
+        (lambda context: Dataset.range(9).map(lambda number: number + tf.cast(context.seed, tf.int64)), 2, 0),
+    ],
+)
+def test_a_program_that_gives_each_worker_all_data_is_told_once(
+    make: Make, workers: int, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        read: Any = train_dataset_fn(Reader(make), workers, on_cpu(), lambda worker: Beginning(1))
+        read.get_concrete_function()
+    assert caplog.text.count("Reader.train_dataset does not use its context: each of 2 workers reads all") == times

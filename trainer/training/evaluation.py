@@ -422,7 +422,7 @@ def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:
 
 def call_watched(context: tf.distribute.InputContext, program: Program, make_dataset: Callable[[Any], Any]) -> Dataset:
     """Make a part of the data; raises UserError when the program did not ask which part it should be."""
-    watched = WatchedContext(context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync)
+    watched = InputContext(context.num_input_pipelines, context.input_pipeline_id, context.num_replicas_in_sync)
     dataset = make_dataset(watched)
     if context.num_input_pipelines > 1 and not watched.asked:
         raise UserError(
@@ -431,17 +431,6 @@ def call_watched(context: tf.distribute.InputContext, program: Program, make_dat
             "dataset.shard(context.num_input_pipelines, context.input_pipeline_id)"
         )
     return dataset
-
-
-class WatchedContext(InputContext):
-    """A context that knows whether it was asked for the number of the part."""
-
-    asked = False
-
-    @property
-    def input_pipeline_id(self) -> Any:
-        self.asked = True
-        return super().input_pipeline_id
 
 
 def batch_size(batch: Structure) -> tf.Tensor:

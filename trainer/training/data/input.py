@@ -24,6 +24,7 @@ from trainer.core.program import program_file
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
 from trainer.training.data.data_service import DataService
+from trainer.training.data.doubts import warn_of_one_order, warn_of_whole_data
 from trainer.training.data.file_names import names_of, patterns_of
 from trainer.training.data.given_files import GivenFile, GivenFiles
 from trainer.training.data.large_arrays import reject_large_arrays
@@ -104,6 +105,13 @@ class InputContext(tf.distribute.InputContext):
         self._found = found
         self.gave_seed = False
         """Whether the program has asked for the seed."""
+        self.asked = False
+        """Whether the program has asked for the number of the part."""
+
+    @property
+    def input_pipeline_id(self) -> Any:
+        self.asked = True
+        return super().input_pipeline_id
 
     def files(self, pattern: str | Sequence[str]) -> tf.data.Dataset:
         """Return the names of this part's files, of those that match a pattern, or one of several, as "/data/train-*".
@@ -158,18 +166,9 @@ class DataPass:
             dataset = call(context)
         if not (draws or context.gave_seed or self.goes_on):
             warn_of_one_order(type(program).__name__)
+        if self.pipelines > 1 and not (context.asked or context.gave_seed):
+            warn_of_whole_data(type(program).__name__, self.pipelines)
         return dataset
-
-
-@functools.cache
-def warn_of_one_order(name: str) -> None:
-    """Say once in a process that a program shuffles nothing."""
-    log.warning(
-        "%s.train_dataset shuffles nothing: each start and each fault reads the head of a part again, and its tail may "
-        "never be trained. Shuffle the names of the files, and examples; or set input_position: exact, which "
-        "parameter_server has (docs/input.md)",
-        name,
-    )
 
 
 def train_dataset_fn(
