@@ -55,7 +55,7 @@ class HostsUnreachable(FleetError):
     def __init__(self, reasons: Mapping[str, str], rest: str = "") -> None:
         lines = [f"{host} is unreachable: {reason}" for host, reason in reasons.items()]
         super().__init__("\n".join([*lines, rest] if rest else lines))
-        self.reasons = dict(reasons)
+        self.reasons, self.rest = dict(reasons), rest
 
 
 def first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -47,11 +48,25 @@ class Psfleet(Fab):
     def print_help(self) -> None:
         """Show the verbs before the options that Fabric has for each of them."""
         print(f"Usage: {self.binary} VERB [--flags]\n")
+        print("A new cluster: init, validate, playbook site.yml, start-cluster, stop-cluster.\n")
         self.list_tasks()
         print("Fabric's own options, before the verb:\n")
         self.print_columns(self.initial_context.help_tuples())
         print(f"`{self.binary} VERB --help` has a verb's flags, `{self.binary} --list` the verbs alone.")
         print(f"Pages that messages name, as docs/operations.md: {KIT / 'docs'}\n")
+
+    def print_task_help(self, name: str) -> None:
+        """Show a verb's flags, without Invoke's words on chains of tasks."""
+        print(f"Usage: {self._usage(name)}\n\n{inspect.getdoc(self.collection[name])}\n\nFlags:")
+        self.print_columns(self.parser.contexts[name].help_tuples())
+
+    def _usage(self, verb: str) -> str:
+        taken = inspect.signature(self.collection[verb].body).parameters.values()
+        first = {each.name for each in self.parser.contexts[verb].positional_args}  # none where --help was typed
+        needed = [each.name for each in taken if each.name in first or each.default is each.empty]
+        words = [name.upper() for name in needed if name != "context"]
+        hosts = ["[HOST...]"] if verb == "init" else []
+        return " ".join([str(self.binary), verb, *words, *hosts, "[--flags]"])
 
     def task_list_opener(self, extra: str = "") -> str:
         return "Verbs"
@@ -126,7 +141,8 @@ class Psfleet(Fab):
             return Exit(f"{dashes}{no_value[1]} has no value; expected one after it", 2)
         if lacks := _LACKS.fullmatch(str(error)):
             what = lacks[2].replace("', '", " and ")
-            return Exit(f"psfleet {lacks[1]} lacks its {what}. `psfleet {lacks[1]} --help` lists what it takes", 2)
+            expected = f"expected {self._usage(lacks[1])}, as `psfleet {lacks[1]} --help` explains"
+            return Exit(f"psfleet {lacks[1]} lacks its {what}; {expected}", 2)
         unknown = _UNKNOWN.fullmatch(str(error))
         if unknown is None:
             return Exit(f"{str(error).rstrip('.')}. `psfleet VERB --help` lists a verb's arguments", 2)

@@ -21,7 +21,7 @@ from fabric import task
 from invoke import Argument, Config, Context, Exit, Task
 
 from fleet.actions.console import Console
-from fleet.errors import FleetError
+from fleet.errors import FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import SshHosts
 from fleet.output.tables import lost
@@ -177,7 +177,8 @@ def ending() -> Iterator[None]:
     try:
         yield
     except FleetError as error:
-        raise Exit(printable(str(error)) or None, error.code) from error
+        look = "\nfab doctor says what to try" if isinstance(error, HostsUnreachable) and not error.rest else ""
+        raise Exit(printable(f"{error}{look}") or None, error.code) from error
 
 
 @contextmanager

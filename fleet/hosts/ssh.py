@@ -329,7 +329,7 @@ class SshHosts:
         if isinstance(error, TimeoutError):
             return f"no answer from {where} in {CONNECT_SECONDS} s"
         if isinstance(error, NoValidConnectionsError):
-            return f"{where}: " + "; ".join(sorted({str(each) for each in error.errors.values()}))
+            return f"{where}: " + "; ".join(sorted({each.strerror or str(each) for each in error.errors.values()}))
         if isinstance(error, ThreadException):
             return f"{where}: the connection was lost"
         if isinstance(error, ChannelException) and error.code == OPEN_FAILED_CONNECT_FAILED:

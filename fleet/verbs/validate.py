@@ -38,8 +38,8 @@ def validate(
     }
     console.print_json("validate", shown)
     if problems:
-        listed = f"{source or 'no inventory'}: {len(problems)} wrong\n{describe_problems(problems)}"
-        raise OperatorMistake(listed if console.json_out is None else "")
+        head = f"{source}: {len(problems)} wrong\n" if source else ""
+        raise OperatorMistake(f"{head}{describe_problems(problems)}" if console.json_out is None else "")
     if console.json_out is None:
         for note in notes:
             console.print(note)

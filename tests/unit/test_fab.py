@@ -122,7 +122,11 @@ def test_a_key_of_a_configuration_file_is_no_flags(keys: str | list[str], silent
 @pytest.mark.parametrize("verb", VERBS)
 def test_unreachable_host_exits_4(verb: str, silent_inventory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert fab(verb, "--inventory", str(silent_inventory)) == 4
-    assert "here is unreachable: 127.0.0.1:" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "here is unreachable: 127.0.0.1:" in shown
+    assert "[Errno" not in shown
+    rest = {"start-cluster", "restart-cluster", "stop-cluster", "rollback"}  # they say themselves what to do
+    assert ("says what to try" in shown) == (verb not in rest)
 
 
 def test_environment_names_the_inventory(silent_inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

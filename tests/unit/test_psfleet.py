@@ -57,8 +57,8 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("--list status", "--list is for all verbs, and takes no 'status'. `psfleet VERB --help`"),
         ("-H", "-H has no value; expected one after it"),
         ("logs --lines", "--lines has no value; expected one after it"),
-        ("init", "psfleet init lacks its directory. `psfleet init --help` lists what it takes"),
-        ("drain", "psfleet drain lacks its host. `psfleet drain --help` lists what it takes"),
+        ("init", "psfleet init lacks its directory; expected psfleet init DIRECTORY [HOST...] [--flags], as `psfleet"),
+        ("drain", "psfleet drain lacks its host; expected psfleet drain HOST [--flags], as `psfleet drain --help`"),
         ("init --hosts a", "psfleet init has no flag '--hosts'. `psfleet init --help` lists them"),
         ("init new a --hots", "psfleet init has no flag '--hots'. Did you mean --host?"),
         ("init  a", "'' can't be a folder: it is empty; expected a name, as in psfleet init ~/mine"),
@@ -101,11 +101,14 @@ def test_a_broken_file_of_fabrics_settings_is_no_traceback(
     assert re.match(f"a file of Fabric's settings or of ssh's can't be read: {message}", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("words", [["init", "--help"], ["init", "new", "-h"], ["drill", "--help"], ["--help", "logs"]])
+@pytest.mark.parametrize("words", [["init", "--help"], ["init", "new", "-h"], ["drain", "--help"], ["--help", "logs"]])
 def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert psfleet(monkeypatch, *words) == 0
     verb = words[1] if words[0] == "--help" else words[0]
-    assert f"[--core-opts] {verb} [--options]" in capsys.readouterr().out
+    takes = {"init": " DIRECTORY [HOST...]", "drain": " HOST"}.get(verb, "")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: psfleet {verb}{takes} [--flags]\n\n")
+    assert "--core-opts" not in shown
 
 
 @pytest.mark.parametrize("columns", [20, 80])
@@ -115,7 +118,14 @@ def test_help_has_the_verbs_first_in_any_window(
     monkeypatch.setattr("invoke.program.pty_size", lambda: (columns, 24))
     assert psfleet(monkeypatch, "--help") == 0
     shown = capsys.readouterr().out
-    order = ("Usage: psfleet VERB [--flags]", "Verbs:", "  status", "Fabric's own options", "--list-agent-keys")
+    order = (
+        "Usage: psfleet VERB [--flags]",
+        "A new cluster: init",
+        "Verbs:",
+        "  status",
+        "Fabric's own options",
+        "--list-agent-keys",
+    )
     places = [shown.index(each) for each in order]
     assert places == sorted(places)
 
