@@ -20,8 +20,17 @@ from trainer.core.settings.strategies import STRATEGIES
 from trainer.process import children
 from trainer.process.fork_server import ForkServer
 from trainer.process.gpus import share_gpus
+from trainer.run.directory import RunDirectory
 from trainer.tasks import local, local_supervisor
-from trainer.tasks.local import add_local_options, cluster_size, data_workers, local_cluster, make_tasks, setting
+from trainer.tasks.local import (
+    add_local_options,
+    cluster_size,
+    data_workers,
+    local_cluster,
+    make_tasks,
+    setting,
+    where_to_look,
+)
 from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask, final
 
 pytestmark = pytest.mark.timeout(60)
@@ -468,3 +477,12 @@ def test_a_task_sees_its_own_gpus_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert set(environments().values()) == {None}
+
+
+def test_the_end_says_where_the_page_and_the_curves_are(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "a b", "first")
+    curves = f"curves      tensorboard --logdir '{tmp_path}/a b/runs'"
+    assert where_to_look(directory) == curves
+    directory.path.mkdir(parents=True)
+    directory.report.touch()
+    assert where_to_look(directory) == f"page        {directory.path}/report.html, for a browser\n{curves}"

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -134,10 +135,17 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         code = run_in_process(config, workers, servers, evaluator, data, metrics_at(ports, 0))
     else:
         code = run_supervised(config, local_cluster(workers, servers, data), evaluator, environment, ports)
-    print(describe(read_status(RunDirectory(config.shared_dir, config.run), config)))
+    print(describe(read_status(before, config)))
+    print(where_to_look(before))
     if finished is not None:
         print(f"nothing was trained: run {config.run} had finished at step {finished}; start a new one with --run NAME")
     return code
+
+
+def where_to_look(directory: RunDirectory) -> str:
+    """Say what shows more of a run than its status."""
+    page = f"page        {directory.report}, for a browser\n" if directory.report.exists() else ""
+    return f"{page}curves      tensorboard --logdir {shlex.quote(str(directory.path.parent))}"
 
 
 def run_supervised(
