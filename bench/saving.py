@@ -20,6 +20,7 @@ from bench.tables import print_row
 from bench.tasks import LocalCluster
 
 if TYPE_CHECKING:
+    from trainer.run.saves.checkpoint_state import CheckpointState
     from trainer.run.saves.checkpoints import Checkpoints
     from trainer.training.steps.remote import RemoteStepRunner
 
@@ -105,8 +106,7 @@ def coordinate(rounds: int, saves: int, shared: str, pids: list[int]) -> None:
     written: list[float] = []
     checkpoints = Checkpoints(
         RunDirectory(shared, "saving"),
-        runner.model,
-        runner.step,
+        CheckpointState(runner.model, runner.step),
         config,
         saved=lambda step, seconds, error: written.append(seconds),
     )

@@ -26,6 +26,7 @@ from trainer.core.failures import UserError  # noqa: E402
 from trainer.core.settings.config import Config  # noqa: E402
 from trainer.core.variables import flatten  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
+from trainer.run.saves.checkpoint_state import CheckpointState  # noqa: E402
 from trainer.run.saves.checkpoints import Checkpoints  # noqa: E402
 from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw  # noqa: E402
@@ -47,7 +48,8 @@ class Training:
         )
         strategy = make_strategy(config, start_cluster("parameter_server", 1, servers))
         self._runner = runner = RemoteStepRunner(config, program(case), strategy, 1)
-        self.checkpoints = Checkpoints(RunDirectory(shared, "matrix"), runner.trained, runner.step, config)
+        state = CheckpointState(runner.trained, runner.step)
+        self.checkpoints = Checkpoints(RunDirectory(shared, "matrix"), state, config)
 
     def train(self, steps):
         self._runner.call(steps)

@@ -13,6 +13,7 @@ from trainer.cluster.spec import ClusterConfig
 from trainer.core.program import load_program
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
@@ -29,7 +30,7 @@ def main(mode: str, shared: str, values_file: str) -> None:
     program = load_program(config.program, config.program_args)
     runner = RemoteStepRunner(config, program, make_strategy(config, cluster), cluster.workers)
     model = runner.model
-    checkpoints = Checkpoints(RunDirectory(shared, "restore"), model, runner.step, config)
+    checkpoints = Checkpoints(RunDirectory(shared, "restore"), CheckpointState(model, runner.step), config)
     if mode == "train":
         for _ in range(8):
             runner.call(5)

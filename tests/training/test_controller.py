@@ -22,6 +22,7 @@ from trainer.core.failures import StalePath, Stopped, UserError
 from trainer.core.settings.config import Config
 from trainer.run.catalogue import Catalogue
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints, in_thread
 from trainer.run.saves.snapshot import copy_each
 from trainer.telemetry.outlets.systemd import Notifier
@@ -198,7 +199,7 @@ def test_who_has_lost_the_lease_while_a_checkpoint_came_to_the_disk_removes_noth
     directory, step, config = RunDirectory(tmp_path, "default"), tf.Variable(0, dtype=tf.int64), Config(program="a:B")
     looks = iter([True, True, True] * config.checkpoints_kept + [True, True, False])
     lease = SimpleNamespace(epoch=1, held=lambda: next(looks))
-    checkpoints = Checkpoints(directory, tf.Module(), step, config, lease=lease)  # type: ignore[arg-type]
+    checkpoints = Checkpoints(directory, CheckpointState(tf.Module(), step), config, lease=lease)  # type: ignore[arg-type]
     for _ in range(config.checkpoints_kept + 1):
         step.assign_add(1)
         checkpoints.save_and_wait()

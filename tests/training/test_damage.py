@@ -13,6 +13,7 @@ from processes import Runs
 from trainer.core.failures import Infrastructure, UserError
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.timeout(300)
@@ -83,7 +84,7 @@ class Trained:
         self.model.table = tf.Variable(tf.zeros([64], dtype))
         self.step = tf.Variable(0, dtype=tf.int64)
         config = Config(program="mine:One", checkpoints_kept=3)
-        self.checkpoints = Checkpoints(directory, self.model, self.step, config)
+        self.checkpoints = Checkpoints(directory, CheckpointState(self.model, self.step), config)
 
     def save(self, *steps: int) -> None:
         for step in steps:

@@ -12,6 +12,7 @@ import pytest
 from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.tasks.in_process import start_cluster
 from trainer.training.steps.remote import RemoteStepRunner
@@ -67,12 +68,14 @@ class Training:
         self.runner = RemoteStepRunner(config, program, strategy, WORKERS)
         self.saves = Checkpoints(
             RunDirectory(directory, "mine"),
-            self.runner.trained,
-            self.runner.step,
+            CheckpointState(
+                self.runner.trained,
+                self.runner.step,
+                copy=self.runner.copy,
+                reading=reading,
+                make_snapshot=snapshots_of(config, self.runner.marks),
+            ),
             config,
-            copy=self.runner.copy,
-            reading=reading,
-            make_snapshot=snapshots_of(config, self.runner.marks),
         )
         self.saves.prepare()
         self.large = [one.variable for one in self.saves._state._snapshot._large]

@@ -12,6 +12,7 @@ import pytest
 from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.run.saves.save_failures import SaveFailed
 
@@ -74,11 +75,14 @@ def saves_of(directory: Path, trained: Trained, most: int = 9, **settings: Any) 
     config = Config(program="mine:One", incremental_saves=most, **settings)
     return Checkpoints(
         RunDirectory(directory, "mine"),
-        trained.model,
-        trained.step,
+        CheckpointState(
+            trained.model,
+            trained.step,
+            local_run_dir=config.local_run_dir,
+            reading=reading,
+            make_snapshot=snapshots_of(config),
+        ),
         config,
-        reading=reading,
-        make_snapshot=snapshots_of(config),
     )
 
 
@@ -250,11 +254,9 @@ def test_damage_is_found_as_in_whole_ones(part: str, trained: Trained, tmp_path:
     messages: list[str] = []
     again = Checkpoints(
         RunDirectory(tmp_path, "mine"),
-        trained.model,
-        trained.step,
+        CheckpointState(trained.model, trained.step, reading=reading),
         Config(program="mine:One"),
         set_aside=messages.append,
-        reading=reading,
     )
     assert again.restore() == 1
     assert is_same(trained.values(), first)

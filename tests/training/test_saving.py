@@ -23,6 +23,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.saves import checkpoints as module
 from trainer.run.saves import save_failures
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoint_writer import Order
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.run.saves.save_failures import SaveFailed
@@ -76,7 +77,8 @@ class Saves(Checkpoints):
         self.may_write = threading.Event()
         self.may_write.set()
         config = Config(program="mine:One", **settings)
-        super().__init__(directory, trained.model, trained.step, config, lease=lease, saved=self._remember)
+        state = CheckpointState(trained.model, trained.step, local_run_dir=config.local_run_dir)
+        super().__init__(directory, state, config, lease=lease, saved=self._remember)
         save = self._writer.save
 
         def when_it_may(order: Order) -> int:

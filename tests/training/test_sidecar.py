@@ -15,6 +15,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
 from trainer.run.retention import Retention
 from trainer.run.saves.checkpoint_reader import read_model
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.tasks import evaluator as module
 from trainer.tasks.evaluator import Evaluator
@@ -48,7 +49,7 @@ def directory(tmp_path: Path) -> RunDirectory:
 
     directory = RunDirectory(tmp_path, "mine")
     step = tf.Variable(0, dtype=tf.int64)
-    checkpoints = Checkpoints(directory, make_model(), step, Config(program="mine:One"))
+    checkpoints = Checkpoints(directory, CheckpointState(make_model(), step), Config(program="mine:One"))
     for number in (10, 20):
         step.assign(number)
         checkpoints.save()

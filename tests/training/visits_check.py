@@ -27,6 +27,7 @@ from trainer.core.failures import EmptyPart, UserError
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Position
 from trainer.run.directory import RunDirectory
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
 from trainer.tasks.in_process import start_cluster
 from trainer.tasks.training import Training
@@ -132,7 +133,10 @@ class Generation:
         self._training = Training(RunContext(config, NONE, NONE, PROGRESS, NONE, None, None, NONE), cluster)
         directory = RunDirectory(config.shared_dir, config.run)
         self.checkpoints = Checkpoints(
-            directory, self.runner.trained, self.runner.step, config, position=lambda: self.runner.position
+            directory,
+            CheckpointState(self.runner.trained, self.runner.step),
+            config,
+            position=lambda: self.runner.position,
         )
         self.go_back()
         self.checkpoints.prepare()

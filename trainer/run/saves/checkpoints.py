@@ -14,12 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from trainer.core.contracts import Model, Variable
 from trainer.core.settings.config import Config
 from trainer.run.catalogue import Manifest
 from trainer.run.data_position import Position
@@ -27,7 +24,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.lease import Lease
 from trainer.run.retention import Retention
 from trainer.run.saves.checkpoint_reader import CheckpointReader
-from trainer.run.saves.checkpoint_state import CheckpointState, Reading, Tables
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoint_writer import CheckpointWriter, Order
 from trainer.run.saves.save_failures import SaveFailed, SaveFailures
 
@@ -62,8 +59,7 @@ class Checkpoints:
     def __init__(
         self,
         directory: RunDirectory,
-        model: Model,
-        step: Variable,
+        state: CheckpointState,
         config: Config,
         *,
         leads: bool = True,
@@ -72,32 +68,18 @@ class Checkpoints:
         set_aside: Callable[[str], None] = lambda message: None,
         numbers: Callable[[], Mapping[str, float]] = dict,
         position: Callable[[], Position | None] = lambda: None,
-        copy: Callable[[Any], None] | None = None,
-        tables: Tables | None = None,
-        reading: Reading = nullcontext,
-        make_snapshot: Callable[..., Any] | None = None,
     ) -> None:
         """`saved` is called for each save that ends: its step, how long it took, and what went wrong.
 
         The thread that writes calls it. `set_aside` is called for each bad checkpoint that a restore finds. `numbers`
-        returns the training's last numbers by name, and `position` how far the data are read. `copy` copies variables
-        that workers train, as Snapshot has it. `tables` save and restore themselves beside the variables.
-        `reading` and `make_snapshot` are those of CheckpointState.
+        returns the training's last numbers by name, and `position` how far the data are read.
         """
         catalogue = directory.catalogue
         self._catalogue = catalogue
         self._leads = leads
         self._numbers = numbers
         self._position = position
-        self._state = CheckpointState(
-            model,
-            step,
-            copy=copy,
-            tables=tables,
-            local_run_dir=config.local_run_dir,
-            reading=reading,
-            make_snapshot=make_snapshot,
-        )
+        self._state = state
         self._writer = CheckpointWriter(catalogue, lease, Retention.from_config(config), saved)
         self._reader = CheckpointReader(catalogue, self._state, set_aside)
         self._failures = SaveFailures(directory, config.storage_timeout_seconds)

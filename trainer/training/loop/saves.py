@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from trainer.core.failures import Infrastructure, StalePath, UserError
 from trainer.core.states import Phase, RunState
+from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import SLOW_SECONDS, Checkpoints
 from trainer.training.loop.save_schedule import PATIENCE_SECONDS, SaveSchedule
 from trainer.training.run_context import RunContext
@@ -37,8 +38,15 @@ class Saves:
         self.schedule = SaveSchedule(config.checkpoint_steps, config.checkpoint_seconds)
         self.checkpoints = Checkpoints(
             context.directory,
-            runner.trained,
-            runner.step,
+            CheckpointState(
+                runner.trained,
+                runner.step,
+                copy=runner.copy,
+                tables=runner.tables,
+                local_run_dir=config.local_run_dir,
+                reading=reading,
+                make_snapshot=snapshots_of(config, runner.marks),
+            ),
             config,
             leads=progress.leads,
             lease=context.lease,
@@ -46,10 +54,6 @@ class Saves:
             set_aside=lambda message: progress.events.write("checkpoint-set-aside", message=message),
             numbers=numbers,
             position=lambda: runner.position,
-            copy=runner.copy,
-            tables=runner.tables,
-            reading=reading,
-            make_snapshot=snapshots_of(config, runner.marks),
         )
 
     def _saved(self, step: int, seconds: float, error: str | None) -> None:
