@@ -18,6 +18,7 @@ STEPS = 60
 TABLES = {f"kind_{number:02}": {"capacity": 4000} for number in range(2)}
 
 
+@pytest.mark.matrix
 def test_dynamic_tables_have_the_auc_that_their_training_evaluates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

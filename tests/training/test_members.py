@@ -125,6 +125,8 @@ def test_nobody_waits_for_a_worker_that_is_gone_for_good(cluster: Members) -> No
     assert cluster.chief.code is None
 
 
+# `worker-frozen` of the dozen of the drills has one freeze, and test_membership.py the others' coming and going.
+@pytest.mark.matrix
 @pytest.mark.parametrize("cluster", [{"workers": 3}], indirect=True)
 def test_a_silent_worker_is_left_out_and_taken_in_again_by_the_same_coordinator(cluster: Members) -> None:
     cluster.begins()
