@@ -3,7 +3,7 @@
 TensorFlow keeps a lock beside a cache that is being written. A worker that is killed meanwhile leaves it behind, and no
 later worker could read. So each process that reads has files of its own here: to the program's name is added whose they
 are. A cache that is whole is used again by the same process alone; what earlier processes of a worker have left is
-emptied (docs/decisions/0193-files-of-a-worker.md).
+emptied (docs/decisions/0193-a-pipelines-files-belong-to-a-process.md).
 """
 
 from __future__ import annotations
