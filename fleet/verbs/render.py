@@ -6,12 +6,25 @@ import re
 
 from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
+from fleet.planning.decision import check_names
 from fleet.render import SHARED_DIR, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory
+from fleet.site.schema.problems import show
 
 MANAGERS = ("kubernetes", "slurm", "spark")
 # A label of DNS, short enough for the pods' names made of it.
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+# By flag: what it may be, and what is expected, of a value that the text has as it is.
+WORDS = {
+    "shared-dir": (re.compile(r"/[ -~]*"), "an absolute path, such as /srv/trainer"),
+    "python": (re.compile(r"[ -~]+"), "a program of the nodes, such as /opt/venv/bin/python"),
+    "image": (re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII), "an image, such as registry.example.org/mine:1"),
+    "size": (re.compile(r"(?!0+[A-Za-z]*$)[0-9]+([KMGTPE]i|[kMGTPE])?"), "a size as Kubernetes has it, such as 100Gi"),
+    "storage-class": (
+        re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"),
+        "a storage class's name: small letters, digits, dots and hyphens, such as nfs-client",
+    ),
+}
 
 
 def render(
@@ -29,7 +42,7 @@ def render(
 ) -> None:
     """Print what `kubectl apply -f -`, `sbatch` or `spark-submit` takes.
 
-    Raises OperatorMistake for another manager, a wrong name, and for Kubernetes without an image.
+    Raises OperatorMistake for another manager, a wrong word, and for Kubernetes without an image.
     """
     if manager not in MANAGERS:
         raise OperatorMistake(f"{manager!r} is none of {', '.join(MANAGERS)}: fab render kubernetes --image IMAGE")
@@ -37,6 +50,12 @@ def render(
         raise OperatorMistake(
             f"--name {name!r} can't name pods: expected up to 40 small letters, digits and hyphens, such as psfleet"
         )
+    check_names(run, program)
+    words = {"shared-dir": shared_dir, "python": python, "size": size, "storage-class": storage_class}
+    for flag, value in {**words, "image": image or None}.items():
+        allowed, expected = WORDS[flag]
+        if value is not None and not allowed.fullmatch(value):
+            raise OperatorMistake(f"--{flag} is {show(value)}: expected {expected}")
     if manager == "kubernetes":
         if not image:
             raise OperatorMistake(

@@ -26,6 +26,7 @@ from trainer.core.failures import STOPPED, TRY_AGAIN
 
 GROUPS = {"chief": ["a"], "ps": ["a", "b"], "worker": ["b", "c"], "evaluator": ["a"]}
 SETTINGS = {"program": "mine:Model", "run": "first", "steps": 100}
+POD = {"manager": "kubernetes", "name": "x", "image": "10.0.0.7:5000/mine@sha256:0a"}
 
 
 def inventory(groups: Mapping[str, list[str]] | None = None, **variables: Any) -> Inventory:
@@ -147,11 +148,28 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
         ({"manager": "nomad", "name": "x"}, "'nomad' is none of kubernetes, slurm, spark"),
         ({"manager": "slurm", "name": "My_Job"}, "--name 'My_Job' can't name pods"),
         ({"manager": "kubernetes", "name": "x"}, "--image is missing"),
+        ({"manager": "slurm", "name": "x", "run": "a b"}, "--run 'a b' can't name a run"),
+        ({"manager": "spark", "name": "x", "program": "mine"}, "--program 'mine' names no program"),
+        ({"manager": "slurm", "name": "x", "shared_dir": "mine"}, "--shared-dir is 'mine': expected an absolute path"),
+        ({"manager": "spark", "name": "x", "shared_dir": "/a\nb"}, "expected an absolute path"),
+        ({"manager": "slurm", "name": "x", "python": ""}, "--python is '': expected a program"),
+        ({"manager": "kubernetes", "name": "x", "image": "my image"}, "--image is 'my image': expected an image"),
+        ({**POD, "size": "lots"}, "--size is 'lots': expected a size as Kubernetes has it, such as 100Gi"),
+        ({**POD, "size": "0Gi"}, "--size is '0Gi'"),
+        ({**POD, "storage_class": "My Class"}, "--storage-class is 'My Class': expected a storage class's name"),
     ],
 )
 def test_wrong_words_are_named(given: Mapping[str, str], named: str) -> None:
     with pytest.raises(OperatorMistake, match=named):
         render(inventory(), Console(io.StringIO()), **given)
+
+
+def test_what_a_claim_asks_for_is_as_it_was_given() -> None:
+    out = io.StringIO()
+    render(inventory(), Console(out), **POD, size="1500G", storage_class="nfs.client-1")
+    claim = next(each for each in yaml.safe_load_all(out.getvalue()) if each["kind"] == "PersistentVolumeClaim")
+    assert claim["spec"]["storageClassName"] == "nfs.client-1"
+    assert claim["spec"]["resources"] == {"requests": {"storage": "1500G"}}
 
 
 def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
