@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from invoke import Exit
+
 from fleet.command_line import MEANWHILE, PLAN, REASON, VerbCall, above_zero, leaving, verb, whole_number
 
 _BARE = ("--plan", "--json", "--ask-vault-pass", "--help")
@@ -150,6 +152,10 @@ def rollback(call: VerbCall, to: str | None = None, reason: str | None = None, p
     """Switch code, environment and run settings back, from what the hosts have kept."""
     from fleet.verbs.rollback import rollback
 
+    if to is not None and not to:
+        raise Exit(
+            "--to is '': expected a release, as fab history shows it, or its first letters; or leave --to out", 2
+        )
     with call.cluster() as cluster, leaving("left. Look: fab status, fab history"):
         rollback(cluster, call.console, to, reason, plan)
 

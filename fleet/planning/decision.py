@@ -31,12 +31,12 @@ class RunChoice:
     new: bool
 
 
-def check_names(run_name: str | None, program: str | None) -> None:
-    """Raise OperatorMistake for a name that can't be a run's or a program's."""
+def check_names(run_name: str | None, program: str | None, flag: str = "--run") -> None:
+    """Raise OperatorMistake for a name that can't be a run's, which `flag` gives, or a program's."""
     if run_name is not None and not RUN_NAME.fullmatch(run_name):
         raise OperatorMistake(
-            f"--run {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash and "
-            "underscore, at most 100, starting with a letter or digit, such as --run digits-2"
+            f"{flag} {show(run_name)} can't name a run: its directory gets the name. Use letters, digits, dot, dash "
+            f"and underscore, at most 100, starting with a letter or digit, such as {flag} digits-2"
         )
     if program is not None and (problem := program_name_problem(program)):
         example = "expected package.module:Name, such as --program trainer.examples.digits:Digits"

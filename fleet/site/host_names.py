@@ -9,6 +9,12 @@ from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import name_known, name_some, show
 
 
+def is_meant(inventory: Inventory, given: str) -> bool:
+    """Whether a name that is no host's is another one of a host: in other letters, its address, or a task's."""
+    names = {name for task in inventory.tasks for name in (task.name, task.address)}
+    return given in names or given.casefold() in map(str.casefold, inventory.hosts)
+
+
 def find_host(inventory: Inventory, given: str, beside: bool = False) -> str:
     """Return the one host that is named; raises OperatorMistake for several, or one that the inventory has not."""
     found = find_hosts(inventory, [given], beside)
@@ -29,8 +35,8 @@ def find_hosts(inventory: Inventory, given: Sequence[str], beside: bool = False)
         raise OperatorMistake(f"name a host of {inventory.source}: {name_some(hosts)}")
     for name in named:
         if name not in hosts:
-            task = next((task for task in inventory.tasks if task.name == name), None)
-            hint = f": {name} is a task, on {task.host}" if task else ""
+            task = next((task for task in inventory.tasks if name in (task.name, task.address)), None)
+            hint = f": {name} is {'a task, on' if name == task.name else 'the address of'} {task.host}" if task else ""
             missing = f"{inventory.source} has no host {show(name)}{with_task}{hint}"
             raise OperatorMistake(f"{missing}. {name_known(task.host if task else name, list(hosts))}")
     return list(dict.fromkeys(named))

@@ -13,7 +13,7 @@ def clone_run(
 ) -> None:
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
     decision.check_names(run, None)
-    decision.check_names(new, None)
+    decision.check_names(new, None, "--new")
     answer, size = have_copied(cluster, console, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
         console.print(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")

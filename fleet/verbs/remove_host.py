@@ -22,12 +22,12 @@ from fleet.hosts.units import Health
 from fleet.planning.cost import Cost, cost_of_restart, find_chief, find_shortages, training
 from fleet.site import inventory_file
 from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
-from fleet.site.host_names import find_host
+from fleet.site.host_names import find_host, is_meant
 from fleet.site.inventory import Inventory
 from fleet.site.inventory_file import NotPlain
 from fleet.site.members import address_of
 from fleet.site.preflight import inventory_problems
-from fleet.site.schema.problems import show
+from fleet.site.schema.problems import name_known, show
 from fleet.site.topology import Task
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
@@ -62,9 +62,10 @@ def remove_host(
             f"{host} has no task: `ansible-playbook reset.yml --limit {host}` cleans it. Then take it out of "
             f"{cluster.inventory.source}, and run `ansible-playbook site.yml`"
         )
-    if host not in cluster.inventory.hosts:
+    if host not in cluster.inventory.hosts and not is_meant(cluster.inventory, host):
         console.print(
-            f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one"
+            f"{cluster.inventory.source} has no host {host} with a task: it is removed already, or never had one. "
+            + name_known(host, list(cluster.inventory.hosts))
         )
         _answer(console, "remove-host", "nothing to do", [host], [])
         return

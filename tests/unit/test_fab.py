@@ -163,6 +163,7 @@ def test_parameter_without_a_value_exits_2_before_a_host_is_asked(
         ("start-cluster --set rate=1 --set rate=2", "--set rate is given twice"),
         ("start-cluster --set rate=" + 900 * "[" + 900 * "]", "nested too deeply"),
         ("logs --task=", "has no task ''"),
+        ("rollback --to=", "--to is '': expected a release"),
         ("logs --lines 99999999999999999999", "expected 1,000,000 at most"),
         ("logs --lines " + "9" * 5000, "expected a whole number of 1 or more, as in --lines 20"),
         ("logs --since " + "9" * 5000 + "s", "expected a time such as '10 min'"),

@@ -103,4 +103,5 @@ def test_a_long_value_does_not_take_the_place_of_the_reason() -> None:
 def test_of_many_names_few_are_listed() -> None:
     many = [f"worker-{i}" for i in range(300)]
     assert name_known("wroker-7", many) == "Did you mean worker-7? It has: worker-0, worker-1, worker-2 and 297 more"
+    assert name_known("WORKER-1", many[:2]).startswith("Did you mean worker-1?")
     assert name_known("head", many[:2]) == "It has: worker-0, worker-1"

@@ -184,6 +184,24 @@ def test_a_host_that_takes_part_is_not_removed(
     assert hosts.lines == []
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("W-A", "no host 'W-A' with a task. Did you mean w-a?"),
+        ("192.0.2.30", "192.0.2.30 is the address of w-a. Did you mean w-a?"),
+        ("worker-0", "worker-0 is a task, on w-a. Did you mean w-a?"),
+    ],
+)
+def test_a_host_by_another_name_is_not_removed_already(hosts: Hosts, console: Console, name: str, why: str) -> None:
+    with pytest.raises(OperatorMistake, match=re.escape(why)):
+        remove_host(cluster(hosts), console, name)
+
+
+def test_a_name_that_no_host_has_is_said_with_what_is_like_it(hosts: Hosts, console: Console) -> None:
+    remove_host(cluster(hosts), console, "w-aa")
+    assert "removed already, or never had one. Did you mean w-a? It has: head, ps-a" in fake_hosts.printed(console)
+
+
 def test_a_dead_host_is_removed(place: Path, hosts: Hosts, console: Console) -> None:
     hosts.unreachable["w-c"] = "no route"
     remove_host(cluster(hosts), console, "w-c")

@@ -185,7 +185,7 @@ def test_what_the_trainer_calls_an_error_is_the_operators(config: Config, hosts:
     for wrong in ("backups", "~/backups"):
         with pytest.raises(OperatorMistake, match="expected a whole path of the chief's host"):
             back_up(cluster, console, "digits", wrong)
-    with pytest.raises(OperatorMistake, match="can't name a run"):
+    with pytest.raises(OperatorMistake, match=r"--new '../x' can't name a run.* such as --new digits-2"):
         clone_run(cluster, console, "digits", "../x")
 
 

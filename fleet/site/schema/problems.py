@@ -72,7 +72,9 @@ def name_some(names: Iterable[str]) -> str:
 
 def name_known(name: str, known: Sequence[str]) -> str:
     """Say which of the known names an unknown one may stand for, and which there are: all of them, unless many."""
-    close = difflib.get_close_matches(name, known, n=1)
+    close = [each for each in known if each.casefold() == name.casefold()] or difflib.get_close_matches(
+        name, known, n=1
+    )
     listed = ", ".join(known) if len(known) <= MAX_LISTED else name_some(known)
     return f"{f'Did you mean {close[0]}? ' if close else ''}It has: {listed}"
 
