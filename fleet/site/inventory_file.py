@@ -6,6 +6,7 @@ No task's number moves: where a host leaves the middle of a group, the others ge
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +154,10 @@ def edited(inventory: Inventory, edit: Callable[[str], str]) -> dict[Path, str]:
     except yaml.YAMLError as error:
         raise NotPlain(f"a host's lines are used by others: {first_line(error)}") from error
     if not texts:
-        raise NotPlain(f"{inventory.source} names the host nowhere in YAML")
+        raise NotPlain(f"{inventory.source} names the host nowhere in YAML, or in a range of hosts")
+    for path in texts:
+        if not all(os.access(place, os.W_OK) for place in (path, path.resolve().parent)):  # it is written beside
+            raise NotPlain(f"{path} can't be written")
     return texts
 
 

@@ -161,6 +161,22 @@ def test_an_inventory_that_cant_be_written_is_whole_and_changed_by_hand(
     assert "w-a" not in (place / "hosts.yml").read_text()
 
 
+@pytest.mark.parametrize("shut", ["mine", "mine/hosts.yml"])
+def test_a_plan_says_that_an_inventory_may_only_be_read(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, shut: str
+) -> None:
+    access = os.access  # of root, whom no mode stops
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != place.parent / shut and access(path, mode))
+    drain(cluster(hosts), console, "w-a")
+    before = (place / "hosts.yml").read_text()
+    remove_host(cluster(hosts), console, "w-a", plan_only=True)
+    why = f"{place}/hosts.yml can't be written"
+    assert f"{place} is to be changed by hand: {why}" in fake_hosts.printed(console)
+    remove_host(cluster(hosts), console, "w-a")
+    assert f"change {place} by hand ({why}):" in fake_hosts.printed(console)
+    assert (place / "hosts.yml").read_text() == before
+
+
 def test_the_last_of_a_group_leaves_the_others_as_they_are(place: Path, hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b")
     remove_host(cluster(hosts), console, "ps-b")
