@@ -10,6 +10,8 @@ import pytest
 from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.tables.whole_weights import see_whole_weights
+from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.one_update import gather, gather_keras3
 from trainer.training.updates.part_totals import rejecting_numbers_of_parts
 
@@ -437,6 +439,30 @@ def test_what_a_step_makes_of_all_parts_after_its_update_works() -> None:
             one.assign(one / norm - mean)
 
     train(tf.keras.optimizers.Adam(0.1), plain, then=then)
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda weights: tf.reduce_sum(tf.square(weights[0])),
+        lambda weights: sum(tf.nn.l2_loss(one) for one in weights if one.name.endswith("part_0:0")),
+        lambda weights: tf.cond(tf.constant(True), lambda: tf.nn.l2_loss(weights[1]), lambda: 0.0),
+    ],
+)
+@pytest.mark.parametrize("make", [tf.keras.optimizers.SGD, keras.optimizers.SGD])
+def test_a_step_that_reads_one_part_alone_is_refused(make: Any, penalty: Any) -> None:
+    with pytest.raises(UserError, match=r"the step reads table/part_[01]:0 otherwise .* as layer\.kernel"):
+        train(make(0.1), plain, penalty=penalty)
+
+
+def test_rows_of_the_whole_may_lie_in_one_part() -> None:
+    see_whole_weights()
+
+    def penalty(weights: list[Any]) -> Any:
+        whole = whole_of(weights[0])
+        return tf.reduce_sum(tf.square(whole[0])) + tf.reduce_sum(tf.gather(whole, [0])) + tf.norm(whole[:3])
+
+    train(tf.keras.optimizers.SGD(0.1), plain, penalty=penalty)
 
 
 def perturbed(scales: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
 from trainer.training.tables.table_lookups import look_up
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
-from trainer.training.tf_internals.variables import whole_of
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, whole_of
 from trainer.training.updates.split_assign import shard_values
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
@@ -252,7 +252,8 @@ def taking_tensors(plain: Callable[..., Any]) -> Callable[..., Any]:
         bounds = [(one.start, one.stop, one.step) if isinstance(one, slice) else one for one in tf.nest.flatten(spec)]
         if any(tf.is_tensor(one) for one in tf.nest.flatten(bounds)):
             return tf.convert_to_tensor(variable)[spec]
-        return tf.cast(plain(variable, spec), variable.dtype)
+        with tf.name_scope(OF_SOME_ROWS):
+            return tf.cast(plain(variable, spec), variable.dtype)
 
     return part
 

@@ -15,6 +15,7 @@ from tf_keras.src.mixed_precision import autocast_variable
 from trainer.core.contracts import Optimizer, Variable
 from trainer.core.failures import UserError
 
+OF_SOME_ROWS = "psfleet_some_rows"  # the scope of names of reads of a split variable that leave parts out
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 

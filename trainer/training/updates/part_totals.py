@@ -19,7 +19,7 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import beneath, divided, whole_of
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, outside, reach, uses, within
@@ -39,6 +39,7 @@ CURVED = (
 )
 DIVIDING = ("Div", "DivNoNan", "FloorDiv", "RealDiv")
 JOINING = ("AccumulateNV2", "AddN", "ConcatV2", "Pack")
+WHOLE_INSTEAD = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
 SAME = ("Identity", "Reshape", "Squeeze")
 ITEM = "TensorListGetItem"  # a row, of tf.map_fn
 LISTING = ("TensorListConcatV2", "TensorListPushBack", "TensorListSetItem", "TensorListStack")
@@ -94,14 +95,26 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
     for parts in split_weights(variables()):
         given = [handles.get(id(beneath(part).handle)) for part in parts]
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
+        reads = [[one for one in each if one.operation.type == "ReadVariableOp"] for each in used]
+        reject_unequal(parts, reads)
         first = totals_written(used[0])
-        for part, each in zip(parts, used, strict=True):
-            reads = [result for one in each if one.operation.type == "ReadVariableOp" for result in one.results]
-            if found := no_sum(reads):
-                instead = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
-                raise refusal("the step", part, instead, operation=found)
+        for part, read, each in zip(parts, reads, used, strict=True):
+            if found := no_sum([result for one in read for result in one.results]):
+                raise refusal("the step", part, WHOLE_INSTEAD, operation=found)
             if totals_written(each) != first:
                 raise refusal("the step", part, "take a norm of all gradients, as tf.linalg.global_norm")
+
+
+def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) -> None:
+    """Raise UserError where a step reads some parts of a weight by their places, shapes or names."""
+    numbers = [len([one for one in each if OF_SOME_ROWS not in one.operation.name]) for each in reads]
+    if len(set(numbers)) > 1:
+        part = parts[numbers.index(max(numbers))]
+        raise UserError(
+            f"the step reads {part.name} otherwise than the other parts of {name_of(part)}, which is split over the "
+            "ps: trainable_variables has a weight's parts, with names and shapes of their own. Set partitioner to "
+            f"none, so that weights stay whole, or {WHOLE_INSTEAD}"
+        )
 
 
 def split_weights(variables: Iterable[Variable]) -> list[list[Variable]]:
