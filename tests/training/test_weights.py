@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from processes import run_check
 
-from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
+from trainer import testing  # before TensorFlow: it chooses its Keras
 from trainer.training.tables.whole_weights import ShardedVariable, see_whole_weights
 
 # isort: split
@@ -75,3 +75,29 @@ def test_a_value_with_more_rows_than_a_split_table_is_refused(found: dict[str, A
 def test_a_split_weight_has_the_old_name_of_its_shape() -> None:
     see_whole_weights()
     assert ShardedVariable([tf.Variable(tf.ones([2, 3])) for _ in range(2)]).get_shape().as_list() == [4, 3]
+
+
+@pytest.mark.parametrize("shape", [(64, 8), (64,), (16, 3, 4, 5)])
+@pytest.mark.parametrize("kind", ["GlorotNormal", "GlorotUniform", "HeNormal", "HeUniform", "LecunNormal"])
+def test_first_values_of_parts_are_scaled_as_those_of_the_whole(kind: str, shape: tuple[int, ...]) -> None:
+    see_whole_weights()
+    initializer = getattr(tf.keras.initializers, kind)(seed=1)
+    whole, rows = initializer(shape), shape[0] // 4
+    parts = [
+        initializer(shape, partition_shape=(rows, *shape[1:]), partition_offset=(begin, *[0] * (len(shape) - 1)))
+        for begin in range(0, shape[0], rows)
+    ]
+    ratio = float(tf.math.reduce_std(tf.concat(parts, 0)) / tf.math.reduce_std(whole))
+    assert 0.8 < ratio < 1.25  # by the shape of a part it is 1.4 to 2
+    assert initializer.get_config() == getattr(tf.keras.initializers, kind)(seed=1).get_config()
+
+
+def test_first_values_of_a_split_kernel_have_the_range_of_a_whole_one() -> None:
+    see_whole_weights()
+    split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    layer = tf.keras.layers.Dense(8, kernel_initializer=tf.keras.initializers.GlorotUniform(seed=1))
+    with testing.in_process_cluster(workers=2, ps=2, partitioner=split).scope():
+        layer.build((None, 64))
+    largest = [float(tf.reduce_max(tf.abs(part))) for part in layer.kernel.variables]
+    assert len(largest) == 2
+    assert max(largest) <= (6 / (64 + 8)) ** 0.5

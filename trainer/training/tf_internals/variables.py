@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.ops import embedding_ops, handle_data_util, resource_variable_ops
 from tensorflow.python.util import dispatch
+from tf_keras.src.initializers import initializers
 from tf_keras.src.mixed_precision import autocast_variable
 
 from trainer.core.contracts import Optimizer, Variable
@@ -37,6 +38,12 @@ def divided(variable: Variable) -> Any:
     """Return what this variable is a part of: a split variable or a dynamic table; None of one that is whole."""
     whole = whole_of(variable)
     return getattr(getattr(variable, "_value", variable), "table", None) if whole is None else whole
+
+
+def fans_of(shape: Any) -> tuple[int, int]:
+    """Return of how many numbers one of a layer's outputs is made with a kernel of this shape, and the reverse."""
+    fan_in, fan_out = initializers._compute_fans(shape)
+    return fan_in, fan_out
 
 
 @tf.autograph.experimental.do_not_convert  # it can't, and would warn where a train_step calls apply_gradients
