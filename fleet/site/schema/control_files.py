@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import glob
 import os
 import re
@@ -146,13 +147,19 @@ def _lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterato
             )
         if not any(True for _ in _requirements(text)):
             yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
-        for number, requirement in _requirements(text):
-            if what := _requirement_problem(requirement):
-                yield (
-                    f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
-                    "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
-                )
-                break
+        if wrong := _wrong_requirement(text):
+            number, requirement, what = wrong
+            yield (
+                f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
+                "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
+            )
+
+
+@functools.cache
+def _wrong_requirement(text: str) -> tuple[int, str, str] | None:
+    """The first requirement of a lock that lacks something: the number of its line, itself, and what it has instead."""
+    judged = ((number, each, _requirement_problem(each)) for number, each in _requirements(text))
+    return next(((number, each, what) for number, each, what in judged if what), None)
 
 
 def _requirements(text: str) -> Iterator[tuple[int, str]]:
@@ -197,8 +204,7 @@ def _program_problems(
         return
     module, _, attribute = name.partition(":")
     top = module.partition(".")[0]
-    kit = {path.relative_to(CODE).as_posix(): path for path in (CODE / "trainer").rglob("*.py")}
-    files: Mapping[str, Path | bytes] = kit if top == "trainer" else sources
+    files: Mapping[str, Path | bytes] = _kit() if top == "trainer" else sources
     base = module.replace(".", "/")
     file = next((each for each in (f"{base}.py", f"{base}/__init__.py") if each in files), None)
     where = "the kit" if top == "trainer" else f"release_program ({given})" if given else "the kit's examples"
@@ -221,6 +227,12 @@ def _program_problems(
         yield "trainer_run", f"program is {show(name)}, and {place} is no Python: {getattr(error, 'msg', error)}"
         return
     yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
+
+
+@functools.cache
+def _kit() -> dict[str, Path]:
+    """The Python files of psfleet's own part of a release."""
+    return {path.relative_to(CODE).as_posix(): path for path in (CODE / "trainer").rglob("*.py")}
 
 
 def _sources(program: Path) -> dict[str, bytes]:
