@@ -131,19 +131,35 @@ def test_evaluator_that_finished_is_left_alone(capfd: pytest.CaptureFixture[str]
     assert len(pids(capfd.readouterr().out)) == 2
 
 
-def test_server_that_ended_with_its_run_is_left_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    chief = "import time; time.sleep(3)"
-    assert LocalSupervisor([task("ps-0", "pass"), task("worker-0", "pass"), task("chief-0", chief)]).run() == 0
+def after(*paths: Path, seconds: float = 0.0) -> str:
+    """Return a script that ends once these files are there, or so long after."""
+    names = [str(path) for path in paths]
+    return f"import os, time\nwhile not all(map(os.path.exists, {names})): time.sleep(0.01)\ntime.sleep({seconds})"
+
+
+def twice(directory: Path, code: int) -> str:
+    """Return a script that ends with this code the first time, and in the end makes `second`."""
+    first, second = str(directory / "first"), str(directory / "second")
+    return (
+        f"import os\nif os.path.exists({first!r}): open({second!r}, 'x')\nelse: open({first!r}, 'x'); os._exit({code})"
+    )
+
+
+def test_server_that_ended_with_its_run_is_left_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_supervisor, "RESTART_SECONDS", 0.1)
+    ends = {name: tmp_path / name for name in ("ps-0", "worker-0")}
+    tasks = [task(name, f"open({str(path)!r}, 'x')") for name, path in ends.items()]
+    assert LocalSupervisor([*tasks, task("chief-0", after(*ends.values(), seconds=1.0))]).run() == 0
     out = capfd.readouterr().out
     assert "ps-0        | ended with 0\n" in out
     assert len(pids(out)) == 3
 
 
 def test_server_that_was_asked_for_a_new_process_gets_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flag = tmp_path / "flag"
-    server = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
-    chief = "import time; time.sleep(3)"
-    assert LocalSupervisor([task("ps-0", server + "raise SystemExit(75)"), task("chief-0", chief)]).run() == 0
+    tasks = [task("ps-0", twice(tmp_path, 75)), task("chief-0", after(tmp_path / "second"))]
+    assert LocalSupervisor(tasks).run() == 0
     assert "ps-0        | ended with 75; starting it again" in capfd.readouterr().out
 
 
@@ -168,20 +184,19 @@ def test_training_workers_error_ends_all(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_training_worker_is_started_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    flag = tmp_path / "flag"
-    worker = f"import pathlib\np = pathlib.Path({str(flag)!r})\nif p.exists(): raise SystemExit(0)\np.touch()\n"
-    chief = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.01)\ntime.sleep(3)"
-    tasks = [task("worker-0", worker + "raise SystemExit(75)", trains=True), task("chief-0", chief)]
+    tasks = [task("worker-0", twice(tmp_path, 75), trains=True), task("chief-0", after(tmp_path / "second"))]
     assert LocalSupervisor(tasks).run() == 0
     assert len(pids(capfd.readouterr().out)) == 3
 
 
-def supervise(tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = False) -> subprocess.Popen[str]:
-    """Run a supervisor as its own process."""
+def supervise(
+    tmp_path: Path, chief: str, worker: str = FOREVER, trains: bool = False, leave: float = 5.0
+) -> subprocess.Popen[str]:
+    """Run a supervisor as its own process, which gives others so many seconds to end once the chief has stopped."""
     script = (
         "import os, sys\nfrom trainer.tasks import local_supervisor\n"
         "from trainer.tasks.local_supervisor import LocalSupervisor, LocalTask\n"
-        "local_supervisor.LEAVE_SECONDS = 5\n"
+        f"local_supervisor.LEAVE_SECONDS = {leave}\n"
         "def task(name, script, trains=False):\n"
         "    return LocalTask(name, ['-c', script], dict(os.environ), trains)\n"
         f"tasks = [task('worker-0', {worker!r}, {trains}), task('chief-0', {chief!r})]\n"
@@ -300,7 +315,7 @@ def test_member_that_waits_for_a_stopped_coordinator_is_ended(
     tmp_path: Path, ended: list[subprocess.Popen[str]]
 ) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('trains')\n" + FOREVER
-    process = supervise(tmp_path, SAVES, deaf, trains=True)
+    process = supervise(tmp_path, SAVES, deaf, trains=True, leave=1.0)
     ended.append(process)
     text = stop_when_all_train(process, signal.SIGTERM, trainers=2)
     assert process.wait() == 143
