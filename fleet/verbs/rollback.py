@@ -151,10 +151,10 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     """
     lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
     if lost:
-        why = (
-            "Nothing was changed. Only a drained host may be away: bring these back, or take them out: fab remove-host"
-        )
-        raise HostsUnreachable(lost, f"{why} {next(iter(lost))}")
+        first = next(iter(lost))
+        out = f"replace-host {first} NEW" if first == cluster.inventory.chief.host else f"remove-host {first}"
+        why = "Nothing was changed. Only a drained host may be away: bring these back, or take them out"
+        raise HostsUnreachable(lost, f"{why}: fab {out}")
     hosts = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
     kept, settings = _observe(cluster, hosts)
     present = DeployedState(seen.releases[cluster.inventory.chief.host] or "", settings)

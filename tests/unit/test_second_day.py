@@ -986,9 +986,10 @@ def test_members_that_nobody_noted_change_nothing(back: Hosts, console: Console,
     assert (back.release, up(back), back.marks) == ("old1", ALL, {})
 
 
-def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, console: Console) -> None:
-    back.unreachable["w-b"] = "no route"
-    with pytest.raises(HostsUnreachable, match="or take them out: fab remove-host w-b"):
+@pytest.mark.parametrize(("host", "command"), [("w-b", "remove-host w-b"), ("head", "replace-host head NEW")])
+def test_a_rollback_names_what_to_do_with_a_dead_host(back: Hosts, console: Console, host: str, command: str) -> None:
+    back.unreachable[host] = "no route"
+    with pytest.raises(HostsUnreachable, match=f"or take them out: fab {command}"):
         rollback(cluster(back), console)
 
 
