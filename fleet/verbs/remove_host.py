@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.actions.console import Console
 from fleet.actions.exclusive import begin_exclusively
-from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, first_line
 from fleet.hosts import drains
 from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.hosts.drains import is_drained
@@ -71,7 +71,7 @@ def remove_host(
         return
     host = find_host(cluster.inventory, host)
     begin_exclusively(cluster, console, "remove-host", plan_only)  # which would bring the tasks back
-    seen = _without_foreign(cluster.inventory, cluster.observe(new_is_enough=True), host)
+    seen = _observe_without(cluster, host)
     untouched = _why_untouched(cluster.inventory, seen, host)
     numbers = numbers_to_write(cluster.inventory, host)
     expected = [task for task in cluster.inventory.tasks if task.host != host]
@@ -120,9 +120,8 @@ def replace_host(
         raise OperatorMistake(f"{inventory.source} has a host {show(new)} already: name a new one")
     old = find_host(inventory, old)
     begin_exclusively(cluster, console, "replace-host", plan_only)
-    seen = cluster.observe(new_is_enough=True)
+    seen = _observe_without(cluster, old)
     reject_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
-    seen = _without_foreign(inventory, seen, old)
     untouched = _why_untouched(inventory, seen, old)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
@@ -291,8 +290,16 @@ def _clean(cluster: Cluster, console: Console, seen: Observation, host: str) -> 
         drains.forget(cluster, host)
 
 
-def _without_foreign(inventory: Inventory, seen: Observation, host: str) -> Observation:
-    """Leave out what runs on a host that another cluster has: no task of this one."""
+def _observe_without(cluster: Cluster, host: str) -> Observation:
+    """Ask the hosts; what runs on a host that another cluster has is no task of this one.
+
+    Raises HostsUnreachable where the coordinator's host can't let the other's tasks go for good.
+    """
+    inventory, seen = cluster.inventory, cluster.observe(new_is_enough=True)
+    chief = inventory.chief.host
+    if chief in seen.unreachable and host != chief:
+        rest = f"It has to let the tasks of {host} go: type it again when it is back. Is it gone for good:"
+        raise HostsUnreachable({chief: seen.unreachable[chief]}, f"{rest} fab replace-host {chief} NEW")
     if host not in foreign_hosts(inventory, seen):
         return seen
     names = {task.name for task in inventory.tasks_on(host)}

@@ -18,7 +18,7 @@ import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from fleet.actions.console import Console
-from fleet.errors import OperatorMistake
+from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.site.inventory import find_problems, load_inventory
@@ -577,6 +577,21 @@ def test_a_plan_promises_no_save_by_a_dead_coordinator(
     with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):
         replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99", plan_only=True)
     assert cost in fake_hosts.printed(console)
+
+
+@pytest.mark.parametrize("plan_only", [True, False])
+def test_without_the_coordinators_host_no_other_is_taken_away(
+    place: Path, hosts: Hosts, console: Console, plan_only: bool
+) -> None:
+    drain(cluster(hosts), console, "w-a")
+    hosts.unreachable["head"] = "no route"
+    before = (place / "hosts.yml").read_text(), list(hosts.done)
+    why = r"head is unreachable: no route\nIt has to let the tasks of w-a go.*fab replace-host head NEW"
+    with pytest.raises(HostsUnreachable, match=why):
+        remove_host(cluster(hosts), console, "w-a", plan_only=plan_only)
+    with pytest.raises(HostsUnreachable, match=why):
+        replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99", plan_only=plan_only)
+    assert ((place / "hosts.yml").read_text(), hosts.done) == before
 
 
 @pytest.mark.usefixtures("silent")
