@@ -142,7 +142,9 @@ def verb(
             if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack letters that a run has
                 sys.stdout.reconfigure(errors="backslashreplace")
             _reject_as_key(given["context"].config)
-            body(VerbCall(given.pop("context"), **{name: given.pop(name) for name in _COMMON}), **given)
+            call = VerbCall(given.pop("context"), **{name: given.pop(name) for name in _COMMON})
+            with leaving():  # also while the inventory is read
+                body(call, **given)
             if lost:
                 raise Exit(code=1)
 

@@ -47,6 +47,21 @@ def silent_inventory(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("words", ["runs", "drain a", "sweep --status", "validate"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_a_verb_that_is_left_while_it_reads_the_inventory_exits_130(
+    words: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, heeds_ctrl_c: object
+) -> None:
+    def leave(*_: object, **_more: object) -> None:
+        signal.raise_signal(number)
+
+    monkeypatch.setattr("sys.argv", ["fab", *words.split()])
+    monkeypatch.setattr(command_line, "recall_inventory", leave)
+    monkeypatch.setattr("fleet.verbs.validate.read_source", leave)
+    assert fab(*words.split()) == 130
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_list_shows_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert fab("--list") == 0
     shown = capsys.readouterr().out
