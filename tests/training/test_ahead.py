@@ -18,8 +18,9 @@ from trainer.training.steps.ahead import CopyAhead, early_reads
 from trainer.training.steps.traced_call import trace_call
 from trainer.training.tables.dynamic.pieces import pieces_of
 from trainer.training.tables.table_lookups import GIVEN
-from trainer.training.updates.atomic_updates import GATE, AtomicUpdates, mutex_name, sources
+from trainer.training.updates.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.updates.one_update import gather
+from trainer.training.updates.orders import sources
 
 # isort: split
 import keras

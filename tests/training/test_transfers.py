@@ -15,6 +15,7 @@ from trainer.tasks.in_process import start_cluster
 from trainer.training.steps import traced_step
 from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.strategies import make_strategy
+from trainer.training.updates import atomic_updates
 from trainer.training.updates.transfers import crossing, pack, places_of, sending_together, unpack
 
 pytestmark = pytest.mark.timeout(300)
@@ -111,7 +112,16 @@ class OfKeras3(Tables):
 
 def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any) -> tuple[np.ndarray, int]:
     """Return the weights and slots after some steps, and the number of tensors that a step sends."""
+    values, sent, _ = trained_and_counted(program, monkeypatch, together, **settings)
+    return values, sent
+
+
+def trained_and_counted(
+    program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any
+) -> tuple[np.ndarray, int, int]:
+    """Return beside that how many mutexes a step takes on that ps where it takes most, apart from lookups."""
     sent: list[int] = []
+    locks: list[int] = []
 
     @contextlib.contextmanager
     def counting(local: Any) -> Iterator[None]:
@@ -123,6 +133,8 @@ def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **sett
         sent.append(sum(tensor.dtype != tf.resource for tensors in found for tensor in tensors))
         handles = {id(piece.handle) for piece in local()}
         of_metrics = [inner for outer, inner in graph.captures if id(outer) in handles]
+        locked = [one.device for one in graph.get_operations() if one.type == "MutexLock"]
+        locks.append(max(map(locked.count, locked)))
         packed = {one.name for one in graph.get_operations() if "psfleet_together" in one.name}
         for user in (user for handle in of_metrics for user in handle.consumers()):
             assert not {given.op.name for given in user.inputs} & packed
@@ -142,7 +154,7 @@ def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **sett
         variables = [variable.value for variable in variables]
     values = np.concatenate([np.ravel(variable.numpy()).astype(np.float64) for variable in variables])
     runner.close()
-    return values, sent[-1]
+    return values, sent[-1], locks[-1]
 
 
 SPLIT = {"partitioner": "fixed_shards"}
@@ -169,6 +181,25 @@ def test_packed_messages_change_no_number(
     assert np.isfinite(apart).all()
     assert np.array_equal(apart, together)
     assert few <= most < many
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "acts"),
+    [
+        *((Tables, SPLIT, 1), (Tables, DYNAMIC, 1), (TwiceAStep, SPLIT, 2)),
+        pytest.param(OfKeras3, {}, 1, marks=pytest.mark.matrix),
+        pytest.param(Measured, {}, 1, marks=pytest.mark.matrix),
+    ],
+)
+def test_updates_in_one_act_change_no_number(
+    monkeypatch: pytest.MonkeyPatch, program: Callable[[], Any], settings: dict[str, Any], acts: int
+) -> None:
+    joint, _, few = trained_and_counted(program(), monkeypatch, sending_together, **settings)
+    monkeypatch.setattr(atomic_updates, "joined", lambda updates: [[one] for one in updates])
+    apart, _, many = trained_and_counted(program(), monkeypatch, sending_together, **settings)
+    assert np.isfinite(apart).all()
+    assert np.array_equal(apart, joint)
+    assert few <= 2 * acts < many  # each act has a gate before its mutex
 
 
 def test_tensors_of_all_types_and_of_any_length_are_unpacked_as_they_were() -> None:

@@ -22,8 +22,8 @@ from trainer.training.measures.staleness import BEGAN, SCOPE, WEIGHT
 from trainer.training.steps.step_copy import StepCopy
 from trainer.training.tables.table_lookups import GIVING, lookups_of
 from trainer.training.tf_internals.graphs import APART, is_stateful, nodes_of
-from trainer.training.updates.atomic_updates import MUTEX_OPERATIONS, WRITING, sources
-from trainer.training.updates.transfers import handles_of
+from trainer.training.updates.atomic_updates import MUTEX_OPERATIONS, WRITING
+from trainer.training.updates.orders import handles_of, sources
 
 READS = ("ReadVariableOp", "ResourceGather")
 # Beside what has no state, what may come before a read: it changes nothing that a step trains.

@@ -53,7 +53,7 @@ class CallAccounts:
         self.marks: RowMarks | None = None
         if mark:
             large = [one for one in flatten(variables_by_now(model)) if is_large(one)]
-            self.marks = RowMarks(large, self.updates.mutex_of)
+            self.marks = RowMarks(large, self.updates.act_name_of)
             self.updates.traced = self.marks.add
         self.tables = tables
 

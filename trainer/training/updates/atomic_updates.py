@@ -1,4 +1,4 @@
-"""Updates of variables that several workers train: each is one act, on the ps where the variable lies.
+"""Updates of variables that several workers train: each is one act, or a part of one, on the variable's ps.
 
 An optimizer reads and writes a variable and its slots one after the other. Another worker's update in between would see
 one slot new and the other old. So the operations of an update run while they hold a mutex of the variable, on its ps.
@@ -21,6 +21,8 @@ from trainer.run.saves.snapshot import Copies, Take, take_value
 from trainer.training.measures.metrics import READING
 from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 from trainer.training.updates.first_trace import is_dropped
+from trainer.training.updates.joined import joined
+from trainer.training.updates.orders import sources
 
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
@@ -82,6 +84,15 @@ class Update:
         return list({one.name: one for one in used if one._id < first}.values())
 
 
+@dataclasses.dataclass(frozen=True)
+class Updated:
+    """A variable that is updated: a name that it shares with its slots alone, and the mutex of its acts."""
+
+    handle: Tensor  # so that no other has the same id
+    act: str
+    mutex: str
+
+
 Record = Callable[[Update, Sequence[Tensor]], Sequence[Operation]]
 
 
@@ -98,10 +109,9 @@ class AtomicUpdates:
         self._has_replicas = strategy.num_replicas_in_sync > 1
         self._record = record
         self._is_in_act = False
-        self._mutexes: dict[int, str] = {}  # by the ids of the variables' handles
-        self._handles: list[Tensor] = []  # so that no other has the same id
+        self._updated: dict[int, Updated] = {}  # by the ids of the variables' handles
         self._devices: list[str] = []
-        self._whole: list[Update] = []
+        self._found: list[Update] = []
         self.seconds_waited = 0.0
         """How long updates have waited for others' updates of the same variable, on all ps together."""
         self.traced: Callable[[Sequence[Operation]], object] = lambda made: None
@@ -128,10 +138,12 @@ class AtomicUpdates:
             yield
         finally:
             del self._extended._update
-            whole, self._whole = self._whole, []
+            found, self._found = self._found, []
         if is_dropped():
             return
-        for one in whole:
+        for group in joined([one for one in found if not self._is_whole(one)]):
+            self._lock(*group)
+        for one in filter(self._is_whole, found):
             # Beside others that take several operations, of this variable, it has its turn as they have.
             if self._has_mutex(one):
                 self._lock(one)
@@ -151,11 +163,7 @@ class AtomicUpdates:
             yield
         finally:
             self._is_in_act = False
-        for one in updates(graph.get_operations()[before:]):
-            if one.is_whole and not self._record:
-                self._whole.append(one)
-            else:
-                self._lock(one)
+        self._found += updates(graph.get_operations()[before:])
 
     def _lock_others(self, made: Sequence[Operation], left_alone: Collection[int]) -> None:
         """Lock what else a step writes: what it computes of its value, and variables that have a mutex already."""
@@ -172,17 +180,19 @@ class AtomicUpdates:
                 for operation in change.operations:
                     operation._set_device(change.device)
                 self._lock(change)
-            elif number in self._mutexes:
+            elif number in self._updated:
                 for operation in operations:
                     self._lock(Update({handle.name: handle}, [operation]))
 
-    def _lock(self, update: Update) -> None:
-        """Add the operations that take and give back the mutexes of an update."""
+    def _lock(self, *joint: Update) -> None:
+        """Add the operations that take and give back the mutexes of updates, which are one act."""
+        update = in_one(joint)
         graph, needs = update.operations[0].graph, update.needs
+        earlier = {one.name: one for each in joint for one in each.earlier}
         with graph.as_default(), tf.control_dependencies(None), tf.device(update.device), tf.name_scope(APART):
-            with tf.control_dependencies(update.earlier):
+            with tf.control_dependencies([one for name, one in earlier.items() if name not in update.names]):
                 arrived: Tensor = arrival(needs)
-            locks = locks_of(self._mutexes_of(update), arrived)
+            locks = locks_of(self._mutexes_of(joint), arrived)
             self._add_wait(update.device, arrived, locks[-1])
             for operation in update.operations:
                 operation._add_control_input(locks[-1].op)
@@ -215,7 +225,7 @@ class AtomicUpdates:
         """Copy variables, in what is traced: each with its slots while no update of them is under way."""
         groups: dict[tuple[str, str], list[tuple[Variable, Tensor, Tensor]]] = {}
         for one in copies:
-            groups.setdefault((one[0].device, self._mutexes.get(id(one[0].handle), "")), []).append(one)
+            groups.setdefault((one[0].device, self.mutex_of(one[0].handle)), []).append(one)
         for (device, name), group in groups.items():
             with tf.device(device), tf.name_scope(APART):
                 locks = locks_of([name] if name else [])
@@ -225,24 +235,37 @@ class AtomicUpdates:
 
     def mutex_of(self, handle: Tensor) -> str:
         """Return the name of the mutex with which the variable of this handle is updated; nothing if it never is."""
-        return self._mutexes.get(id(handle), "")
+        return self._updated[id(handle)].mutex if id(handle) in self._updated else ""
+
+    def act_name_of(self, handle: Tensor) -> str:
+        """Return a name that the variable of this handle has in common with its slots; nothing if it is not updated."""
+        return self._updated[id(handle)].act if id(handle) in self._updated else ""
+
+    def _is_whole(self, update: Update) -> bool:
+        return update.is_whole and not self._record
 
     def _has_mutex(self, update: Update) -> bool:
-        return any(id(outermost(handle)) in self._mutexes for handle in update.handles.values())
+        return any(id(outermost(handle)) in self._updated for handle in update.handles.values())
 
-    def _mutexes_of(self, update: Update) -> list[str]:
-        """Return the names of an update's mutexes, in the order in which every update takes them.
+    def _mutexes_of(self, joint: Sequence[Update]) -> list[str]:
+        """Return the names of the mutexes of one act, in the order in which every act takes them.
 
-        A variable has the mutex of the update that was the first to write it: it has the same as its slots.
+        A variable has the mutex of the act that was the first to write it: it has the same as its slots.
         """
-        handles = [outermost(handle) for handle in update.handles.values()]
-        known = {self._mutexes[id(one)] for one in handles if id(one) in self._mutexes}
-        for handle in handles:
-            if id(handle) not in self._mutexes:
-                known = known or {f"update/{len(self._mutexes):06}"}
-                self._mutexes[id(handle)] = min(known)
-                self._handles.append(handle)
-        return sorted(known)
+        handles = [[outermost(handle) for handle in one.handles.values()] for one in joint]
+        known = {name for each in handles for one in each if (name := self.mutex_of(one))}
+        mutex = min(known, default=f"update/{len(self._updated):06}")
+        for each in handles:
+            act = min(filter(None, map(self.act_name_of, each)), default=f"update/{len(self._updated):06}")
+            for one in each:
+                self._updated.setdefault(id(one), Updated(one, act, mutex))
+        return sorted({self.mutex_of(one) for each in handles for one in each})
+
+
+def in_one(joint: Sequence[Update]) -> Update:
+    """Return the operations of updates as those of one."""
+    operations = sorted((each for one in joint for each in one.operations), key=lambda one: int(one._id))
+    return Update({name: handle for one in joint for name, handle in one.handles.items()}, operations)
 
 
 def locks_of(names: Sequence[str], after: Tensor | None = None) -> list[Tensor]:
@@ -316,11 +339,6 @@ def update_of(group: Sequence[str], written: dict[str, Tensor], made: Sequence[O
             before |= {one.name for one in sources(operation)}
     chosen = after & before
     return Update({name: written[name] for name in group}, [one for one in made if one.name in chosen])
-
-
-def sources(operation: Operation) -> list[Operation]:
-    """Return the operations that this one waits for."""
-    return [*(given.op for given in operation.inputs), *operation.control_inputs]
 
 
 def change_by(writes: Sequence[Operation]) -> Update | None:

@@ -21,9 +21,9 @@ BY_ROWS, BY_ELEMENTS = ("ResourceScatter", "ResourceSparseApply"), "ResourceScat
 class RowMarks:
     """Marks for variables of a model, which their slots share."""
 
-    def __init__(self, variables: Iterable[Variable], mutex_of: Callable[[Tensor], str]) -> None:
-        """Take the variables, in no strategy's scope. `mutex_of` is that of AtomicUpdates."""
-        self._mutex_of = mutex_of
+    def __init__(self, variables: Iterable[Variable], act_name_of: Callable[[Tensor], str]) -> None:
+        """Take the variables, in no strategy's scope. `act_name_of` is that of AtomicUpdates."""
+        self._act_name_of = act_name_of
         self._kept = list(variables)  # so that no other handle has the same id
         self._marks = {id(one.handle): no_marks(one) for one in self._kept}
         self._shared: dict[tuple[str, str, int], Variable] = {}
@@ -39,7 +39,7 @@ class RowMarks:
         """Have the operations of a step, which have their mutexes, mark what they change."""
         writes = [(one, outermost(handle)) for one in made for handle in written_handles([one]).values()]
         for _, handle in writes:
-            if id(handle) in self._marks and self._mutex_of(handle):
+            if id(handle) in self._marks and self._act_name_of(handle):
                 self._shared[self._act_of(handle)] = self._marks[id(handle)]
         added: dict[tuple[int, str, str], Operation] = {}
         for one, handle in writes:
@@ -67,11 +67,11 @@ class RowMarks:
 
     def _marks_of(self, handle: Tensor) -> Variable | None:
         own = self._marks.get(id(handle))
-        return self._shared.get(self._act_of(handle)) if own is None and self._mutex_of(handle) else own
+        return self._shared.get(self._act_of(handle)) if own is None and self._act_name_of(handle) else own
 
     def _act_of(self, handle: Tensor) -> tuple[str, str, int]:
         """Return what a variable has in common with its slots."""
-        return self._mutex_of(handle), str(handle.device), int((handle_shape(handle).as_list() or [0])[0] or 0)
+        return self._act_name_of(handle), str(handle.device), int((handle_shape(handle).as_list() or [0])[0] or 0)
 
 
 def no_marks(variable: Variable) -> Variable:

@@ -17,32 +17,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from trainer.core.contracts import Graph, Operation, Tensor, Variable
-from trainer.training.measures.metrics import READING
 from trainer.training.measures.staleness import SCOPE
 from trainer.training.tf_internals.graphs import (
     APART,
     CALLS,
     CHOICES,
     LOOPS,
-    is_stateful,
-    outermost,
-    read_only_inputs,
     set_input,
 )
-from trainer.training.updates.atomic_updates import sources
 from trainer.training.updates.first_trace import is_dropped
+from trainer.training.updates.orders import added_orders, handles_of, is_small, sources
 
-# Of a tensor whose shape is known. A larger one would be copied twice for one message less.
-MAX_BYTES = 64 * 1024
-# Of one row, where only the step knows how many there are.
-MAX_ROW_BYTES = 1024
 WORKER = ""
 SENT = "psfleet_together"
 """The scope of what packs and unpacks, and a graph's collection of pairs: a tensor that was packed, and its copy."""
 FLOATS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 TYPES = frozenset((*FLOATS, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16))
-# tf.function takes all others that use a variable for writes.
-READS = tuple(kind for kind in READING if kind != "VarIsInitializedOp")
 # They may run on several members, and are the worker's as a whole.
 ACROSS = (*CALLS, *CHOICES, *LOOPS, "Case")
 
@@ -83,11 +73,6 @@ def crossing(graph: Graph, places: Mapping[str, str]) -> dict[TransferPath, list
             for target in sorted({places[one.name] for one in tensor.consumers() if SCOPE not in one.name} - {place}):
                 found.setdefault(TransferPath(place, target, crossings[operation.name]), []).append(tensor)
     return found
-
-
-def handles_of(graph: Graph) -> dict[int, Tensor]:
-    """Return what stands outside of a graph for each tensor that it captures, by the tensor's id."""
-    return {id(inner): outermost(outer) for outer, inner in graph.captures}
 
 
 def places_of(graph: Graph, local: Collection[Variable]) -> dict[str, str]:
@@ -132,7 +117,7 @@ def of_ps(device: str) -> str:
 def count_crossings(graph: Graph, places: Mapping[str, str]) -> dict[str, int]:
     """Return how often something has crossed between members at most, before each operation can run."""
     waits = {one.name: {given.name: given for given in sources(one)} for one in graph.get_operations()}
-    for before, after in (*order_of_uses(graph), *order_of_effects(graph)):
+    for before, after in added_orders(graph):
         waits[after.name][before.name] = before
     counts: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(waits).static_order():
@@ -141,51 +126,16 @@ def count_crossings(graph: Graph, places: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def order_of_uses(graph: Graph) -> Iterator[tuple[Operation, Operation]]:
-    """Give the pairs that tf.function will order at the end of the trace: what reads a variable, and what writes it."""
-    handles = handles_of(graph)
-    written: dict[int, Operation] = {}
-    read: dict[int, list[Operation]] = {}
-    for operation in graph.get_operations():
-        only_read = read_only_inputs(operation)
-        for number, tensor in enumerate(operation.inputs):
-            if tensor.dtype != tf.resource:
-                continue
-            used = id(handles.get(id(tensor), tensor))
-            if used in written:
-                yield written[used], operation
-            if operation.type in READS or number in only_read:
-                read.setdefault(used, []).append(operation)
-                continue
-            yield from ((one, operation) for one in read.pop(used, []) if one is not operation)
-            written[used] = operation
-
-
-def order_of_effects(graph: Graph) -> Iterator[tuple[Operation, Operation]]:
-    """Give the pairs that tf.function will order since both have an effect that is no variable's, as tf.print has."""
-    last = None
-    for operation in graph.get_operations():
-        has_variable = any(tensor.dtype == tf.resource for tensor in operation.inputs)
-        if is_stateful(operation) and not has_variable and APART not in operation.name:
-            if last is not None:
-                yield last, operation
-            last = operation
-
-
 def can_be_packed(tensor: Tensor) -> bool:
     """Return whether a tensor is small, of a type that has bytes, and free to wait for others.
 
     What is read while a mutex is held is not: two workers could wait for each other's.
     """
-    if tensor.dtype not in TYPES or tensor.shape.rank is None or tensor.op.type == "Const" or SCOPE in tensor.op.name:
+    if tensor.dtype not in TYPES or tensor.op.type == "Const" or SCOPE in tensor.op.name:
         return False
     if any(one.type == "MutexLock" for one in tensor.op.control_inputs):
         return False
-    known = [length for length in tensor.shape if length is not None]
-    size = math.prod(known) * tensor.dtype.size
-    if len(known) < tensor.shape.rank:
-        return len(known) == tensor.shape.rank - 1 and 0 < size <= MAX_ROW_BYTES
-    return 0 < size <= MAX_BYTES
+    return is_small(tensor)
 
 
 def send_together(graph: Graph, stage: TransferPath, tensors: Sequence[Tensor], places: Mapping[str, str]) -> None:
