@@ -113,9 +113,11 @@ class WideAndDeep(Criteo):
     """A sum over all ids beside a deep network; the sum's weights are the first number of each row."""
 
     def logit(self, numbers: Any, ids: Any) -> Any:
-        rows = self.tables(ids, 1 + self.width)
-        wide = tf.keras.layers.Add()([row[:, :1] for row in rows])
-        deep = self.deep(tf.keras.layers.Concatenate()([numbers, *(row[:, 1:] for row in rows)]))
+        rows = tf.concat(self.tables(ids, 1 + self.width), axis=1)
+        wide, vectors = tf.split(tf.reshape(rows, [-1, len(KINDS), 1 + self.width]), [1, self.width], axis=2)
+        wide = tf.reduce_sum(wide, axis=1)
+        vectors = tf.reshape(vectors, [-1, len(KINDS) * self.width])
+        deep = self.deep(tf.keras.layers.Concatenate()([numbers, vectors]))
         return tf.keras.layers.Add()([wide, tf.keras.layers.Dense(1)(numbers), deep])
 
 
