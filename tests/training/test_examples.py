@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from processes import MINUTE, Process, Runs
 
-from trainer.examples import clicks, fashion_mnist, heroes, recommender, sync_digits
+from trainer.examples import clicks, fashion_mnist, heroes, histories, recommender, sync_digits, two_towers
 
 pytestmark = pytest.mark.timeout(300)
 # Adam keeps two numbers for each one of the model.
@@ -124,6 +124,39 @@ def test_clicks_are_learnt_with_one_table_for_hashed_ids(runs: Runs) -> None:
     base_rate = max(clicked.mean(), 1 - clicked.mean())
     assert evaluated(runs, "clicks")["accuracy"] >= base_rate + 0.2
     check_shared_out(bytes_per_server(runs, "clicks"), clicks.Clicks().rows * clicks.EMBEDDING * 4)
+
+
+@pytest.mark.matrix
+def test_two_towers_find_what_a_user_takes(runs: Runs) -> None:
+    trained(runs, "two_towers:TwoTowers", "towers", 300)
+    assert evaluated(runs, "towers")["top_10"] >= 0.2  # by chance 10 of 512
+    tables = (two_towers.USERS + two_towers.ITEMS) * two_towers.EMBEDDING * 4
+    check_shared_out(bytes_per_server(runs, "towers"), tables)
+    towers = tf.saved_model.load(str(runs.directory("towers") / "export")).signatures
+    taken = {
+        name: towers[name](**{name: tf.constant(ids)})["direction"] for name, ids in two_towers.load("test").items()
+    }
+    agreement, others = (tf.reduce_sum(taken["user"] * tf.roll(taken["item"], by, axis=0), axis=1) for by in (0, 1))
+    assert np.mean(agreement) > np.mean(others) + 0.1
+
+
+@pytest.mark.matrix
+def test_histories_are_learnt_with_their_padding(runs: Runs) -> None:
+    trained(runs, "histories:Histories", "histories", 400)
+    features, clicked = histories.load("test")
+    base_rate = max(clicked.mean(), 1 - clicked.mean())
+    assert evaluated(runs, "histories")["accuracy"] >= base_rate + 0.1
+    serving = serve(runs, "histories")
+
+    def scores(**changed: np.ndarray) -> np.ndarray:
+        [found] = serving(**{name: tf.constant(ids) for name, ids in {**features, **changed}.items()}).values()
+        return np.squeeze(found)
+
+    accuracy = np.mean((scores() > 0) == clicked)
+    assert accuracy == pytest.approx(evaluated(runs, "histories")["accuracy"], abs=1e-3)
+    # A weight of what only fills up counts nothing.
+    padded = np.where(features["tags"] == 0, np.float32(9), features["tag_weights"])
+    np.testing.assert_allclose(scores(tag_weights=padded), scores(), atol=1e-5)
 
 
 @pytest.mark.matrix
