@@ -111,7 +111,8 @@ class CallbackModule(CallbackBase):
         self._display.display(render_table(("HOST", "PHASE", "WHY"), rows))
         if owed:
             name = owed.relative_to(Path.cwd()) if owed.is_relative_to(Path.cwd()) else owed
-            self._display.display(f"when they are fixed: ansible-playbook {self.playbook.name} --limit @{name}")
+            command = "ansible-playbook" if places.site() == places.KIT else "psfleet playbook"
+            self._display.display(f"when they are fixed: {command} {self.playbook.name} --limit @{name}")
 
     def _name_the_next_step(self, hosts: list[str]) -> None:
         # The whole of site.yml alone makes hosts ready to train.

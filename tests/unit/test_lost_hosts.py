@@ -219,6 +219,7 @@ def test_a_whole_run_without_a_loss_names_the_next_command(plugin: Any, tmp_path
     display = SimpleNamespace(display=said.append)
     site = tmp_path / "site.yml"
     end(plugin, site, "a b", failed="b", display=display)
+    assert said[-1] == f"when they are fixed: psfleet playbook site.yml --limit @{tmp_path}/site.retry"
     end(plugin, tmp_path / "reset.yml", "a b", display=display)
     plugin.context.CLIARGS["tags"] = ["firewall"]
     end(plugin, site, "a b", display=display)
