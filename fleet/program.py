@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,8 @@ class Psfleet(Fab):
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
         after = context.name if context and context.name else ""
+        if context and after and not flag and not close and "--run" in context.flags:
+            return Exit(f"psfleet {after} takes no word {word!r} here. Did you mean --run {shlex.quote(word)}?", 2)
         if not flag and after and not close:
             where = f"`psfleet {after} --help` lists what it takes"
             return Exit(f"psfleet {after} takes no word {word!r} here, and no verb has this name. {where}", 2)

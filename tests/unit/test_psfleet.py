@@ -38,6 +38,7 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("stop", "psfleet has no verb 'stop'. Did you mean stop-cluster?"),
         ("xyzzy", "psfleet has no verb 'xyzzy'. `psfleet --help` lists them"),
         ("validate extra", "psfleet validate takes no word 'extra' here, and no verb has this name. `psfleet validate"),
+        ("start-cluster first", "psfleet start-cluster takes no word 'first' here. Did you mean --run first?"),
         ("validate stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
         ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),
