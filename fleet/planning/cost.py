@@ -23,6 +23,7 @@ GIB = 2**30
 # Of what a host has left, so much is not the model's to take.
 MARGIN = 0.9
 NOTHING_TRAINS: tuple[str, int | None, str] = ("none: nothing of it trains", 0, "no step")
+STARTS: tuple[str, int | None, str] = ("some seconds more until the first step: a start is under way", 0, "no step")
 NOT_KNOWN: tuple[str, int | None, str] = (
     "not known",
     None,
@@ -231,7 +232,9 @@ def _loss(
 ) -> tuple[str, int | None, str]:
     """Return the pause and the steps lost, each in words, and the steps as a number."""
     if run is None or not stopping:
-        return NOTHING_TRAINS
+        chief = seen.units.get(inventory.chief.name)
+        begins = chief is not None and chief.up and not (seen.run and seen.run.state == "finished")
+        return STARTS if begins and any(task.server or task.job == "chief" for task in stopping) else NOTHING_TRAINS
     if any(task.job == "chief" for task in stopping):
         wait = "until the coordinator is back"
         return (

@@ -491,6 +491,17 @@ def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts:
     ok_to_stop(cluster(hosts), console, ["w-b"])
 
 
+def test_while_the_cluster_starts_its_members_must_not_go(hosts: Hosts, console: Console) -> None:
+    for state in ("new", "stopped"):  # what the process before has said
+        hosts.run_status = fake_hosts.status(state, None)
+        for host in ("ps-b", "w-a"):
+            with pytest.raises(ClusterTrouble, match="not now: a pause of some seconds more until the first step"):
+                ok_to_stop(cluster(hosts), console, [host])
+    hosts.set("chief-0", active="inactive", sub="dead")
+    ok_to_stop(cluster(hosts), console, ["ps-b"])
+    assert "pause   none: nothing of it trains" in fake_hosts.printed(console)
+
+
 def test_hosts_that_may_go_now(hosts: Hosts, console: Console) -> None:
     ok_to_stop(cluster(hosts), console, ["w-a"])
     drain(cluster(hosts), console, "ps-b")
