@@ -63,7 +63,8 @@ def drain(
             f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
     if plan_only:
-        console.print(f"drain {host}\n{cost.render()}\nnothing was done. Do it: fab drain {host}")
+        following = "" if cost.refusals else f". Do it: fab drain {host}"
+        console.print(f"drain {host}\n{cost.render()}\nnothing was done{following}")
         _answer(console, "drain", "refused" if cost.refusals else "planned", host, cost)
     if cost.refusals:
         raise OperatorMistake(f"{host} stays: " + "\n".join(cost.refusals))

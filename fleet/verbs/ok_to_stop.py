@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fleet.actions.console import Console
 from fleet.actions.look_around import observe_with_cost
@@ -23,11 +24,14 @@ def ok_to_stop(cluster: Cluster, console: Console, hosts: Sequence[str]) -> None
     servers = [host for host in cluster.inventory.groups.get("nfs_server", ()) if host in chosen]
     if servers and any(unit.up for unit in seen.units.values()):
         problems += [f"{servers[0]} serves the shared path, and nothing goes on without it: `fab stop-cluster` first"]
+    # Where nothing runs, what a training would lack then is no reason to stay.
+    later = "; no training can be started until they are back" if cost.refusals and not problems else ""
+    cost = cost if problems else replace(cost, refusals=[])
     record = {"ok": not problems, "cost": cost.as_json(), "problems": problems}
     console.answer("ok-to-stop", record, f"{', '.join(chosen)}, taken away now\n{cost.render()}")
     if problems:
         raise ClusterTrouble("not now: " + "\n".join(problems))
-    console.print(f"yes: {', '.join(chosen)} may be taken away now")
+    console.print(f"yes: {', '.join(chosen)} may be taken away now{later}")
 
 
 def problems_of(cost: Cost, hosts: Sequence[str]) -> list[str]:

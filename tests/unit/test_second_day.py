@@ -502,6 +502,27 @@ def test_while_the_cluster_starts_its_members_must_not_go(hosts: Hosts, console:
     assert "pause   none: nothing of it trains" in fake_hosts.printed(console)
 
 
+def test_where_nothing_runs_all_may_go_and_no_reason_is_named_why_not(hosts: Hosts, console: Console) -> None:
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead", file_state="disabled")
+    hosts.run_status = fake_hosts.status("stopped", 20)
+    answers = io.StringIO()
+    for given in (replace(console, json_out=answers), console):
+        ok_to_stop(cluster(hosts), given, ["w-a", "w-b"])
+    record = json.loads(answers.getvalue())
+    assert (record["ok"], record["cost"]["refusals"]) == (True, [])
+    said = fake_hosts.printed(console)
+    assert "refused" not in said
+    assert "yes: w-a, w-b may be taken away now; no training can be started until they are back" in said
+
+
+def test_a_plan_that_is_refused_names_no_command_that_would_be_too(hosts: Hosts, console: Console) -> None:
+    drain(cluster(hosts), console, "w-a")
+    with pytest.raises(OperatorMistake, match="w-b stays: 0 of 2 worker would be left"):
+        drain(cluster(hosts), console, "w-b", plan_only=True)
+    assert fake_hosts.printed(console).splitlines()[-1] == "nothing was done"
+
+
 def test_hosts_that_may_go_now(hosts: Hosts, console: Console) -> None:
     ok_to_stop(cluster(hosts), console, ["w-a"])
     drain(cluster(hosts), console, "ps-b")
