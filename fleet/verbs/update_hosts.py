@@ -44,6 +44,7 @@ VERB = "update-hosts"
 REBOOTS = ("when-needed", "always", "never", "only")
 FORCED = ("always", "only")
 UNNAMED = "it serves the shared path, for which tasks wait meanwhile, and so it must be named"
+SKEW_SECONDS = 60.0  # less is how long an answer may take
 BOOT_SECONDS = 5.0  # between two looks at a host that boots
 
 
@@ -87,6 +88,8 @@ class Rounds:
     """Whether the cluster is started, so that a host must leave before it is touched."""
     since: float
     """With a reboot of all, hosts that have booted after it are done."""
+    ahead: Mapping[str, float]
+    """By host with another time than the coordinator's: by how many seconds."""
     rows: list[Row] = field(default_factory=list)
 
     @property
@@ -99,12 +102,12 @@ class Rounds:
         """For verbs within this one, which have no answer of their own."""
         return replace(self.console, json_out=None)
 
-    def has_work(self, state: HostState) -> bool:
-        return bool(state.updates) or self.reboots(state)
+    def has_work(self, host: str, state: HostState) -> bool:
+        return bool(state.updates) or self.reboots(host, state)
 
-    def reboots(self, state: HostState) -> bool:
+    def reboots(self, host: str, state: HostState) -> bool:
         if self.request.reboot in FORCED:
-            return state.began < self.since
+            return state.began - self.ahead.get(host, 0.0) < self.since
         return self.request.reboot == "when-needed" and bool(state.reboot)
 
     def stays(self, host: str) -> str | None:
@@ -130,14 +133,19 @@ class Rounds:
         """Update a host, and have it back in the training; raises what stops the verb there."""
         seen = self.cluster.observe(dict.fromkeys([*self.cluster.inventory.hosts, host]), new_is_enough=True)
         drained, ours = host in seen.drains, is_ours(seen, host)
-        if not self.has_work(state) and not ours:
+        if not self.has_work(host, state) and not ours:
             return Row(host)
         if why := self.why_left(seen, host):
             return Row(host, "left", state.updates, why=why)
         begun = self.console.clock()
         if self.trains and serves_path(self.cluster, host) and not wait_for_save(self.cluster, self.quiet, seen):
             return Row(host, "left", state.updates, why="the coordinator does not save: fab logs --task chief-0")
-        if self.has_work(state) and self.trains and (ours or not drained) and host in self.cluster.inventory.hosts:
+        if (
+            self.has_work(host, state)
+            and self.trains
+            and (ours or not drained)
+            and host in self.cluster.inventory.hosts
+        ):
             try:
                 self.take_out(host)
             except OperatorMistake as error:
@@ -164,7 +172,7 @@ class Rounds:
             self.console.print(f"{host}: installing {state.describe()}")
             as_root(self.cluster, [host], INSTALL, INSTALL_SECONDS, f"Fix it there, then {self.again}")
             state = look_at(self.cluster, [host])[host]
-        if not self.reboots(state):
+        if not self.reboots(host, state):
             return False
         self.console.print(f"{host}: rebooting" + (f" ({state.reboot})" if state.reboot else ""))
         as_root(self.cluster, [host], REBOOT, LOOK_SECONDS, f"then {self.again}")
@@ -265,7 +273,9 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     seen, checkpoints = look_around(cluster, chosen)
     chief = cluster.inventory.chief
     reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
-    rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), seen.clocks[chief.host])
+    now = seen.clocks[chief.host]
+    ahead = {host: clock - now for host, clock in seen.clocks.items() if abs(clock - now) > SKEW_SECONDS}
+    rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), now, ahead)
     if request.reboot in FORCED:
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if is_ours(seen, host)]
@@ -275,7 +285,7 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     states = _look(cluster, [host for host in chosen if host not in seen.unreachable], request)
     away = {host: seen.unreachable[host] for host in chosen if host in seen.unreachable}
     rounds.rows = [Row(host, "away", why=why) for host, why in away.items()]
-    work = [host for host, state in states.items() if rounds.has_work(state) or host in ours]
+    work = [host for host, state in states.items() if rounds.has_work(host, state) or host in ours]
     if request.plan_only:
         _plan(rounds, seen, checkpoints, states, work)
         if away or all(row.outcome == "left" for row in rounds.rows):
@@ -325,7 +335,7 @@ def _plan(
         drains = rounds.trains and host not in seen.drains
         why = rounds.why_left(seen, host) or ("\n".join(cost.refusals) if drains else "")
         outcome = "left" if why else "planned"
-        rounds.rows.append(Row(host, outcome, state.updates, rounds.reboots(state), why=why or None, cost=cost))
+        rounds.rows.append(Row(host, outcome, state.updates, rounds.reboots(host, state), why=why or None, cost=cost))
     lines = [VERB]
     for row in rounds.rows:
         if row.cost is None:

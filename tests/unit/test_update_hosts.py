@@ -35,6 +35,8 @@ class Hosts(day.Hosts):
     boots: dict[str, float] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     apt_is_broken: bool = False
+    ahead: dict[str, float] = field(default_factory=dict)
+    """By how many seconds their clocks are."""
     dies: set[str] = field(default_factory=set)
     """These don't come back from a reboot."""
     work: list[str] = field(default_factory=list)
@@ -53,8 +55,8 @@ class Hosts(day.Hosts):
                 self.unreachable[host] = "no route"
         elif "/proc/1/stat" in script:
             booted = self.boots.get(host, 0.0) if self.boots.get(host, 0.0) <= self.now else 0.0  # it goes down yet
-            lines = [f"boot=x:{booted}", f"began={booted:.0f}"]
-            if booted and self.work[-1].startswith(f"reboot {host}") and "back" not in self.work[-1]:
+            lines = [f"boot=x:{booted}", f"began={booted + self.ahead.get(host, 0.0):.0f}"]
+            if booted and self.work and self.work[-1].startswith(f"reboot {host}") and "back" not in self.work[-1]:
                 self.work[-1] += ", and back"
             if "--simulate" in script:
                 if self.apt_is_broken:
@@ -63,6 +65,9 @@ class Hosts(day.Hosts):
                 if (why := self.reboots.get(host)) and not self.updates.get(host):
                     lines.append(f"reboot={why}")
             return Answer("\n".join(lines))
+        elif "@units" in script:
+            there = f"@now\n{self.now + self.ahead.get(host, 0.0)}\n"
+            return Answer(super()._answer(host, script).stdout.replace(f"@now\n{self.now}\n", there))
         else:
             return super()._answer(host, script)
         return Answer()
@@ -365,6 +370,20 @@ def test_a_rolling_reboot_installs_nothing_and_is_once_around(hosts: Hosts, cons
     assert [(row["rebooted"], row["updates"]) for row in answer(console)["hosts"]] == [(True, [])] * 2
     assert "2 of 2 hosts have booted since" in fake_hosts.printed(console)
     assert (hosts.updates, up(hosts)) == ({"w-a": ["openssl"]}, ALL)
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_a_rolling_reboot_is_once_around_where_a_clock_is_wrong(hosts: Hosts, console: Console, seconds: float) -> None:
+    hosts.ahead = {"w-a": seconds}
+    hosts.boots, hosts.now = {"w-a": hosts.now}, hosts.now + 60
+    asked = UpdateRequest(["w-a", "ps-b"], reboot="only")
+    hosts.dies = {"ps-b"}
+    with pytest.raises(HostsUnreachable, match="ps-b is unreachable"):
+        update_hosts(cluster(hosts), console, asked)
+    assert [each.split()[1] for each in hosts.work] == ["w-a", "ps-b"]
+    hosts.unreachable.clear()
+    update_hosts(cluster(hosts), replace(console, json_out=None), asked)
+    assert len(hosts.work) == 2
 
 
 def test_a_rolling_reboot_asks_nothing_of_apt(hosts: Hosts, console: Console) -> None:
