@@ -98,6 +98,7 @@ def test_ids_of_any_type_and_none_at_all_are_sampled() -> None:
     parts = [[tf.zeros([0], tf.int32)], [tf.constant([[5], [6]]), tf.constant([7], tf.int64)], [], [tf.constant(8)], []]
     nothing = [0, 0, 0, 0]
     assert some_of(parts, places).numpy().tolist() == [nothing, [3, 5, 6, 6], nothing, [1, 8, 8, 8], nothing]
+    assert some_of([[], []], places).numpy().tolist() == [nothing, nothing]
 
 
 def test_one_operation_samples_the_ids_of_all_tables() -> None:

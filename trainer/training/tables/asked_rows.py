@@ -77,7 +77,8 @@ def some_of(parts: Sequence[Sequence[Tensor]], places: Tensor) -> Tensor:
     """
     flat = [[tf.cast(tf.reshape(one, [-1]), tf.int64) for one in each] for each in parts]
     counts = tf.stack([tf.add_n([tf.size(one, tf.int64) for one in each] or [tf.zeros([], tf.int64)]) for each in flat])
-    numbers = tf.concat([*(one for each in flat for one in each), [0]], 0)  # one may be looked at where there is none
+    nothing = tf.zeros([1], tf.int64)  # one number is looked at where there is none
+    numbers = tf.concat([*(one for each in flat for one in each), nothing], 0)
     places = tf.cumsum(counts, exclusive=True)[:, tf.newaxis] + places % tf.maximum(counts, 1)[:, tf.newaxis]
     found = tf.where(counts[:, tf.newaxis] > 0, tf.gather(numbers, places), 0)
     return tf.concat([counts[:, tf.newaxis], found], 1)
