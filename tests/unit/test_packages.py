@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ class Machine:
 
     def run_command(self, command: list[str], environ_update: dict[str, str]) -> tuple[int, str, str]:
         assert environ_update["DEBIAN_FRONTEND"] == "noninteractive"
-        self.asked.append([word for word in command[1:] if "Dpkg" not in word and word != "--option"])
+        self.asked.append([word for word in command[1:] if "::" not in word and word != "--option"])
         return self.answers.pop(0) if self.answers else (0, "0 upgraded, 2 newly installed, 0 to remove", "")
 
     def exit_json(self, **answer: Any) -> None:
@@ -88,7 +90,7 @@ class Machine:
 
 
 UPDATE = ["update", "--quiet"]
-INSTALL = ["install", "--quiet", "--no-install-recommends", "--yes", "acl", "rsync"]
+INSTALL = ["install", "--quiet", "--no-install-recommends", "--no-upgrade", "--yes", "acl", "rsync"]
 
 
 def index(root: Path, age: float) -> None:
@@ -138,8 +140,62 @@ def test_a_lock_is_waited_for_and_another_failure_is_said(tmp_path: Path, monkey
 def test_what_another_package_provides_is_no_change_and_a_check_only_simulates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    index(tmp_path, 7200)
     machine = Machine(
         tmp_path, (0, "0 upgraded, 0 newly installed, 0 to remove and 3 not upgraded.", ""), check_mode=True
     )
     assert machine.end(monkeypatch)["changed"] is False
     assert machine.asked == [[word if word != "--yes" else "--simulate" for word in INSTALL]]
+
+
+def test_a_check_without_an_index_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(tmp_path, check_mode=True)
+    assert machine.end(monkeypatch) == {"changed": True}
+    assert machine.asked == []
+
+
+CONFIG = """Dir "{root}";
+Dir::State::status "{root}/status";
+Dir::Etc::sourcelist "{root}/sources";
+APT::Architecture "amd64";
+APT::Sandbox::User "";
+"""
+
+
+class RealMachine(Machine):
+    """A machine that lists a few packages in an index of its own, whose apt-get is this machine's."""
+
+    def __init__(self, root: Path, *names: str) -> None:
+        super().__init__(root, check_mode=True)
+        self.params["name"] = list(names)
+        for folder in ("repository", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "etc/apt"):
+            (root / folder).mkdir(parents=True)
+        listed = [("tool-1.10", "1"), ("tool-1.11", "1"), ("editor", "2")]
+        (root / "repository/Packages").write_text("".join(map(entry, *zip(*listed, strict=True))))
+        (root / "status").write_text(entry("editor", "1", "Status: install ok installed\n"))
+        (root / "sources").write_text(f"deb [trusted=yes] file:{root}/repository ./\n")
+        (root / "apt.conf").write_text(CONFIG.format(root=root))
+        assert not self.run_command(["apt-get", "update", "--quiet"], {})[0]
+
+    def run_command(self, command: list[str], environ_update: dict[str, str]) -> tuple[int, str, str]:
+        given = {**os.environ, **environ_update, "APT_CONFIG": f"{self.params['root']}/apt.conf"}
+        done = subprocess.run(command, env=given, capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+
+def entry(name: str, version: str, more: str = "") -> str:
+    about = f"Package: {name}\nVersion: {version}\nArchitecture: amd64\nMaintainer: x\nDescription: x\n"
+    return f"{about}Provides: a-{name}\nFilename: ./{name}.deb\nSize: 1\nSHA256: {'0' * 64}\n{more}\n"
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_a_name_stands_for_one_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = RealMachine(tmp_path / "whole", "tool-1.10", "tool-1.11").end(monkeypatch)
+    assert (whole["changed"], "2 newly installed" in whole["stdout"]) == (True, True)
+    part = RealMachine(tmp_path / "part", "tool-1.1").end(monkeypatch)
+    assert "E: Unable to locate package tool-1.1" in part["stderr"]
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_what_is_installed_is_not_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert RealMachine(tmp_path, "a-editor").end(monkeypatch)["changed"] is False

@@ -4,7 +4,7 @@
 Ansible's own module would first install python3-apt by itself and then the rest: two transactions, and apt's cache read
 again in between. The index is fetched where the last time is longer ago than `cache_valid_time`. Waits while another
 process holds a lock of apt's. Recommended packages are left out. In check mode apt-get simulates, by the index that the
-machine has.
+machine has; without one all would be installed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,13 @@ from ansible.module_utils.basic import AnsibleModule
 STAMPS = ("var/lib/apt/periodic/update-success-stamp", "var/lib/apt/lists")
 LOCKED = "Could not get lock"
 NOTHING = "0 upgraded, 0 newly installed, 0 to remove"
-# A file of the site's own stays as it is.
-OPTIONS = ("Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold")
+OPTIONS = (
+    # A file of the site's own stays as it is.
+    "Dpkg::Options::=--force-confdef",
+    "Dpkg::Options::=--force-confold",
+    # A name that no package has is an error: apt-get would take one with a dot for a regular expression.
+    "APT::Cmd::Pattern-Only=true",
+)
 ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C"}
 PAUSE_SECONDS = 1.0
 
@@ -58,11 +63,15 @@ def main() -> None:
     )
     given = module.params
     end = time.monotonic() + given["lock_timeout"]
-    if not module.check_mode and index_age(Path(given["root"]), time.time()) > given["cache_valid_time"]:
+    age = index_age(Path(given["root"]), time.time())
+    if module.check_mode and age == float("inf"):
+        module.exit_json(changed=True)
+    if not module.check_mode and age > given["cache_valid_time"]:
         call(module, ["update", "--quiet"], end)
     options = [word for option in OPTIONS for word in ("--option", option)]
-    how = ["--simulate"] if module.check_mode else ["--yes", *options]
-    output = call(module, ["install", "--quiet", "--no-install-recommends", *how, *given["name"]], end)
+    # A name that an installed package provides is no reason to upgrade that one.
+    how = ["--no-install-recommends", "--no-upgrade", "--simulate" if module.check_mode else "--yes", *options]
+    output = call(module, ["install", "--quiet", *how, *given["name"]], end)
     module.exit_json(changed=NOTHING not in output, stdout=output)
 
 
