@@ -298,7 +298,7 @@ def _observe_without(cluster: Cluster, host: str) -> Observation:
     inventory, seen = cluster.inventory, cluster.observe(new_is_enough=True)
     chief = inventory.chief.host
     if chief in seen.unreachable and host != chief:
-        rest = f"It has to let the tasks of {host} go: type it again when it is back. Is it gone for good:"
+        rest = f"It has to let the tasks of {host} go: type it again when it is back. Where it is gone for good:"
         raise HostsUnreachable({chief: seen.unreachable[chief]}, f"{rest} fab replace-host {chief} NEW")
     if host not in foreign_hosts(inventory, seen):
         return seen

@@ -19,7 +19,10 @@ WORDS = {
     "shared-dir": (re.compile(r"/[ -~]*"), "an absolute path, such as /srv/trainer"),
     "python": (re.compile(r"[ -~]+"), "a program of the nodes, such as /opt/venv/bin/python"),
     "image": (re.compile(r"[A-Za-z0-9][\w./:@-]*", re.ASCII), "an image, such as registry.example.org/mine:1"),
-    "size": (re.compile(r"(?!0+[A-Za-z]*$)[0-9]+([KMGTPE]i|[kMGTPE])?"), "a size as Kubernetes has it, such as 100Gi"),
+    "size": (
+        re.compile(r"(?![0.]+[A-Za-z]*$)[0-9]+([.][0-9]+)?([KMGTPE]i|[kMGTPE])?"),
+        "a size as Kubernetes has it, such as 100Gi",
+    ),
     "storage-class": (
         re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?"),
         "a storage class's name: small letters, digits, dots and hyphens, such as nfs-client",

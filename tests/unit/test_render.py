@@ -156,6 +156,7 @@ def test_gpus_are_asked_for_and_different_numbers_are_refused() -> None:
         ({"manager": "kubernetes", "name": "x", "image": "my image"}, "--image is 'my image': expected an image"),
         ({**POD, "size": "lots"}, "--size is 'lots': expected a size as Kubernetes has it, such as 100Gi"),
         ({**POD, "size": "0Gi"}, "--size is '0Gi'"),
+        ({**POD, "size": "0.0Ti"}, "--size is '0.0Ti'"),
         ({**POD, "storage_class": "My Class"}, "--storage-class is 'My Class': expected a storage class's name"),
     ],
 )
@@ -164,12 +165,13 @@ def test_wrong_words_are_named(given: Mapping[str, str], named: str) -> None:
         render(inventory(), Console(io.StringIO()), **given)
 
 
-def test_what_a_claim_asks_for_is_as_it_was_given() -> None:
+@pytest.mark.parametrize("size", ["1500G", "1.5Ti", "0.5T"])
+def test_what_a_claim_asks_for_is_as_it_was_given(size: str) -> None:
     out = io.StringIO()
-    render(inventory(), Console(out), **POD, size="1500G", storage_class="nfs.client-1")
+    render(inventory(), Console(out), **POD, size=size, storage_class="nfs.client-1")
     claim = next(each for each in yaml.safe_load_all(out.getvalue()) if each["kind"] == "PersistentVolumeClaim")
     assert claim["spec"]["storageClassName"] == "nfs.client-1"
-    assert claim["spec"]["resources"] == {"requests": {"storage": "1500G"}}
+    assert claim["spec"]["resources"] == {"requests": {"storage": size}}
 
 
 def test_the_batch_script_is_a_script_with_the_tasks_and_the_settings() -> None:
