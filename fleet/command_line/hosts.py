@@ -42,7 +42,7 @@ def history(
     from fleet.verbs.history import show_history
 
     number = whole_number("lines", lines)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         show_history(cluster, call.console, verb, host, who, since, number)
 
 
@@ -51,7 +51,7 @@ def hosts(call: VerbCall) -> None:
     """Show each host: its tasks, state and why, release, load, memory, disks, clock, GPUs."""
     from fleet.verbs.hosts import show_hosts
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         show_hosts(cluster, call.console)
 
 
@@ -108,7 +108,7 @@ def ok_to_stop(call: VerbCall, hosts: str) -> None:
     """Say whether hosts may be taken away now: what stops, for how long, and what is lost. Exit code 0 or 1."""
     from fleet.verbs.ok_to_stop import ok_to_stop
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         ok_to_stop(cluster, call.console, hosts.split(","))
 
 

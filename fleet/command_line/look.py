@@ -6,7 +6,7 @@ from pathlib import Path
 
 from invoke import Exit
 
-from fleet.command_line import RUN, VerbCall, above_zero, ending, leaving, verb, whole_number
+from fleet.command_line import RUN, VerbCall, above_zero, ending, verb, whole_number
 from fleet.planning import decision
 
 _MAX_LINES = 1_000_000  # of each task, which journalctl counts with 32 bits
@@ -32,7 +32,7 @@ def status(call: VerbCall, deep: bool = False, watch: bool = False) -> None:
     """Show each task, the hosts' code and the run."""
     if watch and deep:
         raise Exit("--deep reads every byte on the hosts, which --watch would do again and again: choose one", 2)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         if watch:
             from fleet.actions.watch_status import watch_status
 
@@ -70,7 +70,7 @@ def logs(
     number = None if lines is None else whole_number("lines", lines)
     if number is not None and number > _MAX_LINES:
         raise Exit(f"--lines is {lines}: expected {_MAX_LINES:,} at most, as in --lines 20", 2)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         decision.check_names(run, None)  # a wrong name is said before any host is asked
         chosen = JournalQuery(run, None if since is None else read_time(since), grep)
         show_logs(cluster, call.console, task, number, follow, chosen)
@@ -84,7 +84,7 @@ def tensorboard(call: VerbCall, port: str = "6006") -> None:
     number = whole_number("port", port)
     if number > 65535:
         raise Exit(f"--port is {port}: expected a port from 1 to 65535, as in --port 6006", 2)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         open_tensorboard(cluster, call.console, number)
 
 
@@ -121,7 +121,7 @@ def report(call: VerbCall, run: list[str] | None = None, out: str | None = None,
 
     from fleet.verbs.report import make_report
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         show = webbrowser.open if open else None
         make_report(cluster, call.console, run or [], Path(out) if out else None, show)
 
@@ -131,7 +131,7 @@ def export(call: VerbCall, run: str | None = None, changes: bool = False) -> Non
     """Export a run's newest checkpoint as a SavedModel: where its end did not, or while it trains."""
     from fleet.verbs.export import export_run
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         export_run(cluster, call.console, run, changes)
 
 
@@ -140,7 +140,7 @@ def ways(call: VerbCall) -> None:
     """Have each host try its ways to the other members, with a large packet."""
     from fleet.verbs.ways import show_ways
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         show_ways(cluster, call.console)
 
 
@@ -150,7 +150,7 @@ def advise(call: VerbCall, minutes: str = "2") -> None:
     from fleet.verbs.advise import advise
 
     seconds = 60 * above_zero("minutes", minutes)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         advise(cluster, call.console, seconds)
 
 
@@ -159,5 +159,5 @@ def gpu_check(call: VerbCall) -> None:
     """Prove the GPUs: driver, number, and a product of matrices on each."""
     from fleet.verbs.gpu_check import check_gpus
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         check_gpus(cluster, call.console)

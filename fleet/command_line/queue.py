@@ -28,7 +28,7 @@ def queue(call: VerbCall) -> None:
     """Show what the cluster trains, what waits, whose it is, and what has ended."""
     from fleet.verbs.queue import show_queue
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         show_queue(cluster, call.console)
 
 
@@ -116,7 +116,7 @@ def queue_move(
     chosen += [f"priority:{number('priority', priority)}"] if priority is not None else []
     if len(chosen) != 1:
         raise Exit("say where to, with one of --first, --last, --before RUN and --priority NUMBER", 2)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         queue_move(cluster, call.console, run, chosen[0], reason, plan)
 
 
@@ -134,5 +134,5 @@ def queue_remove(call: VerbCall, run: str, stop: bool = False, reason: str | Non
     """Take a run or a sweep out of the queue; what it has trained stays."""
     from fleet.verbs.queue import queue_remove
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         queue_remove(cluster, call.console, run, stop, reason, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, VerbCall, leaving, verb, whole_number
+from fleet.command_line import MEANWHILE, PLAN, REASON, RUN, VerbCall, verb, whole_number
 
 _YES = {"yes": "agree beforehand, instead of being asked"}
 
@@ -12,7 +12,7 @@ def delete_run(call: VerbCall, run: str, yes: bool = False, reason: str | None =
     """Remove a run that is neither being trained nor selected."""
     from fleet.verbs.delete_run import delete_run as delete
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         delete(cluster, call.console, run, yes, plan, reason)
 
 
@@ -39,7 +39,7 @@ def prune(
     from fleet.verbs.prune import prune as remove_old
 
     number = whole_number("keep", keep)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         remove_old(cluster, call.console, number, only or (), yes, plan, reason)
 
 
@@ -57,7 +57,7 @@ def backup(call: VerbCall, run: str, to: str, reason: str | None = None, plan: b
     """Copy a run, also one that trains, with a manifest of its files."""
     from fleet.verbs.backup import back_up
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         back_up(cluster, call.console, run, to, plan, reason)
 
 
@@ -77,7 +77,7 @@ def restore_run(
     """Make a run of a copy, proven by its manifest."""
     from fleet.verbs.restore_run import restore_run as restore
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         restore(cluster, call.console, copy, run, plan, reason)
 
 
@@ -95,7 +95,7 @@ def clone_run(call: VerbCall, run: str, new: str, reason: str | None = None, pla
     """Make a second run that goes on where a first one is now."""
     from fleet.verbs.clone_run import clone_run as clone
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         clone(cluster, call.console, run, new, plan, reason)
 
 
@@ -104,7 +104,7 @@ def doctor(call: VerbCall) -> None:
     """Look at control machine, hosts, ways, tasks and run; say what is wrong and what fixes it."""
     from fleet.verbs.doctor import doctor as look
 
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         look(cluster, call.console)
 
 
@@ -121,7 +121,7 @@ def bundle(call: VerbCall, out: str | None = None, lines: str = "2000", run: str
     from fleet.verbs.bundle import bundle as gather
 
     number = whole_number("lines", lines)
-    with call.cluster() as cluster, leaving():
+    with call.cluster() as cluster:
         gather(cluster, call.console, out, number, run)
 
 
