@@ -15,11 +15,12 @@ from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
 from fleet.site.inventory import load_inventory
 from fleet.site.inventory_cache import recall_inventory
-from fleet.site.reading_limit import READ_SECONDS, limited
+from fleet.site.reading_limit import READ_SECONDS, Late, limited
 from fleet.verbs.validate import validate
 from tests.unit.test_validate import HOSTS, SITE
 
-LATE = f"has not ended after {READ_SECONDS:g} s. Run it by hand to see what it waits for"
+FIX = "Run it by hand to see what it waits for. PSFLEET_INVENTORY_SECONDS gives it longer"
+LATE = f"has not ended after {READ_SECONDS:g} s. {FIX}"
 
 
 @pytest.fixture
@@ -87,6 +88,20 @@ def test_what_ends_leaves_no_timer_and_the_handler_as_it_was() -> None:
     with limited("it"):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert (signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM)) == ((0.0, 0.0), before)
+
+
+def test_a_slow_inventory_is_given_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSFLEET_INVENTORY_SECONDS", "600")
+    with limited("it"):
+        assert READ_SECONDS < signal.getitimer(signal.ITIMER_REAL)[0] <= 600
+    with pytest.raises(Late, match="it has not ended after 600 s"), limited("it"):
+        signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan", "2 min"])
+def test_a_limit_that_is_no_number_of_seconds_is_named(site: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PSFLEET_INVENTORY_SECONDS", given)
+    assert refused(site) == f"PSFLEET_INVENTORY_SECONDS is {given!r}: expected a number of seconds, such as 360"
 
 
 def test_a_thread_reads_without_a_limit() -> None:

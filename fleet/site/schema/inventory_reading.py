@@ -19,7 +19,8 @@ MAX_VALUES = 20_000
 MAX_DEPTH = 30
 TOO_LARGE = "it has more than"
 LATE = "has not ended after"
-LATE_FIX = "Run it by hand to see what it waits for"
+SECONDS = "PSFLEET_INVENTORY_SECONDS"
+LATE_FIX = f"Run it by hand to see what it waits for. {SECONDS} gives it longer"
 VAULT_FIX = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
