@@ -89,7 +89,7 @@ def hold_for(process: int, chief: Host, what: str) -> None:
 
 
 def _is_there(process: int) -> bool:
-    """Whether a process has not ended yet, or is a zombie."""
+    """Whether a process has not ended yet: a zombie has."""
     try:
         os.kill(process, 0)
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
