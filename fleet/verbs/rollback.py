@@ -167,14 +167,18 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     reject_missing(target, {host: kept[host] for host in hosts})
     lost_in_switch = is_lost_in_switch(acts, target)
     files = lost_in_switch or present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
-    # A switch whose control machine was lost may have stopped some that it did not start again.
-    due = {name for name, unit in seen.units.items() if lost_in_switch and unit.enabled and not is_done(unit, seen.run)}
-    up = due | {name for name, unit in seen.units.items() if unit.up}
+    up = {name for name, unit in seen.units.items() if unit.up or (lost_in_switch and _is_due(cluster, seen, name))}
     restarts = [task for task in cluster.inventory.tasks if files and task.name in up and task.host in hosts]
     new = [task for task in cluster.inventory.tasks if task.host in back.drained and task.host not in hosts]
     leaving = [task for task in new if files and task.name in up]
     cost = _cost_of_all(cost_of_restart(cluster.inventory, seen, restarts, []), back.cost)
     return RollbackWork(hosts, present, target, last is not None, files, restarts, back, cost, leaving)
+
+
+def _is_due(cluster: Cluster, seen: Observation, task: str) -> bool:
+    """Whether a task is to run: a switch whose control machine was lost may have stopped it and not started it."""
+    unit = seen.units[task]
+    return unit.enabled and not is_done(unit, seen.run) and cluster.inventory.task(task).host not in seen.drains
 
 
 def last_target(acts: Sequence[Mapping[str, Any]], present: DeployedState) -> DeployedState | None:
@@ -387,12 +391,8 @@ def _wait_for_a_step(cluster: Cluster, console: Console, seen: Observation, newc
 
 
 def _answer(console: Console, outcome: str, work: RollbackWork) -> None:
-    settings = work.target.settings
     release = {"release": work.target.release, "before": work.present.release}
     back = {"drains": [*work.back.drained], "stays": list(work.back.stays), "gone": list(work.back.gone)}
-    changes = {
-        "settings": dict(settings) if settings is not None else None,
-        "restarts": [task.name for task in work.restarts],
-    }
+    changes = {"settings": work.target.settings, "restarts": [task.name for task in work.restarts]}
     record = {"outcome": outcome, **release, **changes, **back, "cost": work.cost.as_json(), "next": "fab history"}
     console.print_json("rollback", record)

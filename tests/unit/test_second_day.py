@@ -788,6 +788,31 @@ def test_a_rollback_typed_twice_does_not_go_forward_again(
     assert back.release == "abc123"
 
 
+def test_a_rollback_lost_in_its_switch_goes_on_and_leaves_a_drained_host_alone(
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """The control machine is lost."""
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    back.lines = [shipped("old1", NOW), shipped("abc123", NOW)]
+    drain(cluster(back), console, "w-b")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "start", die)
+        patch.setattr("fleet.verbs.rollback._restore", lambda *_: None)
+        with pytest.raises(Killed):
+            rollback(cluster(back), console)
+    back.lines.pop()  # how it ended
+    back.set("ps-0", active="inactive", sub="dead")
+    console.json_out = io.StringIO()
+    rollback(cluster(back), console)
+    names = ["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"]
+    assert json.loads(console.json_out.getvalue())["restarts"] == names
+    assert up(back) == set(names)
+
+
 FEWER = {"head": ["chief-0", "evaluator-0"], "ps-a": ["ps-0"], "ps-b": ["ps-1"], "w-a": ["worker-0"]}
 
 
