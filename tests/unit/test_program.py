@@ -118,7 +118,7 @@ def test_module_or_class_that_says_exit_names_the_line(programs: Path, code: str
         load_program(f"{name}:Good", {})
 
 
-def test_module_or_class_that_raises_an_interrupt_names_the_line(programs: Path) -> None:
+def test_module_or_class_that_raises_an_interrupt_names_the_line(programs: Path, heeds_ctrl_c: object) -> None:
     name = write(programs, "interrupts", "raise KeyboardInterrupt\n")
     with pytest.raises(UserError, match=r"interrupts.py:1: KeyboardInterrupt: .* raise an error"):
         load_program(f"{name}:Good", {})
