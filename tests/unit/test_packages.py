@@ -137,6 +137,24 @@ def test_a_lock_is_waited_for_and_another_failure_is_said(tmp_path: Path, monkey
     assert "lists/lock" in late.end(monkeypatch)["stderr"]
 
 
+def test_an_installation_that_a_power_cut_ended_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index(tmp_path, 60)
+    broken = (
+        100,
+        "",
+        "E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct the problem.",
+    )
+    repair = ["--configure", "-a", "--force-confdef", "--force-confold"]
+    machine = Machine(tmp_path, broken, (0, "", ""))
+    assert machine.end(monkeypatch)["changed"] is True
+    assert machine.asked == [INSTALL, repair, INSTALL]
+    still = Machine(tmp_path, broken, (1, "", "no space"), broken)
+    assert "dpkg --configure -a" in still.end(monkeypatch)["stderr"]
+    assert still.asked == [INSTALL, repair, INSTALL]
+
+
 def test_what_another_package_provides_is_no_change_and_a_check_only_simulates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

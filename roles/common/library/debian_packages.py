@@ -18,11 +18,12 @@ from ansible.module_utils.basic import AnsibleModule
 # Whichever is there and newer; the first is of a hook that minimal machines lack.
 STAMPS = ("var/lib/apt/periodic/update-success-stamp", "var/lib/apt/lists")
 LOCKED = "Could not get lock"
+INTERRUPTED = "dpkg was interrupted"
 NOTHING = "0 upgraded, 0 newly installed, 0 to remove"
+KEEP = ("--force-confdef", "--force-confold")  # a file of the site's own stays as it is
+REPAIR = ("dpkg", "--configure", "-a", *KEEP)
 OPTIONS = (
-    # A file of the site's own stays as it is.
-    "Dpkg::Options::=--force-confdef",
-    "Dpkg::Options::=--force-confold",
+    *(f"Dpkg::Options::={each}" for each in KEEP),
     # A name that no package has is an error: apt-get would take one with a dot for a regular expression.
     "APT::Cmd::Pattern-Only=true",
 )
@@ -39,11 +40,19 @@ def index_age(root: Path, now: float) -> float:
 
 
 def call(module: AnsibleModule, words: Sequence[str], end: float) -> str:
-    """Run apt-get until it has the locks that it needs; returns what it printed."""
+    """Run apt-get until it has the locks that it needs; returns what it printed.
+
+    An installation that was broken off, as by a power cut, is finished first.
+    """
+    repaired = False
     while True:
         code, output, error = module.run_command(["apt-get", *words], environ_update=ENVIRONMENT)
         if not code:
             return str(output)
+        if INTERRUPTED in error and not repaired:
+            repaired = True
+            module.run_command([*REPAIR], environ_update=ENVIRONMENT)
+            continue
         if LOCKED not in error or time.monotonic() > end:
             module.fail_json(msg=f"`apt-get {words[0]}` failed", rc=code, stdout=output, stderr=error)
         time.sleep(PAUSE_SECONDS)
