@@ -13,6 +13,7 @@ import pytest
 from trainer.training.keras.keras3 import row_updates as rows_of_keras3
 from trainer.training.steps.step_copy import StepCopy
 from trainer.training.tables.row_updates import leave_momentum_out, update_by_rows
+from trainer.training.updates import joined
 from trainer.training.updates.atomic_updates import GATE, AtomicUpdates, mutex_name
 from trainer.training.updates.one_update import gather, gather_keras3
 
@@ -149,6 +150,21 @@ def test_updates_of_many_workers_are_some_order_of_whole_ones(made: tuple[Any, s
     by_many(trained.traced())
     count, found = recorded.replay()
     assert count >= 2 * WORKERS * UPDATES
+    assert differing(found) == {}
+    assert not np.array_equal(trained.state[0], START)
+
+
+@pytest.mark.parametrize("made", [pytest.param(one, id=one[1]) for one in ((two, "Nadam(0.1)"), (three, "Adam(0.1)"))])
+def test_updates_in_one_act_are_some_order_of_whole_ones(
+    made: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joined, "may_wait", lambda update: True)
+    recorded = Recorded()
+    trained = Trained(made, recorded)
+    by_many(trained.traced())
+    assert any(len(update.handles) > 3 for update, *_ in recorded.staged)  # of the table and the bias
+    count, found = recorded.replay()
+    assert count >= WORKERS * UPDATES
     assert differing(found) == {}
     assert not np.array_equal(trained.state[0], START)
 
@@ -421,6 +437,29 @@ def test_a_target_that_follows_trained_weights_waits_for_nothing_of_itself() -> 
     active(step)()
     np.testing.assert_allclose(weights, [0.0, 0.0], atol=1e-6)
     np.testing.assert_allclose(target, [0.0, 0.0], atol=1e-6)
+
+
+def test_a_target_that_follows_a_weight_waits_for_nothing_of_itself_in_one_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update of the weight, which the target waits for, is one act with one that waits for the target."""
+    monkeypatch.setattr(joined, "may_wait", lambda update: True)
+    weights, others, target = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0]), tf.Variable([0.0, 1.0])
+    optimizer = two.SGD(0.5, momentum=0.9)
+    optimizer.build([weights, others])
+    gather(optimizer)
+
+    def step() -> None:
+        before = target.read_value()
+        optimizer.apply_gradients([(tf.constant([1.0, 1.0]), weights)])
+        after = tf.square(weights)
+        optimizer.apply_gradients([(before + 1.0, others)])
+        target.assign(before + after)
+
+    traced = active(step)
+    assert len(locks_in(traced.graph)) == 1
+    traced()
+    np.testing.assert_allclose(weights, [0.5, 1.5])
+    np.testing.assert_allclose(others, [0.5, 1.0])
+    np.testing.assert_allclose(target, [0.25, 3.25])
 
 
 def test_rows_that_a_step_adds_to_a_table_itself_take_the_tables_mutex() -> None:

@@ -22,7 +22,7 @@ from trainer.training.measures.metrics import READING
 from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, mutex, outermost, read_only_inputs
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.joined import joined
-from trainer.training.updates.orders import sources
+from trainer.training.updates.orders import sources, waits_for
 
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
@@ -357,9 +357,9 @@ def change_by(writes: Sequence[Operation]) -> Update | None:
         return None
     change = Update({handle.name: handle}, chosen)
     # What else uses a value that was read may be what the update needs, which would wait for itself.
-    used = [one._id for each in [*path, *between] for given in each.outputs for one in given.consumers()]
-    others = [number for number in used if number not in {one._id for one in chosen}]
-    return None if others and any(one.op._id > min(others) for one in change.needs) else change
+    used = [one for each in [*path, *between] for given in each.outputs for one in given.consumers()]
+    others = [one for one in used if one.name not in names]
+    return None if others and waits_for([one.op for one in change.needs], others) else change
 
 
 def path_from_reads(handle: Tensor, writes: Sequence[Operation]) -> list[Operation]:

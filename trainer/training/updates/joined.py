@@ -29,9 +29,13 @@ def joined(updates: Sequence[Any]) -> list[list[Any]]:
         return [[one] for one in updates]
     groups: dict[Any, list[Any]] = defaultdict(list)
     for number, one in enumerate(updates):
-        may_wait = tf.DeviceSpec.from_string(one.device).job == "ps" and all(map(is_small, one.needs))
-        groups[(one.device, rounds[number]) if may_wait else number].append(one)
+        groups[(one.device, rounds[number]) if may_wait(one) else number].append(one)
     return list(groups.values())
+
+
+def may_wait(update: Any) -> bool:
+    """Return whether an update may wait for what others of its ps need."""
+    return tf.DeviceSpec.from_string(update.device).job == "ps" and all(map(is_small, update.needs))
 
 
 def rounds_of(updates: Sequence[Any]) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -22,6 +23,20 @@ READS = tuple(kind for kind in READING if kind != "VarIsInitializedOp")
 def sources(operation: Operation) -> list[Operation]:
     """Return the operations that this one waits for."""
     return [*(given.op for given in operation.inputs), *operation.control_inputs]
+
+
+def waits_for(operations: Sequence[Operation], others: Iterable[Operation]) -> bool:
+    """Return whether one of these operations of a graph waits for one of the others, or is one."""
+    before: dict[str, list[Operation]] = defaultdict(list)
+    for first, then in added_orders(operations[0].graph) if operations else ():
+        before[then.name].append(first)
+    todo, known = list(operations), {one.name for one in operations}
+    while todo:
+        one = todo.pop()
+        more = {each.name: each for each in (*sources(one), *before[one.name]) if each.name not in known}
+        todo += more.values()
+        known |= more.keys()
+    return any(one.name in known for one in others)
 
 
 def handles_of(graph: Graph) -> dict[int, Tensor]:
