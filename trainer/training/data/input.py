@@ -480,8 +480,11 @@ def own_eval_dataset(program: Program, context: tf.distribute.InputContext) -> t
     files = own_files(f"evaluation-{THIS}", context.input_pipeline_id, range(context.num_input_pipelines))
     with evaluating(), kept_apart(files, f"{type(program).__name__}.eval_dataset"):
         dataset = check_dataset(program, "eval_dataset", program.eval_dataset(context))
-        if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            raise UserError(f"{type(program).__name__}.eval_dataset never ends: return it without repeat()")
+        size, name = int(dataset.cardinality()), f"{type(program).__name__}.eval_dataset"
+        if size == tf.data.INFINITE_CARDINALITY:
+            raise UserError(f"{name} never ends: return it without repeat()")
+        if size == 0 and context.num_input_pipelines == 1:
+            raise UserError(f"{name} is empty: there is nothing to evaluate")
     return dataset
 
 
