@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -183,6 +184,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
     monkeypatch.setattr(evaluator, "Evaluator", Fake)
     monkeypatch.setattr(Fake, "asked", [], raising=False)
     return Fake
+
+
+def test_a_stop_ends_it_whatever_the_program_does_with_signals(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(RunDirectory(tmp_path, "a"), 5)
+    monkeypatch.setattr(evaluator, "load_program", lambda *_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert run_evaluator(config, Heard(), lambda: config.replace(run="b") if fake.asked else config) == 75
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_checkpoint_saved_again_under_its_step_is_evaluated_again(

@@ -27,6 +27,7 @@ from trainer.core.memory_limit import check_room
 from trainer.core.own_frames import exception_info
 from trainer.core.program import build_model, load_program, program_file
 from trainer.core.settings.config import Config, ConfigError
+from trainer.core.signals import end_when_asked
 from trainer.core.states import Phase
 from trainer.process.supervisor import NEEDED
 from trainer.report.html import PageWriter
@@ -157,6 +158,7 @@ class WatchedRun:
         if self.evaluator is None:
             load_tensorflow()
             self.program = load_program(self.config.program, self.config.program_args)
+            end_when_asked()  # also where the program ignores or handles a stop
             self.evaluator = Evaluator(self.program, self.directory, self.config.best_metric, self.counters)
             record_resources("evaluator-0", lambda: self.directory)
         return self.evaluator
