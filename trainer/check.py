@@ -67,7 +67,10 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         if options.build_here:
             go_first()
         import_modules(options.part)
-        programs = [load_program(config.program, config.program_args) for config in configs]
+        programs = [
+            load_program(config.program, config.program_args, evaluates=config.evaluation != "none")
+            for config in configs
+        ]
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR

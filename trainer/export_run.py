@@ -34,7 +34,7 @@ def run_export(options: argparse.Namespace, directory: RunDirectory) -> int:
 
         if trains or options.changes:
             return answer(options, directory.run, *export_beside(directory, step, program, arguments, options.changes))
-        error = export_now(lambda: load_program(program, arguments), directory, step)
+        error = export_now(lambda: load_program(program, arguments, evaluates=False), directory, step)
         if error:
             raise UserError(error)
     except (ConfigError, UserError, ValueError) as wrong:
@@ -59,7 +59,8 @@ def export_beside(
 
     for _ in range(TRIES):
         try:
-            return step, export_version(load_program(program, arguments), directory, step, changes)
+            loaded = load_program(program, arguments, evaluates=False)
+            return step, export_version(loaded, directory, step, changes)
         except Exception:
             if step in directory.catalogue.steps():
                 raise

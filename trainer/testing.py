@@ -82,11 +82,15 @@ def train(
     name = name_of(program)
     config = config_of(name, steps, directory, settings)
     arguments = config.program_args
-    built = load_program(name, arguments) if isinstance(program, str) else construct(program, name, arguments)
+    evaluates = config.evaluation != "none"
+    if isinstance(program, str):
+        built = load_program(name, arguments, evaluates=evaluates)
+    else:
+        built = construct(program, name, arguments)
     run = RunDirectory(config.shared_dir, config.run)
     run.read_claim(config)
     if run.finished(config.steps) is None:
-        check_program(built, name)
+        check_program(built, name, evaluates)
         run.claim(config)
         cluster = start_cluster(config.strategy, workers, ps, data if config.input == "service" else 0)
         progress = Progress(config, run, Notifier(), page=PageWriter(run))

@@ -305,8 +305,6 @@ class Wide:
         data = tf.data.Dataset.from_tensor_slices(({"ids": ids, "keys": ids // 2}, np.ones((400, 32, 1), np.float32)))
         return data.repeat()
 
-    eval_dataset = train_dataset
-
 
 class Wide3(Wide):
     keras = keras3

@@ -103,7 +103,7 @@ def test_a_path_that_hangs_keeps_no_coordinator_that_has_failed(
 ) -> None:
     monkeypatch.setattr(coordinator, "FLUSH_SECONDS", 1.0)
 
-    def load(name: str, arguments: object, *_: object) -> Any:
+    def load(name: str, arguments: object, *_: object, **__: object) -> Any:
         for path in (directory.state, directory.attempts):
             path.unlink(missing_ok=True)
             os.mkfifo(path)  # its readers wait for ever
@@ -120,7 +120,7 @@ BROKEN = "failed to copy memory: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC
 def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(name: str, arguments: object, *_: object) -> Any:
+    def load(name: str, arguments: object, *_: object, **__: object) -> Any:
         raise tf.errors.InternalError(None, None, BROKEN)
 
     ends_with(load)
@@ -414,7 +414,7 @@ def test_a_finished_run_whose_last_status_was_lost_is_shown_as_finished(
 def test_a_program_that_says_exit_is_the_users_error(
     config: Config, directory: RunDirectory, ends_with: Any, code: int
 ) -> None:
-    ends_with(lambda *_: sys.exit(code))
+    ends_with(lambda *_, **__: sys.exit(code))
     assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
     assert (read_record(directory.status) or {})["state"] == "failed"
 
@@ -422,7 +422,7 @@ def test_a_program_that_says_exit_is_the_users_error(
 def test_a_program_that_raises_an_interrupt_is_the_users_error(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(*_: object) -> Any:
+    def load(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
     ends_with(load)
@@ -435,7 +435,7 @@ def test_an_interrupt_by_a_signal_is_no_error_of_the_programs(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    ends_with(lambda *_: signal.raise_signal(signal.SIGINT))
+    ends_with(lambda *_, **__: signal.raise_signal(signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt):
             run_coordinator(config, CLUSTER, Notifier())
@@ -448,7 +448,7 @@ def test_a_process_that_can_not_say_how_it_ends_counts_as_a_crash(
     config: Config, directory: RunDirectory, ends_with: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would be started again for ever."""
-    ends_with(lambda *_: sys.exit(1))
+    ends_with(lambda *_, **__: sys.exit(1))
 
     def silent(*_: object) -> int:
         raise ValueError("I/O operation on closed file")
@@ -470,7 +470,7 @@ class Wordless(Exception):
 def test_an_error_that_can_not_be_put_into_words_counts_as_a_crash(
     config: Config, directory: RunDirectory, ends_with: Any
 ) -> None:
-    def load(*_: object) -> Any:
+    def load(*_: object, **__: object) -> Any:
         raise Wordless
 
     ends_with(load)

@@ -54,6 +54,8 @@ def test_what_is_right_is_proven_and_nothing_is_written(
     assert capsys.readouterr().out.endswith("program checked_program:Good, run new\n")
     rated = '{"run": "new", "program": "checked_program:Rated", "program_args": {"rate": 2}}'
     assert check(shared, monkeypatch, "run", "--selection", rated) == FINISHED
+    unevaluated = '{"run": "new", "program": "checked_program:NoEval"}'
+    assert check(shared, monkeypatch, "run", "--selection", unevaluated, evaluation="none") == FINISHED
     assert sorted(path.name for path in shared.iterdir() if path.name != "__pycache__") == before
 
 
@@ -61,7 +63,7 @@ def test_what_is_right_is_proven_and_nothing_is_written(
     ("selection", "settings", "message"),
     [
         ({"program": "checked_program:Goood"}, {}, "has no 'Goood': did you mean 'Good'?"),
-        ({"program": "checked_program:NoEval"}, {}, "has no method eval_dataset"),
+        ({"program": "checked_program:NoEval"}, {}, "has no method eval_dataset: write it, or set evaluation: none"),
         ({"program": "not_there:Good"}, {}, "there is no module 'not_there'"),
         ({}, {"steps": 0}, "steps: must be at least 1"),
         ({}, {"stepz": 1}, "did you mean 'steps'"),

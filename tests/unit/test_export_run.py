@@ -32,7 +32,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
         export_version=lambda program, directory, step, changes: f"{directory.exports}/{step}",
     )
     monkeypatch.setitem(sys.modules, "trainer.training.exports.export", exported)
-    monkeypatch.setattr(export_run, "load_program", lambda program, arguments: None)
+    monkeypatch.setattr(export_run, "load_program", lambda program, arguments, evaluates: None)
     directory = RunDirectory(tmp_path, "mine")
     write_checkpoint(directory, 10)
     write_record(directory.settings, {"program": "mine:One"})

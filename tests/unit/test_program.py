@@ -67,7 +67,7 @@ def test_a_module_that_never_ends_its_import_is_named_with_its_line(
         ("Unlike", "has no 'Unlike': expected a class with build_model, train_dataset, eval_dataset"),
         (
             "NoEval",
-            "has no method eval_dataset: write it, also without an evaluation: the export's inputs are those of",
+            "has no method eval_dataset: write it, or set evaluation: none",
         ),
         (
             "NoData",

@@ -51,4 +51,4 @@ class Program(Protocol):
         """Return a dataset of batches (features, labels[, weights])."""
 
     def eval_dataset(self, context: InputContext) -> Dataset:
-        """Return the same, finite."""
+        """Return the same, finite; not asked for with `evaluation: none`."""

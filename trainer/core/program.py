@@ -28,11 +28,21 @@ NOT_CALLED = {
     "make_train_function": "train_step",
 }
 FITTED_TO_THE_LOSS = ("accuracy", "acc", "crossentropy", "ce")  # names of metrics for which tf_keras looks at the loss
-REQUIRED = ("build_model", "train_dataset", "eval_dataset")
+EVAL = "eval_dataset"  # which no run needs that evaluates nothing
+REQUIRED = ("build_model", "train_dataset", EVAL)
 
 
-def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callable[[], None] = lambda: None) -> Program:
-    """Import the module and build the object with these arguments; raises UserError that says what is wrong."""
+def load_program(
+    name: str,
+    arguments: Mapping[str, Any],
+    once_imported: Callable[[], None] = lambda: None,
+    *,
+    evaluates: bool = True,
+) -> Program:
+    """Import the module and build the object with these arguments; raises UserError that says what is wrong.
+
+    Without `evaluates`, which is `evaluation: none`, the program needs no evaluation data.
+    """
     module_name, _, attribute = name.partition(":")
     try:
         with naming_slow_code(f"importing the program's module {module_name}"):
@@ -68,7 +78,7 @@ def load_program(name: str, arguments: Mapping[str, Any], once_imported: Callabl
         described = describe_values(arguments) or "no arguments"
         raise UserError(f"program {name}: building it with {described} failed: {explain(error)}") from error
     reject_modes(f"program {name}")
-    return check_program(program, name)
+    return check_program(program, name, evaluates)
 
 
 def reject_modes(what: str) -> None:
@@ -94,18 +104,19 @@ def reject_modes(what: str) -> None:
         )
 
 
-def check_program(program: Program, name: str) -> Program:
+def check_program(program: Program, name: str, evaluates: bool = True) -> Program:
     """Return the program, or raise UserError that says which method it has not, or takes something else."""
-    missing = [method for method in REQUIRED if not callable(getattr(program, method, None))]
+    needed = [method for method in REQUIRED if method != EVAL or evaluates or hasattr(program, EVAL)]
+    missing = [method for method in needed if not callable(getattr(program, method, None))]
     if missing:
-        is_call = callable(program) and len(missing) == len(REQUIRED)
+        is_call = callable(program) and len(missing) == len(needed)
         hint = "it is a function, and is not called. Name a class, or an object of one"
         if not is_call:
             hint = f"expected {', '.join(REQUIRED)}, as docs/programs.md has them"
-        if missing == ["eval_dataset"]:
-            hint = "write it, also without an evaluation: the export's inputs are those of its data"
+        if missing == [EVAL]:
+            hint = "write it, or set evaluation: none"
         raise UserError(f"program {name} has no method {' and no method '.join(missing)}: {hint}")
-    for method in REQUIRED:
+    for method in needed:
         given = () if method == "build_model" else ("context",)
         try:
             inspect.signature(getattr(program, method)).bind(*given)

@@ -194,7 +194,8 @@ def train_run(
         release = own_release(Path.cwd())
         held.membership = Membership(config, cluster, held.directory, held.progress, phases, release)
     load_tensorflow()
-    program = load_program(config.program, config.program_args, partial(end_import, held.directory))
+    once_imported, evaluates = partial(end_import, held.directory), config.evaluation != "none"
+    program = load_program(config.program, config.program_args, once_imported, evaluates=evaluates)
     held.program_file = program_file(program)
     stopping = stopping or StopRequest()
     context = RunContext(config, program, held.directory, held.progress, phases, held.membership, held.lease, stopping)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.remote_commands import COMING_SECONDS, shut_down_servers
@@ -68,7 +69,8 @@ def finish_export(directory: RunDirectory, config: Config, step: int, notifier: 
         load_tensorflow()
         from trainer.training.exports.export import export_what_is_due, not_exported
 
-        wrong = export_what_is_due(lambda: load_program(config.program, config.program_args), directory, step)
+        load = partial(load_program, config.program, config.program_args, evaluates=False)
+        wrong = export_what_is_due(load, directory, step)
         check_lease(lease)
         status = read_status(directory, config)
         status.export, status.message = None if wrong else str(directory.export), not_exported(config.run, wrong)

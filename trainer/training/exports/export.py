@@ -112,12 +112,14 @@ def export_model(
     The model is built again outside any strategy, so that its variables are whole. It keeps the layers that prepare
     its input. `serving_signature` of the program, where there is one, says what the SavedModel offers; without it the
     model's own call does, under the name serving_default. `element_spec` is that of the data, by default that of the
-    evaluation's. Where the model as a whole has no room, large variables go from file to file. Raises UserError when
-    there is nothing to export, or no room for that either.
+    evaluation's, or of the training's where there is no evaluation. Where the model as a whole has no room, large
+    variables go from file to file. Raises UserError when there is nothing to export, or no room for that either.
     """
     target = target or directory.export
     temporary = target.with_name(f".{target.name}.new")
-    element_spec = element_spec if element_spec is not None else program.eval_dataset(WHOLE).element_spec
+    if element_spec is None:
+        dataset = getattr(program, "eval_dataset", None) or program.train_dataset
+        element_spec = dataset(WHOLE).element_spec
     size, limit = bytes_of_checkpoint(directory, step), room(now=True)
     large = None
     if HELD * size > limit:
