@@ -60,9 +60,9 @@ class TwiceAStep(Tables):
         class Twice(keras.Model):
             def train_step(self, data: Any) -> Any:
                 numbers = super().train_step(data)
-                weight = self.trainable_variables[-2]
-                self.optimizer.apply_gradients([(tf.square(weight) * 0.01, weight)])
-                return {**numbers, "weight": tf.reduce_sum(weight)}
+                *weights, _ = self.layers[-1].trainable_variables  # the parts of its kernel
+                self.optimizer.apply_gradients([(tf.square(weight) * 0.01, weight) for weight in weights])
+                return {**numbers, "weight": tf.add_n([tf.reduce_sum(weight) for weight in weights])}
 
         return Twice(inputs, outputs)
 
