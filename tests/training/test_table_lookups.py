@@ -88,6 +88,23 @@ def test_sparse_ids_get_the_rows_and_gradients_of_tensorflow(
     tf.nest.map_structure(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-6), *both())
 
 
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_no_number_is_divided_to_find_the_part_that_has_its_row(dtype: Any) -> None:
+    table = split()
+
+    @tf.function
+    def look_up(ids: Any) -> Any:
+        with deduplicated_lookups(True):
+            return tf.nn.embedding_lookup(table, ids)
+
+    np.testing.assert_array_equal(look_up(tf.range(10, dtype=dtype)), START)
+    for beyond in (-1, 10):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"is not in \[0"):
+            look_up(tf.constant([beyond], dtype))
+    kinds = {one.type for one in look_up.get_concrete_function(tf.range(10, dtype=dtype)).graph.get_operations()}
+    assert not kinds & {"FloorDiv", "FloorMod"}
+
+
 def test_the_shape_is_known_as_far_as_that_of_the_ids() -> None:
     table = split()
     looked_up = tf.function(lambda ids: tf.nn.embedding_lookup(table, ids))
