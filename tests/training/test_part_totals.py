@@ -280,6 +280,14 @@ def norm_of_norms(weights: list[Any]) -> Any:
     return tf.norm(tf.stack([tf.norm(one) for one in weights]))
 
 
+def recomputed(weights: list[Any]) -> Any:
+    """TensorFlow hands the weights on beside the result."""
+    inputs = tf.ones([5, 4])
+    return tf.reduce_mean(
+        tf.recompute_grad(lambda *given: tf.matmul(inputs, tf.concat(given, 0)))(*map(tf.identity, weights))
+    )
+
+
 def norms_of_rows(weights: list[Any]) -> Any:
     return tf.add_n([tf.reduce_sum(tf.norm(one, axis=1)) for one in weights])
 
@@ -404,7 +412,8 @@ def test_a_loss_of_what_is_no_sum_of_the_parts_is_refused(make: Any, penalty: An
 
 
 @pytest.mark.parametrize(
-    "penalty", [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole, largest_of_all, norm_of_norms]
+    "penalty",
+    [squares, norm_of_all, dot_products, norms_of_rows, norm_of_whole, largest_of_all, norm_of_norms, recomputed],
 )
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, keras.optimizers.Adam])
 def test_a_loss_of_sums_of_the_parts_works(make: Any, penalty: Any) -> None:

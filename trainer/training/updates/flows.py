@@ -39,7 +39,12 @@ class Use(NamedTuple):
 
     @property
     def results(self) -> list[Flow]:
-        return [Flow(one, self.calls) for one in self.operation.outputs]
+        """What the operation gives; of IdentityN what it is given."""
+        given, made = self.operation.inputs, self.operation.outputs
+        own = [
+            one for number, one in enumerate(made) if self.operation.type != "IdentityN" or given[number] is self.given
+        ]
+        return [Flow(one, self.calls) for one in own]
 
 
 def reach(starts: list[Flow], more: Callable[[Flow], list[Flow]]) -> Iterator[Flow]:
