@@ -35,7 +35,7 @@ from tests.unit import fake_hosts
 from tests.unit import test_doctor as doctors
 from tests.unit import test_update_hosts as updates
 from tests.unit.test_second_day import ALL, cluster, up
-from tests.unit.test_verb_rules import interrupt
+from tests.unit.test_verb_rules import disturb
 
 BESIDE = {"store": ("nfs_server", "192.0.2.40"), "mon": ("prometheus", "192.0.2.50"), "reader": ("data", "192.0.2.60")}
 
@@ -212,7 +212,7 @@ def test_an_update_of_them_goes_on_wherever_it_was_left(
     hosts.reboots = {"store": "a new kernel"}
     asked, quiet = UpdateRequest(["store", "mon"]), replace(console, json_out=None)
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        interrupt(hosts, patch, at)
+        disturb(hosts, patch, at, "left")
         update_hosts(cluster(hosts), quiet, asked)
     hosts.now += 200
     update_hosts(cluster(hosts), quiet, asked)
