@@ -31,7 +31,8 @@ def console(hosts: FakeHosts) -> Console:
 
 @pytest.fixture
 def heeds_ctrl_c() -> Iterator[object]:
-    """Ctrl-C as Python has it: in the background it is not heeded."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C and SIGTERM as Python has them: in the background, or after other tests, they may not be."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield signal.default_int_handler
-    signal.signal(signal.SIGINT, before)
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
