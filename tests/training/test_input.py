@@ -97,9 +97,9 @@ def test_a_workers_replicas_take_one_step_together(input_check: dict[str, Any]) 
     assert any(np.isclose(got["w"], step) for step in steps)
 
 
-def test_each_row_of_a_split_table_is_asked_for_once_unless_gradients_are_clipped(input_check: dict[str, Any]) -> None:
-    others = {"once": False, "again": True}
-    assert input_check["asks_once"] == {"plain": {"once": True, "again": False}, "clipped": others, "whole": others}
+def test_each_row_of_a_table_is_asked_for_once_unless_gradients_are_clipped(input_check: dict[str, Any]) -> None:
+    once = {"once": True, "again": False}
+    assert input_check["asks_once"] == {"plain": once, "clipped": {"once": False, "again": True}, "whole": once}
 
 
 @pytest.mark.parametrize("kind", ["constant", "decayed_weights", "schedule"])
