@@ -112,8 +112,8 @@ class LocalCluster:
                 task.end()
 
     def spec(self, job: str) -> dict[str, list[str]]:
-        """Return the addresses of a job's tasks, as a client of theirs takes them."""
-        return {job: list(self._jobs[job])}
+        """Return the addresses of a job's tasks, as a client of theirs takes them; none where it has no task."""
+        return {job: list(self._jobs.get(job, []))}
 
     def _size(self, job: str) -> int:
         return len(self._jobs.get(job, []))

@@ -11,6 +11,7 @@ import pytest
 from bench import interleaved
 from bench.interleaved import Side, sent_and_got
 from bench.recommender import Judge, SavedCheckpoint
+from bench.tasks import LocalCluster
 from trainer import testing
 from trainer.examples import criteo
 
@@ -56,3 +57,10 @@ def test_only_who_shows_traffic_counts_it_and_ended_connections_make_no_number(
     monkeypatch.setattr(side, "_steps", lambda: 10.0)
     assert side.step_kilobytes() == shown
     assert len(counted) == (0 if traffic else 2)
+
+
+def test_one_process_that_trains_alone_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Side(LocalCluster(0, 0, tmp_path), SimpleNamespace(until=lambda *_: None), lambda: [])  # type: ignore[arg-type]
+    side.warm_up(0.0, traffic=True)
+    monkeypatch.setattr(side, "_steps", lambda: 10.0)
+    assert side.step_kilobytes() == "0"
