@@ -44,24 +44,7 @@ def load_program(
     Without `evaluates`, which is `evaluation: none`, the program needs no evaluation data.
     """
     module_name, _, attribute = name.partition(":")
-    try:
-        with naming_slow_code(f"importing the program's module {module_name}"):
-            found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
-            raise UserError(
-                f"program {name}: there is no module {error.name!r}; looked first in {places}. "
-                "Its package must be in release_program, here in the working directory, or installed"
-            ) from error
-        fix = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
-        if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
-            fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
-        raise UserError(f"program {name}: {explain(error)}: {fix}") from error
-    except RAISED as error:
-        if not is_the_programs(error):
-            raise
-        raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
+    found = import_module(name, module_name)
     once_imported()
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -79,6 +62,28 @@ def load_program(
         raise UserError(f"program {name}: building it with {described} failed: {explain(error)}") from error
     reject_modes(f"program {name}")
     return check_program(program, name, evaluates)
+
+
+def import_module(name: str, module_name: str) -> Any:
+    """Import the module of the program of this name; raises UserError that says what is wrong."""
+    try:
+        with naming_slow_code(f"importing the program's module {module_name}"):
+            return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
+            places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
+            raise UserError(
+                f"program {name}: there is no module {error.name!r}; looked first in {places}. "
+                "Its package must be in release_program, here in the working directory, or installed"
+            ) from error
+        fix = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
+        if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
+            fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
+        raise UserError(f"program {name}: {explain(error)}: {fix}") from error
+    except RAISED as error:
+        if not is_the_programs(error):
+            raise
+        raise UserError(f"program {name}: importing it failed: {explain(error)}") from error
 
 
 def reject_modes(what: str) -> None:
