@@ -191,6 +191,14 @@ def test_a_misspelt_program_is_refused(project: Path, program: str, message: str
     assert "<unknown>" not in problem
 
 
+@pytest.mark.parametrize(("evaluation", "wrong"), [("none", 0), ("inline", 1)])
+def test_a_program_needs_evaluation_data_only_where_it_evaluates(project: Path, evaluation: str, wrong: int) -> None:
+    own = "class Net:\n    def build_model(self): ...\n    def train_dataset(self, context): ...\n"
+    (project / "mine/nets/trains.py").write_text(own)
+    run = {"program": "nets.trains:Net", "evaluation": evaluation}
+    assert len(problems(project, trainer_run=run, release_program="mine")) == wrong
+
+
 @pytest.mark.parametrize(
     ("program", "argument", "message"),
     [

@@ -32,6 +32,11 @@ EVAL = "eval_dataset"  # which no run needs that evaluates nothing
 REQUIRED = ("build_model", "train_dataset", EVAL)
 
 
+def required_methods(evaluates: bool) -> list[str]:
+    """Return the methods that a program must have; without `evaluates`, which is `evaluation: none`, fewer."""
+    return [method for method in REQUIRED if evaluates or method != EVAL]
+
+
 def load_program(
     name: str,
     arguments: Mapping[str, Any],
@@ -111,7 +116,7 @@ def reject_modes(what: str) -> None:
 
 def check_program(program: Program, name: str, evaluates: bool = True) -> Program:
     """Return the program, or raise UserError that says which method it has not, or takes something else."""
-    needed = [method for method in REQUIRED if method != EVAL or evaluates or hasattr(program, EVAL)]
+    needed = required_methods(evaluates or hasattr(program, EVAL))
     missing = [method for method in needed if not callable(getattr(program, method, None))]
     if missing:
         is_call = callable(program) and len(missing) == len(needed)

@@ -24,7 +24,7 @@ from fleet.site.schema.checks import our_hosts, reference_host
 from fleet.site.schema.definition import definition
 from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, show
-from trainer.core.program import REQUIRED
+from trainer.core.program import REQUIRED, required_methods
 from trainer.core.settings.formats import PROGRAM_NAME
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
@@ -52,9 +52,10 @@ def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Pro
     # Where the one or the other was refused already, nothing more can be said.
     known = "release_program" in site or "release_program" not in reading.places[chief]
     if known and isinstance(name, str) and PROGRAM_NAME.fullmatch(name):
-        given = run.get("program_args") if isinstance(run, dict) else None
-        names = [str(each) for each in given] if isinstance(given, Mapping) else []
-        for variable, text in _program_problems(name, names, str(site.get("release_program", "")), root, locks):
+        parameters = run.get("program_args") if isinstance(run, dict) else None
+        names = [str(each) for each in parameters] if isinstance(parameters, Mapping) else []
+        given = str(site.get("release_program", ""))
+        for variable, text in _program_problems(name, names, given, root, locks, _evaluates(site)):
             place = reading.place(chief, variable) if variable == "release_program" else reading.parts.get("program")
             message = f"trainer_run: {text}" if variable == "trainer_run" else text
             yield Problem(message, (chief,), variable, show(name), *(place or (None, None)))
@@ -108,7 +109,12 @@ def program_problem(site: Mapping[str, Any], name: str, arguments: Sequence[str]
     for _ in _lock_problems(lock_of(site, "release_lock"), root, gpu, locked):
         return None  # the inventory's own problems are said by themselves
     given = str(site.get("release_program") or "")
-    return next((text for _, text in _program_problems(name, arguments, given, root, locked)), None)
+    return next((text for _, text in _program_problems(name, arguments, given, root, locked, _evaluates(site))), None)
+
+
+def _evaluates(site: Mapping[str, Any]) -> bool:
+    run = site.get("trainer_run")
+    return not isinstance(run, Mapping) or run.get("evaluation") != "none"
 
 
 def lock_of(site: Mapping[str, Any], variable: str) -> str:
@@ -191,7 +197,7 @@ def _requirement_problem(requirement: str) -> str | None:
 
 
 def _program_problems(
-    name: str, arguments: Sequence[str], given: str, root: Path, locked: set[str]
+    name: str, arguments: Sequence[str], given: str, root: Path, locked: set[str], evaluates: bool
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with the program and where it comes from: (variable, text)."""
     try:
@@ -226,7 +232,7 @@ def _program_problems(
         place = f"{file}:{line}" if (line := getattr(error, "lineno", None)) else file
         yield "trainer_run", f"program is {show(name)}, and {place} is no Python: {getattr(error, 'msg', error)}"
         return
-    yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree))
+    yield from (("trainer_run", text) for text in _object_problems(name, arguments, attribute, file, tree, evaluates))
 
 
 @functools.cache
@@ -287,7 +293,9 @@ def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: In
         )
 
 
-def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: str, tree: ast.Module) -> Iterator[str]:
+def _object_problems(
+    name: str, arguments: Sequence[str], attribute: str, file: str, tree: ast.Module, evaluates: bool
+) -> Iterator[str]:
     """Whether a module binds the object, and a class without bases has the methods and takes the arguments."""
     body: list[ast.stmt] = tree.body
     found: ast.stmt | None = None
@@ -315,7 +323,7 @@ def _object_problems(name: str, arguments: Sequence[str], attribute: str, file: 
         if isinstance(made, ast.FunctionDef) and not made.decorator_list and not _takes(made, len(given)):
             right = f"{method}({', '.join(given)})"
             yield f"program is {show(name)}; expected {right} in {file}:{made.lineno}"
-    missing = [each for each in REQUIRED if each not in methods]
+    missing = [each for each in required_methods(evaluates) if each not in methods]
     if missing and "__getattr__" not in methods:
         where = f"{file}:{found.lineno}"
         expected = f"expected {', '.join(REQUIRED)}, as docs/programs.md has them"
