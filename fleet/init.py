@@ -18,7 +18,7 @@ from fleet.site.schema.problems import describe_problems, show
 _TEMPLATES = Path(__file__).with_name("new_site")
 _HOSTS = "inventory/hosts.yml"
 # Playbooks find these beside themselves, and a path would be of one installation.
-_PATHS = ("roles_path", "filter_plugins", "callback_plugins", "action_plugins")
+_PATHS = ("roles_path", "filter_plugins", "callback_plugins", "action_plugins", "library")
 # The other groups, for the eye, and so that Ansible doesn't warn of them.
 _EMPTY = ("data", "gpu", "nfs_server", "prometheus", "alertmanager")
 _DEVELOPERS = ("lab", "vms")  # a checkout's

@@ -11,6 +11,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,15 @@ def file(call: TaskCall) -> Any:
     made = [call.text("mode"), "directory", *owners]
     call.wanted.files[path] = made if state == "directory" else None
     return UNCHANGED
+
+
+def write_files(call: TaskCall) -> Any:
+    for path in call.value("directories") or ():
+        call.wanted.files[str(path)] = ["0755", "directory"]
+    for each in call.arguments.get("files", ()):
+        read = template_file if str(each.get("src", "")).endswith(".j2") else copy
+        read(replace(call, arguments=each, more={**call.more, **each.get("vars", {})}))
+    return {**UNCHANGED, "paths": []}
 
 
 def note_refusal(call: TaskCall) -> Any:
@@ -226,6 +236,7 @@ NAMING: dict[str, Reader] = {
     "ansible.builtin.template": template_file,
     "ansible.builtin.copy": copy,
     "ansible.builtin.file": file,
+    "write_files": write_files,
 }
 # What `fab` reads before a start.
 OF_A_START: dict[str, Reader] = {

@@ -66,7 +66,7 @@ CHANGED = [
     ("head", "rm /srv/trainer/.psfleet-host-head", PROBE),
     # Where its unit is to be written, check mode says nothing of this one.
     ("worker-0", "systemctl disable psfleet-firewall", "Load it at each boot"),
-    ("worker-1", "chmod 0755 /etc/systemd/system/psfleet-firewall.service", "Install its unit"),
+    ("worker-1", "chmod 0755 /etc/systemd/system/psfleet-firewall.service", "Have no task start without it"),
     ("worker-1", "usermod --shell /bin/sh trainer", "Create the user of the training tasks"),
     ("worker-1", "chmod 0700 /opt/trainer/current/trainer/run", "Unpack the code"),
     ("worker-1", "touch /opt/trainer/current/trainer/stranger.py", "Unpack the code"),

@@ -114,7 +114,7 @@ def test_ansible_cfg_is_psfleets_without_a_path(tmp_path: Path) -> None:
     make(tmp_path, "a")
     ours, made = ((each / "ansible.cfg").read_text().splitlines() for each in (KIT, tmp_path))
     paths = {line for line in ours if "ansible/" in line or line.startswith(("roles_path", "inventory"))}
-    assert len(paths) == 5
+    assert len(paths) == 6
     assert set(ours) - set(made) == paths
     assert set(made) - set(ours) == {"inventory = inventory"}
 
