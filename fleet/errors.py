@@ -20,6 +20,10 @@ class OperatorMistake(FleetError):
     code = 2
 
 
+class OthersAtWork(OperatorMistake):
+    """Another verb or run of `site.yml` is at work on the cluster."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """What is wrong with one task, with the last lines of its journal."""

@@ -1,17 +1,48 @@
-"""One start, drill or other change at a time, and what a plan says meanwhile."""
+"""One change of the cluster at a time, and what a plan and a stop do meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleet.actions.console import Console
+from fleet.errors import ClusterTrouble
 from fleet.hosts.cluster import Cluster
-from fleet.hosts.lock import who_is_at_work
+from fleet.hosts.lock import note_stop, who_is_at_work
 
 
 def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: bool) -> None:
-    """Keep others away; a plan changes nothing, and only says who is at work. Raises OperatorMistake where one is."""
+    """Keep others away; a plan changes nothing, and only says who is at work.
+
+    Raises OthersAtWork where one is. A verb within another one is kept by the other's lock.
+    """
+    if cluster.hosts.is_holding():
+        return
     if not plan_only:
         cluster.acquire_start_lock(what)
     elif who := who_is_at_work(cluster.hosts, cluster.inventory.chief.host):
         console.print(
             f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan"
         )
+
+
+def stop_others(cluster: Cluster, console: Console) -> None:
+    """Have what is at work start no task any more: a stop waits for nobody."""
+    if not cluster.hosts.is_holding() and (who := note_stop(cluster.hosts, cluster.inventory.chief.host)):
+        console.print(f"{who} is at work on this cluster; it starts no task any more")
+
+
+def describe_stop(who: str) -> str:
+    """Say why nothing is started."""
+    return f"{who} came meanwhile, and so no task is started. Look: fab history"
+
+
+def reject_stopped(cluster: Cluster) -> None:
+    """Raise ClusterTrouble where another operator has stopped the cluster since this verb has its lock."""
+    if who := cluster.observe([cluster.inventory.chief.host], new_is_enough=True).stopped:
+        raise ClusterTrouble(describe_stop(who))
+
+
+def restart_previous(cluster: Cluster, hosts: Sequence[str]) -> None:
+    """Start what ran before; raises ClusterTrouble where the cluster was stopped meanwhile."""
+    reject_stopped(cluster)
+    cluster.restart_previous(hosts)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.exclusive import describe_stop
 from fleet.actions.look_around import checkpoints_of
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import RELEASE, SELECTION, Cluster
@@ -110,6 +111,8 @@ def select_and_observe(cluster: Cluster, console: Console, plan: Plan) -> Observ
     if seen.unreachable:
         console.print(status_text.render_tasks(status_text.task_rows(cluster.inventory, seen)))
         raise HostsUnreachable(seen.unreachable, "It answered before. Start again when it is back, or without it")
+    if seen.stopped:
+        raise ClusterTrouble(describe_stop(seen.stopped))
     if why := seen.failed.get(chief):
         paths = " and ".join(f"{cluster.inventory.shared_dir}/{name}" for name in records)
         raise ClusterTrouble(f"{paths} can't be written on {chief}: {why}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from fleet.actions.console import Console
+from fleet.actions.exclusive import restart_previous
 from fleet.actions.stopping import stop_tasks
 from fleet.errors import FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
@@ -57,7 +58,7 @@ class StartRollback:
         if plan.choice.write:
             steps["select what was selected before"] = lambda: cluster.select(before.selection)
         steps["name the release to the tasks"] = lambda: cluster.publish_release(before.releases[chief] or "")
-        steps["start what ran before"] = lambda: cluster.restart_previous(plan.hosts)
+        steps["start what ran before"] = lambda: restart_previous(cluster, plan.hosts)
         return steps
 
     def _carry_out(self, steps: dict[str, Callable[[], None]], away: dict[str, str]) -> tuple[dict[str, str], bool]:

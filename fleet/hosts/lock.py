@@ -1,4 +1,7 @@
-"""One start, drill or run of `site.yml` at a time: a lock on the chief's host, which ends with the connection."""
+"""One change of the cluster at a time: a lock on the chief's host, which ends with the connection.
+
+A stop waits for nobody: it notes itself, and what is at work starts no task any more.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,21 @@ import sys
 import time
 from pathlib import Path
 
-from fleet.errors import OperatorMistake
+from fleet.errors import OperatorMistake, OthersAtWork
 from fleet.hosts.ssh import Hosts, SshHosts
 from fleet.site.origin import origin
 from fleet.site.routes import Host
 
 START_LOCK = "/run/psfleet-start"
+STOPPED = "/run/psfleet-stopped"
+STOPPED_SCRIPT = f"echo '@stopped'; cat {STOPPED} 2>/dev/null"
 # A start that has just ended may still be hanging up.
 WAIT_SECONDS = 3
 LOOK_SECONDS = 0.2
 AGAIN_SECONDS = 3
 # A line every few seconds finds out that the other side is gone.
-_HOLD = f"""echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
+_HOLD = f"""rm -f {STOPPED}
+echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
 echo held
 while sleep 5 && echo; do :; done"""
 
@@ -29,9 +35,9 @@ while sleep 5 && echo; do :; done"""
 def take_lock(hosts: Hosts, chief: str, what: str) -> str | None:
     """Keep others away until `hosts` lets go, or until this process or its connection ends.
 
-    Raises OperatorMistake where another is at work. Returns why no start is kept away, where the host doesn't answer.
+    Raises OthersAtWork where another is at work. Returns why no start is kept away, where the host doesn't answer.
     """
-    who = shlex.quote(f"a {what} of {origin()}")
+    who = shlex.quote(f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()}")
     lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {shlex.quote(_HOLD)} sh"
     # The first line is the answer. What sudo says beside it, as of a host name that it can't resolve, comes later.
     answer = hosts.hold(
@@ -51,9 +57,9 @@ case $? in
 esac""",
     )
     if answer.stdout.startswith("taken by "):
-        raise OperatorMistake(
+        raise OthersAtWork(
             f"this cluster is {answer.stdout}. Begin when that is over; a start is, once it has trained a step. "
-            "Or end it there with Ctrl-C"
+            "Or end it there with Ctrl-C. `fab stop-cluster` waits for nobody"
         )
     return answer.unreachable or (None if answer.stdout == "held" else answer.stdout or "it said nothing")
 
@@ -62,6 +68,16 @@ def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
     """Say who has the lock now, without waiting for it; None where it is free, and where the host can't be asked."""
     look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
     script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
+    lines = hosts.run({chief: script})[chief].stdout.splitlines()
+    return lines[-1] if lines else None
+
+
+def note_stop(hosts: Hosts, chief: str) -> str | None:
+    """Have what is at work start no task any more, and say what it is; None where nothing is."""
+    look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
+    write = f'umask 022; echo "$1 at $(date --utc +%H:%M:%S) UTC" >{STOPPED}'
+    note = f"root sh -c {shlex.quote(write)} sh {shlex.quote(f'a stop-cluster of {origin()}')}"
+    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || {{ {note}; root cat {START_LOCK}; }}"
     lines = hosts.run({chief: script})[chief].stdout.splitlines()
     return lines[-1] if lines else None
 

@@ -12,6 +12,7 @@ from typing import Any
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.hosts import drain_records, facts
 from fleet.hosts.host_scripts import CURRENT, DIGEST, DIRECTORIES, STATUS
+from fleet.hosts.lock import STOPPED_SCRIPT
 from fleet.hosts.run import HANGS, Run, describe_hang, on_path, parse_run, read_files, script_of_files
 from fleet.hosts.ssh import Answer
 from fleet.hosts.units import PROPERTIES, Unit, parse_units
@@ -43,6 +44,7 @@ class Observation:
     drains: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host that an operator has taken out
     marked: set[str] = field(default_factory=set)  # hosts that know of their drain themselves
     unreachable: dict[str, str] = field(default_factory=dict)  # by host: why
+    stopped: str | None = None  # which stop-cluster came since the lock was taken
     run: Run | None = None
     run_error: FleetError | None = None  # why there is no run
     selection: dict[str, Any] = field(default_factory=dict)
@@ -101,6 +103,7 @@ def question(
     if agent:
         script.append(f"echo '@look'; {agent} <&3; echo")
     if host == inventory.chief.host:
+        script.append(STOPPED_SCRIPT)
         selection = shlex.quote(f"{inventory.shared_dir}/selection.json")
         look = drain_records.script_of_shared(inventory.shared_dir)
         look += f"; echo @selection; cat {selection} 2>/dev/null"
@@ -136,6 +139,7 @@ def _read_host(
         observation.settings[host] = parts["settings"]
     if "facts" in parts:
         observation.facts[host] = facts.parse(parts["facts"])
+    observation.stopped = parts.get("stopped") or observation.stopped
     if note := load_json(parts.get("cluster", "")):
         observation.clusters[host] = note
     if parts.get("drain"):

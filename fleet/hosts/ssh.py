@@ -177,11 +177,11 @@ class SshHosts:
             return Answer(unreachable=f"no answer within {ANSWER_SECONDS} s")
         except (OSError, EOFError, SSHException) as error:
             return Answer(unreachable=self._reason(self._hosts[host], error))
-        self._held.append(channel)
+        self._held = [each for each in self._held if not _is_over(each)] + [channel]
         return Answer(line)
 
     def is_holding(self) -> bool:
-        return bool(self._held) and not any(each.closed or each.exit_status_ready() for each in self._held)
+        return bool(self._held) and not any(map(_is_over, self._held))
 
     def let_go(self) -> None:
         while self._held:
@@ -382,6 +382,11 @@ def _answer(host: Host, printed: str, errors: str, code: int) -> Answer:
         unreachable=f"{host.address}:{host.port or 22} let the login in, and its shell ran no command: it printed "
         f"{said} and ended with {code}; expected a shell such as bash: `getent passwd {host.user or ''}`, there"
     )
+
+
+def _is_over(channel: paramiko.Channel) -> bool:
+    """Whether a script has ended, or its connection is lost."""
+    return channel.closed or channel.exit_status_ready()
 
 
 def _answer_lines(lines: Iterable[bytes]) -> Iterator[str]:

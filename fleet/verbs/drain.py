@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.look_around import observe_with_cost
 from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts import drains, history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drain_records import describe
-from fleet.hosts.drains import is_drained, tasks_of
+from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS
 from fleet.hosts.units import Health
-from fleet.planning.cost import Cost, absentees, find_shortages
+from fleet.planning.cost import Cost
 from fleet.site.host_names import find_host
 from fleet.site.topology import Task
 
@@ -49,6 +50,7 @@ def drain(
     if host in cluster.inventory.beside:
         _leave_alone(cluster, console, host)
         return
+    begin_exclusively(cluster, console, "drain", plan_only)
     seen, cost = observe_with_cost(cluster, [host], in_order=True, goes_off=is_soon_back)
     reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
@@ -107,8 +109,6 @@ def _leave(
     record = _record(cluster, seen, host, reason, verb)
     tasks = cluster.inventory.tasks_on(host)
     drains.record(cluster, host, record)
-    if host not in seen.drains:
-        _reject_beside_another(cluster, seen, host)
     drains.announce_drain(cluster, tasks, is_soon_back)
     _wait_until_let_go(cluster, console, seen, [task for task in tasks if task.job == "ps"])
     drains.mark(cluster, host, record)
@@ -171,15 +171,6 @@ def _reject_away(cluster: Cluster, seen: Observation, host: str) -> None:
         raise HostsUnreachable(away, "It answered before. Look: fab hosts. When it is back, type it again")
 
 
-def _reject_beside_another(cluster: Cluster, seen: Observation, host: str) -> None:
-    """Take a drain back that another operator's leaves no room for: neither saw the other when it looked."""
-    now = cluster.observe([cluster.inventory.chief.host], new_is_enough=True)
-    gone = {*absentees(cluster.inventory, seen), *(each.name for each in tasks_of(cluster.inventory, [*now.drains]))}
-    if shortages := find_shortages(cluster.inventory, [host], gone):
-        drains.forget(cluster, host)
-        raise OperatorMistake(f"{host} stays, since another host is drained now: " + "\n".join(shortages))
-
-
 def undrain(
     cluster: Cluster,
     console: Console,
@@ -193,6 +184,7 @@ def undrain(
     Returns whether they were seen to join within `patience` seconds; True where nothing is to join.
     """
     host = find_host(cluster.inventory, host, beside=True)
+    begin_exclusively(cluster, console, "undrain", plan_only)
     seen = cluster.observe(new_is_enough=True)
     chief = cluster.inventory.chief
     if chief.host in seen.unreachable:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.actions.console import Console
 from fleet.actions.watch import RUN_SECONDS
-from fleet.errors import HostsUnreachable, OperatorMistake
+from fleet.errors import HostsUnreachable, OperatorMistake, OthersAtWork
 from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import MAX_TEXT, Trail
@@ -147,6 +147,9 @@ def _start_where_idle(
         start_cluster(
             cluster, replace(console, json_out=None), StartRequest(queue=True, detach=True, reason=asked.reason)
         )
+    except OthersAtWork as error:
+        console.print(f"{error}\n{asked.name} waits. If nothing begins it: fab start-cluster --queue")
+        return False
     except OperatorMistake:
         if is_new:
             cluster.ask_queue("remove", ["--name", asked.name, "--stop", "--who", operator()])

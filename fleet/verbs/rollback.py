@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fleet.actions.console import Console
-from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.exclusive import begin_exclusively, reject_stopped, restart_previous
 from fleet.actions.noted_members import Members, Return, describe_stay, members_back
 from fleet.actions.noted_members import read as read_members
 from fleet.actions.waiting import wait
@@ -318,6 +318,7 @@ def _switch(cluster: Cluster, console: Console, work: RollbackWork) -> None:
         leave_stale(cluster, answers)
         if work.leaving:
             cluster.stop(work.leaving)  # the coordinator has saved with them
+        reject_stopped(cluster)
         if work.restarts:
             cluster.start(work.restarts)
         if work.leaving:
@@ -334,7 +335,7 @@ def _restore(cluster: Cluster, console: Console, work: RollbackWork) -> None:
     steps = {
         "put back release and settings": lambda: cluster.restore_state(work.hosts),
         "name the release to the tasks": lambda: cluster.publish_release(work.present.release),
-        "start what ran before": lambda: cluster.restart_previous(work.hosts),
+        "start what ran before": lambda: restart_previous(cluster, work.hosts),
     }
     if work.leaving:
         steps["start what ran on new hosts"] = lambda: cluster.start(work.leaving)

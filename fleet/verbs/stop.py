@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fleet.actions.console import Console
+from fleet.actions.exclusive import stop_others
 from fleet.actions.stopping import DOWN, stop_tasks
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
@@ -24,6 +25,8 @@ def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, 
 
     Raises HostsUnreachable after the others are stopped, or shown where it is to `plan_only`.
     """
+    if not plan_only:
+        stop_others(cluster, console)
     before = cluster.observe(new_is_enough=True)
     reject_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
     installed = _own_tasks(cluster, console, before)

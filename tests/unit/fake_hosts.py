@@ -69,6 +69,7 @@ class FakeHosts:
     held: Answer = field(default_factory=lambda: Answer("held"))
     holds: list[str] = field(default_factory=list)
     cooled: list[str] = field(default_factory=list)  # tasks that were asked to end if they never went on
+    stopped: str = ""  # which stop-cluster has come since the lock was taken
     digested: int = 0  # how often a host was asked for the digest of its configuration
 
     def __post_init__(self) -> None:
@@ -102,7 +103,7 @@ class FakeHosts:
         return self.held
 
     def is_holding(self) -> bool:
-        return self.holds[-1:] == ["held"]
+        return self.holds[-1:] == ["held"] and self.held.stdout == "held"
 
     def let_go(self) -> None:
         self.holds.append("let go")
@@ -249,6 +250,7 @@ class FakeHosts:
                 *(f"{self.units[task.name].pid} {self.running.get(task.name, '')}" for task in tasks),
             ]
         if host == self.inventory.chief.host:
+            lines += ["@stopped", self.stopped]
             lines += ["@selection", self.selection, "@run", json.dumps(self.run_status) if self.run_status else ""]
         return "\n".join(lines)
 

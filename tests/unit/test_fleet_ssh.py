@@ -472,6 +472,16 @@ def test_what_is_held_is_let_go_also_where_the_connection_is_lost(server: Server
     hosts.close()
 
 
+def test_what_is_held_again_takes_the_place_of_what_ended(server: Server) -> None:
+    hosts = ssh(server.host(**ACCEPT))
+    hosts.hold("here", "echo held")
+    hosts._held[0].recv_exit_status()
+    hosts.hold("here", "echo held; read -r line")
+    assert hosts.is_holding()
+    hosts.let_go()
+    hosts.close()
+
+
 @pytest.mark.parametrize("loss", ["the script ends", "the connection is lost"])
 def test_what_is_held_no_longer_is_noticed(server: Server, loss: str) -> None:
     hosts = ssh(server.host(**ACCEPT))

@@ -68,6 +68,39 @@ def test_two_starts_are_not_made_at_once(hosts: FakeHosts, console: Console) -> 
     assert "this cluster is taken" not in printed(calm)
 
 
+def stop(hosts: FakeHosts) -> None:
+    """Stop the cluster, as another operator does meanwhile."""
+    hosts.stopped = "a stop-cluster of bob@desk at 10:41:07 UTC"
+    for name in hosts.units:
+        hosts.set(name, active="inactive", sub="dead", file_state="disabled")
+
+
+@pytest.mark.parametrize("when", ["while it ships", "while it waits for a step"])
+def test_a_start_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
+    hosts: FakeHosts, console: Console, when: str
+) -> None:
+    run_up(hosts)
+
+    def ship() -> None:
+        hosts.release = "0ld"
+        if when == "while it ships":
+            stop(hosts)
+
+    def tick(hosts: FakeHosts) -> None:
+        if "start chief-0" in hosts.done and not hosts.stopped:
+            stop(hosts)
+
+    console.ship, hosts.tick = shipping(ship), tick
+    before = hosts.release
+    message = "bob@desk at 10:41:07 UTC came meanwhile" if when == "while it ships" else "was stopped at step"
+    with pytest.raises(ClusterTrouble, match=message):
+        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest("digits-2", restart=True))
+    assert not any(unit.up for unit in hosts.units.values())
+    assert ("start chief-0" in hosts.done) is (when != "while it ships")
+    assert hosts.release == before
+    assert "a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile" in printed(console)
+
+
 def test_a_start_that_keeps_no_other_away_any_more_stops_before_the_switch(hosts: FakeHosts, console: Console) -> None:
     run_up(hosts)
     units, selection, shipped = dict(hosts.units), hosts.selection, []

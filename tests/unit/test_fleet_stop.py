@@ -35,6 +35,17 @@ def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeH
     assert "run digits: stopped, step 17/30" in printed(console)
 
 
+def test_a_stop_waits_for_nobody_and_says_who_is_at_work(hosts: FakeHosts, console: Console) -> None:
+    for name in hosts.units:
+        hosts.set(name, file_state="enabled", **UP)
+    hosts.run_status = status("stopped", 17)
+    hosts.held = Answer("taken by a start of ann@laptop since 10:41:07 UTC")
+    stop_cluster(Cluster(hosts.inventory, hosts), console)
+    assert not any(unit.up for unit in hosts.units.values())
+    said = "a start of ann@laptop since 10:41:07 UTC is at work on this cluster; it starts no task any more"
+    assert said in printed(console)
+
+
 def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
     hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,7 +68,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
 
 
 def test_a_stop_takes_few_scripts_a_host(hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look; the coordinator; then all others, with what is seen afterwards. The history gets two lines."""
+    """Note the stop; look; the coordinator; then all others, and what is seen. The history gets two lines."""
     for name in hosts.units:
         hosts.set(name, **UP)
     hosts.run_status = status("stopped", 17)
@@ -65,7 +76,7 @@ def test_a_stop_takes_few_scripts_a_host(hosts: FakeHosts, console: Console, mon
     run = hosts.run
     monkeypatch.setattr(hosts, "run", lambda scripts, *more: (asked.extend(scripts), run(scripts, *more))[1])
     stop_cluster(Cluster(hosts.inventory, hosts), console)
-    assert (asked.count("far"), asked.count("head")) == (2, 5)
+    assert (asked.count("far"), asked.count("head")) == (2, 6)
 
 
 def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: FakeHosts, console: Console) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 import fleet.hosts.lock
 from fleet.errors import OperatorMistake
-from fleet.hosts.lock import hold_for, take_lock, who_is_at_work
+from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
 from fleet.hosts.ssh import Answer
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -100,6 +100,22 @@ def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> N
     assert who_is_at_work(looker, "head") is None
     assert take_lock(first, "head", "start") is None
     first.let_go()
+
+
+def test_a_stop_is_noted_where_another_is_at_work_and_forgotten_by_the_next(tmp_path: Path) -> None:
+    first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
+    assert note_stop(other, "head") is None
+    assert list(tmp_path.iterdir()) == []
+    take_lock(first, "head", "update-hosts")
+    assert re.fullmatch(r"an update-hosts of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC", str(note_stop(other, "head")))
+    assert re.fullmatch(r"a stop-cluster of ann o'neill@\S+ at \d\d:\d\d:\d\d UTC\n", note.read_text())
+    assert note.stat().st_mode & 0o444 == 0o444
+    assert other.run({"head": STOPPED_SCRIPT})["head"].stdout == f"@stopped\n{note.read_text()}"
+    first.let_go()
+    assert note_stop(other, "head") is None
+    assert take_lock(other, "head", "start") is None
+    assert not note.exists()
+    other.let_go()
 
 
 def test_who_has_just_ended_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -215,6 +215,18 @@ def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: Conso
     assert "broken is taken back\n" in fake_hosts.printed(console)
 
 
+def test_a_run_that_is_added_beside_another_start_waits(hosts: Hosts, console: Console) -> None:
+    RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
+    idle(hosts)
+    hosts.held = Answer("taken by a start of ann@laptop since 10:41:07 UTC")
+    queue_add(cluster(hosts), console, QueueRequest("next"))
+    assert [each.name for each in hosts.queue.in_order()] == ["next"]
+    output = fake_hosts.printed(console)
+    assert "taken by a start of ann@laptop since 10:41:07 UTC" in output
+    assert "next waits. If nothing begins it: fab start-cluster --queue\n" in output
+    assert hosts.done == []
+
+
 def test_a_cluster_that_was_stopped_by_hand_stays_stopped(hosts: Hosts, console: Console) -> None:
     stop_cluster(cluster(hosts), console, "maintenance")
     assert json.loads(hosts.lines[-1])["reason"] == "maintenance"

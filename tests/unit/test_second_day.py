@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
-from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake, OthersAtWork
 from fleet.hosts import drain_records, drains, history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.run import Evaluation, Run
@@ -222,19 +222,29 @@ def test_a_drain_that_is_given_up_leaves_no_worker_of_its_host_named(hosts: Host
     assert (hosts.leavers, hosts.recorded) == (set(), {})
 
 
-def test_of_two_drains_at_once_none_takes_the_last_member(
-    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", [drain, undrain])
+def test_a_host_is_neither_drained_nor_brought_back_beside_another_act(
+    hosts: Hosts, console: Console, verb: Callable[..., Any]
 ) -> None:
-    record = drains.record
+    if verb is undrain:
+        drain(cluster(hosts), console, "w-b")
+    before = (dict(hosts.marks), up(hosts), list(hosts.lines))
+    hosts.held = Answer("taken by a run of site.yml of ann@laptop since 10:41:07 UTC")
+    with pytest.raises(
+        OthersAtWork, match=r"taken by a run of site\.yml of ann@laptop since 10:41:07 UTC\. Begin when"
+    ):
+        verb(cluster(hosts), console, "w-b")
+    assert (hosts.marks, up(hosts), hosts.lines) == before
+    verb(cluster(hosts), console, "w-b", plan_only=True)
+    assert "this cluster is taken by a run of site.yml of ann@laptop" in fake_hosts.printed(console)
 
-    def with_another(cluster: Cluster, host: str, text: Mapping[str, Any]) -> None:
-        hosts.recorded["ps-a"] = '{"host": "ps-a"}'  # both had looked when neither was drained
-        record(cluster, host, text)
 
-    monkeypatch.setattr(drains, "record", with_another)
-    with pytest.raises(OperatorMistake, match="ps-b stays, since another host is drained now: 0 of 2 ps would be left"):
-        drain(cluster(hosts), console, "ps-b")
-    assert (hosts.recorded.keys(), hosts.done) == ({"ps-a"}, [])
+def test_a_drain_within_another_verb_is_under_its_lock(hosts: Hosts, console: Console) -> None:
+    each = cluster(hosts)
+    each.acquire_start_lock("update-hosts")
+    drain(each, console, "w-b")
+    undrain(each, console, "w-b")
+    assert hosts.holds == ["held"]
 
 
 def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -764,6 +774,24 @@ def test_a_rollback_that_fails_is_put_back(back: Hosts, console: Console, monkey
     assert "put back" in back.done
     assert up(back) == ALL
     assert json.loads(back.lines[-1])["outcome"] == "failed"
+
+
+def test_a_rollback_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act = Cluster.act
+
+    def stopped(*arguments: Any) -> dict[str, Any]:
+        back.stopped = "a stop-cluster of bob@desk at 10:41:07 UTC"
+        for name in back.units:
+            back.set(name, active="inactive", sub="dead", file_state="disabled")
+        return act(*arguments)
+
+    back.lines = [shipped("old1", OLD)]
+    monkeypatch.setattr(Cluster, "act", stopped)
+    with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
+        rollback(cluster(back), console)
+    assert (up(back), back.release) == (set(), "abc123")
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
