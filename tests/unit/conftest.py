@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import signal
 from collections.abc import Iterator
 
 import pytest
 
 from fleet.actions.console import Console
-from tests.unit.fake_hosts import (
-    Clock,
-    FakeHosts,
-    make_inventory,
-    nothing,
-    status,
-)
+from tests.unit.fake_hosts import FakeHosts, console_of, make_inventory, status
 
 
 @pytest.fixture
@@ -25,8 +18,7 @@ def hosts() -> FakeHosts:
 
 @pytest.fixture
 def console(hosts: FakeHosts) -> Console:
-    clock = Clock(hosts=hosts)
-    return Console(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, lambda _: hosts.release or "")
+    return console_of(hosts)
 
 
 @pytest.fixture

@@ -79,6 +79,10 @@ class FakeHosts:
     def set(self, name: str, **values: Any) -> None:
         self.units[name] = replace(self.units[name], **values)
 
+    def set_all(self, **values: Any) -> None:
+        for name in self.units:
+            self.set(name, **values)
+
     def run(
         self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None
     ) -> dict[str, Answer]:
@@ -273,6 +277,23 @@ class Clock:
             self.hosts.now += seconds
 
 
+def console_of(hosts: FakeHosts, release: str = "", **more: Any) -> Console:
+    """The console of who operates these hosts: what it ships changes nothing, and whatever it proves is right."""
+    clock = Clock(hosts=hosts)
+    made = Console(io.StringIO(), clock, clock.sleep, nothing, lambda *_: None, prove=lambda *_: None, **more)
+    made.build = lambda _: release or hosts.release or ""
+    return made
+
+
+def raises(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """A stand-in for what fails so, or is left."""
+
+    def fail(*_: Any, **_more: Any) -> Any:
+        raise error
+
+    return fail
+
+
 def make_inventory(tasks: Sequence[Task] = TASKS, steps: int = 30, run: str = "digits") -> Inventory:
     strategy = "parameter_server" if tasks is TASKS else "multi_worker_mirrored"
     shared = {"cluster_shared_dir": "/srv/trainer", "trainer_run": {"run": run, "steps": steps, "strategy": strategy}}
@@ -350,8 +371,7 @@ def board_at(hosts: FakeHosts, url: str | None) -> Inventory:
 
 def run_up(hosts: FakeHosts) -> None:
     """Have a run trained, selected by the operator."""
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.run_status = status("training", 12, 999.0)
     hosts.selection = '{"run": "digits", "program": "p:P"}'
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import os
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from fleet.actions.console import Console
 from fleet.doctor.advice import HostUsage, Measurement, advise
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
@@ -284,19 +282,17 @@ def make_hosts() -> Hosts:
 
 def test_the_verb_looks_twice_and_changes_nothing() -> None:
     hosts = make_hosts()
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep)
+    console = fake_hosts.console_of(hosts)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert hosts.done == []
-    assert clock.now == 120
+    assert console.clock() == 120
     assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fake_hosts.printed(console)
 
 
 def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
     hosts = make_hosts()
     hosts.unreachable = {"ps-b": "no route"}
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep)
+    console = fake_hosts.console_of(hosts)
     with pytest.raises(HostsUnreachable, match="ps-b is unreachable: no route"):
         advise_verb(Cluster(hosts.inventory, hosts), console, 120)
     assert "worker: worker-1 is slow" in fake_hosts.printed(console)
@@ -314,10 +310,9 @@ def test_a_run_that_has_just_begun_is_waited_for() -> None:
 
     made = day.make_hosts()
     hosts = Hosts(made.inventory, units=made.units, tick=begins)
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep)
+    console = fake_hosts.console_of(hosts)
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
-    assert clock.now == 126
+    assert console.clock() == 126
     assert "worker: worker-1 is slow" in fake_hosts.printed(console)
 
 
@@ -325,7 +320,7 @@ def test_without_a_training_there_is_nothing_to_measure() -> None:
     hosts = day.make_hosts()
     hosts.run_status = fake_hosts.status("stopped", 20)
     with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is stopped\)"):
-        advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO()), 120)
+        advise_verb(Cluster(hosts.inventory, hosts), fake_hosts.console_of(hosts), 120)
 
 
 def test_a_cluster_without_ps_is_refused_at_once() -> None:
@@ -333,7 +328,7 @@ def test_a_cluster_without_ps_is_refused_at_once() -> None:
     tasks = tuple(task for task in made.inventory.tasks if task.job != "ps")
     hosts = Hosts(dataclasses.replace(made.inventory, tasks=tasks), units=made.units)
     hosts.run_status = fake_hosts.status("training", 1, 0, workers={})
-    clock = fake_hosts.Clock(hosts=hosts)
+    console = fake_hosts.console_of(hosts)
     with pytest.raises(OperatorMistake, match="advise is for strategy parameter_server"):
-        advise_verb(Cluster(hosts.inventory, hosts), Console(io.StringIO(), clock, clock.sleep), 120)
-    assert clock.now == 0
+        advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+    assert console.clock() == 0

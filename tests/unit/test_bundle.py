@@ -11,7 +11,6 @@ import subprocess
 import tarfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -383,10 +382,7 @@ def test_a_vault_that_nobody_opens_here_holds_up_nothing(site: Path) -> None:
 
 
 def test_a_bundle_that_is_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tarfile.TarFile, "addfile", leave)
+    monkeypatch.setattr(tarfile.TarFile, "addfile", fake_hosts.raises(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         verb.write(tmp_path / "report.tar.gz", {"a.txt": "x"})
     assert list(tmp_path.iterdir()) == []

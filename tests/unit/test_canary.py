@@ -182,9 +182,7 @@ def make_hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
 
 def console_of(hosts: Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    build, find = (lambda _: "new"), (lambda *_: None)
-    return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, find, build, json_out=io.StringIO())
+    return fake_hosts.console_of(hosts, "new", json_out=io.StringIO())
 
 
 def lines_of(hosts: Hosts) -> list[tuple[str, str]]:
@@ -224,10 +222,7 @@ def test_a_release_that_was_there_stays_where_its_canary_fails(hosts: Hosts, mon
 
 
 def test_a_canary_that_is_left_ends_its_trial(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trial, "read", leave)
+    monkeypatch.setattr(trial, "read", fake_hosts.raises(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         canary(day.cluster(hosts), console_of(hosts), CanaryRequest("w-b", 20))
     assert hosts.done == TRIAL

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
 from collections.abc import Callable
@@ -23,7 +22,6 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
-from fleet.site.inventory import load_inventory
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
@@ -185,12 +183,6 @@ def hosts() -> Foreign:
     return Foreign(**{name: getattr(known, name) for name in known.__dataclass_fields__})
 
 
-@pytest.fixture
-def console(hosts: Foreign) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    return Console(io.StringIO(), clock, clock.sleep)
-
-
 VERBS: dict[str, Callable[[Cluster, Console], object]] = {
     "drain": lambda cluster, console: drain(cluster, console, "w-b"),
     "undrain": lambda cluster, console: undrain(cluster, console, "w-b"),
@@ -221,24 +213,19 @@ def test_a_host_that_another_cluster_took_leaves_the_inventory_and_is_not_touche
     tmp_path: Path, plan: bool, new: str | None
 ) -> None:
     """As where site.yml has refused the machine that was to replace another."""
-    (tmp_path / "group_vars").mkdir()
-    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
-    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
-    hosts = Foreign(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:  # also the other cluster's, which has the same name
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    place = removals.make_site(tmp_path / "mine")
+    hosts = removals.hosts_of(place, Foreign)  # also the other cluster's unit runs, which has the same name
     hosts.theirs, scripts = frozenset({"w-b"}), list[str]()
-    answer, clock = hosts._answer, fake_hosts.Clock(hosts=hosts)
+    answer, console = hosts._answer, fake_hosts.console_of(hosts)
     hosts._answer = lambda host, script: (  # type: ignore[method-assign]
         scripts.append(script) if host == "w-b" else None,
         answer(host, script),
     )[1]
-    console = Console(io.StringIO(), clock, clock.sleep)
     if new:
         replace_host(Cluster(hosts.inventory, hosts), console, "w-b", new, "192.0.2.99", plan_only=plan)
     else:
         remove_host(Cluster(hosts.inventory, hosts), console, "w-b", plan_only=plan)
-    written = (tmp_path / "hosts.yml").read_text()
+    written = (place / "hosts.yml").read_text()
     assert ("w-b:" in written) is plan
     assert ("gpu-9:" in written) is (new is not None and not plan)
     assert all("@units" in script for script in scripts)  # it was only looked at

@@ -154,8 +154,7 @@ def test_a_deep_look_that_a_host_missed_is_no_all_clear() -> None:
 
 
 def test_a_deep_status_says_what_is_wrong_and_on_how_many_hosts_nothing_is(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     hosts.unreachable = {}
     asked: list[list[str]] = []
     found: dict[str, str] = {}

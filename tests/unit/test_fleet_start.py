@@ -27,6 +27,7 @@ from tests.unit.fake_hosts import (
     FakeHosts,
     make_inventory,
     printed,
+    raises,
     run_up,
     shipping,
     status,
@@ -83,16 +84,14 @@ def test_start_cluster_detached_leaves_after_the_first_step(hosts: FakeHosts, co
 
 
 def test_start_cluster_leaves_running_tasks_alone(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(detach=True))
     assert hosts.done == []
 
 
 def test_new_run_restarts_coordinator_and_evaluator(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     hosts.run_status = status("training", 12, 999.0)
     hosts.selection = '{"run": "digits", "program": "p:P"}'
     shipped: list[tuple[str, list[str]]] = []
@@ -174,9 +173,7 @@ def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
 def test_a_run_that_may_be_selected_still_is_not_removed(
     hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise ClusterTrouble("/srv/trainer/selection.json can't be written")
-
+    fail = raises(ClusterTrouble("/srv/trainer/selection.json can't be written"))
     hosts.runs = json.dumps([status("finished", 30)])
     monkeypatch.setattr(Cluster, "select", fail)
     monkeypatch.setattr("fleet.verbs.start.select_and_observe", fail)
@@ -189,11 +186,8 @@ def test_a_run_that_may_be_selected_still_is_not_removed(
 def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
     hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leave(*_: object) -> None:
-        raise KeyboardInterrupt
-
     hosts.runs = json.dumps([status("finished", 30)])
-    monkeypatch.setattr(Cluster, "start", leave)
+    monkeypatch.setattr(Cluster, "start", raises(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@30"))
     assert "put back" in hosts.done
@@ -201,8 +195,7 @@ def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
 
 
 def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     hosts.run_status = status("training", 12, 999.0)
     hosts.inventory = make_inventory(run="digits-2")
     shipped: list[tuple[str, list[str]]] = []
@@ -214,8 +207,7 @@ def test_new_run_of_the_inventory_stops_the_old_one_once_it_is_proven(hosts: Fak
 
 
 def test_run_that_was_selected_counts_more_than_the_inventorys(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.selection = '{"run": "digits"}'
     hosts.inventory = make_inventory(run="digits-2")
     hosts.tick = train()
@@ -411,8 +403,7 @@ def test_start_cluster_says_what_was_shipped(
 
 
 def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.tick = train()
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(detach=True, restart=True))
     assert hosts.done[:5] == ["stop chief-0", "stop evaluator-0", "stop ps-0", "stop worker-0", "stop worker-1"]
@@ -421,8 +412,7 @@ def test_restart_cluster_stops_everything_but_keeps_it_enabled(hosts: FakeHosts,
 
 
 def test_servers_of_a_finished_run_are_started_for_the_next_one(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled")
+    hosts.set_all(file_state="enabled")
     hosts.run_status = status("finished", 30, evaluation={"step": 30, "metrics": {}})
     hosts.selection = '{"run": "digits"}'
     hosts.tick = lambda hosts: train_new(hosts) if "select" in hosts.done else None

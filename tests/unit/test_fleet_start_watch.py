@@ -212,8 +212,7 @@ def test_servers_that_end_with_the_run_are_no_trouble_to_who_watches(hosts: Fake
     def tick(hosts: FakeHosts) -> None:
         steps(hosts)
         if hosts.run_status and hosts.run_status["state"] == "finished":
-            for name in hosts.units:
-                hosts.set(name, active="inactive", sub="dead")
+            hosts.set_all(active="inactive", sub="dead")
 
     hosts.tick = tick
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest())

@@ -23,8 +23,7 @@ from tests.unit.fake_hosts import (
 
 
 def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.run_status = status("training", 12, 999.0, steps_per_second=5.0)
     show_status(Cluster(hosts.inventory, hosts), console)
     text = printed(console)
@@ -39,8 +38,7 @@ def test_status_of_a_stopped_cluster_is_fine(hosts: FakeHosts, console: Console,
 
 
 def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled")
+    hosts.set_all(file_state="enabled")
     hosts.run_status = status("finished", 30)
     show_status(Cluster(hosts.inventory, hosts), console)
     assert re.search(r"chief-0 +head +finished", printed(console))
@@ -56,8 +54,7 @@ def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: FakeHost
 
 
 def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled")
+    hosts.set_all(file_state="enabled")
     hosts.run_status = status("finished", 30)
     show_status(Cluster(hosts.inventory, hosts), console)
     for name, host in (("ps-0", "store"), ("worker-0", "store"), ("worker-1", "far")):
@@ -65,8 +62,7 @@ def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHost
 
 
 def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.set("ps-0", active="inactive", sub="dead")
     hosts.run_status = status("waiting", 12)
     with pytest.raises(ClusterTrouble, match="ps-0 on store"):
@@ -123,8 +119,7 @@ def test_status_names_the_server_that_has_no_port_and_no_member_that_trains(host
 
 
 def test_status_names_the_task_that_should_run(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.set("worker-0", active="inactive", sub="dead")
     hosts.run_status = status("training", 12)
     with pytest.raises(ClusterTrouble, match=r"worker-0 on store \(look: fab logs --task worker-0\)"):

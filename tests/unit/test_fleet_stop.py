@@ -24,8 +24,7 @@ from tests.unit.fake_hosts import (
 
 
 def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.run_status = status("stopped", 17)
     cluster = Cluster(hosts.inventory, hosts)
     stop_cluster(cluster, console)
@@ -49,8 +48,7 @@ def test_a_stop_waits_for_nobody_and_says_who_is_at_work(hosts: FakeHosts, conso
 def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
     hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     run = hosts.run
 
     def fail(scripts: Mapping[str, str], *more: Any) -> dict[str, Answer]:
@@ -69,8 +67,7 @@ def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
 
 def test_a_stop_takes_few_scripts_a_host(hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     """Note the stop; look; the coordinator; then all others, and what is seen. The history gets two lines."""
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     hosts.run_status = status("stopped", 17)
     asked: list[str] = []
     run = hosts.run
@@ -93,8 +90,7 @@ def test_members_that_train_in_step_are_told_to_stop_at_once(hosts: FakeHosts, c
 
 
 def test_stop_cluster_stops_the_others_when_a_host_is_unreachable(hosts: FakeHosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, **UP)
+    hosts.set_all(**UP)
     hosts.unreachable = {"far": "no answer"}
     with pytest.raises(HostsUnreachable):
         stop_cluster(Cluster(hosts.inventory, hosts), console)

@@ -43,8 +43,7 @@ def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: 
 
 def test_a_sweep_beside_a_training_restarts_who_saves_and_who_evaluates(hosts: FakeHosts, console: Console) -> None:
     """The servers serve its first point as they are."""
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **UP)
+    hosts.set_all(file_state="enabled", **UP)
     hosts.run_status = status("training", 20)
     start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(sweep=SWEEP, detach=True))
     assert hosts.done == ["stop chief-0", "stop evaluator-0", "select", "start chief-0", "start evaluator-0"]

@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,10 +109,7 @@ def hosts() -> fake_hosts.FakeHosts:
 
 @pytest.fixture
 def console(hosts: fake_hosts.FakeHosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    return Console(
-        io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda _: hosts.release or "", json_out=io.StringIO()
-    )
+    return fake_hosts.console_of(hosts, json_out=io.StringIO())
 
 
 def answer_of(console: Console) -> dict[str, Any]:
@@ -191,7 +187,6 @@ def test_a_sweep_that_is_left_or_looked_at(hosts: fake_hosts.FakeHosts, console:
 
 def test_the_queue_and_its_changes(console: Console, tmp_path: Path) -> None:
     hosts = make_queue(tmp_path)
-    console.build, console.prove = (lambda _: "abc123"), (lambda *_: None)
 
     def answer(act: Callable[..., None], *words: Any) -> dict[str, Any]:
         console.json_out = io.StringIO()
@@ -214,10 +209,10 @@ def test_the_queue_and_its_changes(console: Console, tmp_path: Path) -> None:
     ]
 
 
-def test_advice(console: Console) -> None:
+def test_advice() -> None:
     hosts = make_advised()
-    clock = fake_hosts.Clock(hosts=hosts)
-    advise(Cluster(hosts.inventory, hosts), replace(console, clock=clock, sleep=clock.sleep), 60.0)
+    console = fake_hosts.console_of(hosts, json_out=io.StringIO())
+    advise(Cluster(hosts.inventory, hosts), console, 60.0)
     found = answer_of(console)
     assert (found["seconds"], found["advice"][0]["names"]) == (60.0, ["worker-1"])
 
@@ -348,8 +343,7 @@ def test_who_takes_part() -> None:
     cluster = cluster_of(hosts)
 
     def answer_to(verb: Callable[..., None], *words: Any, **more: Any) -> dict[str, Any]:
-        clock = fake_hosts.Clock(hosts=hosts)
-        console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+        console = fake_hosts.console_of(hosts, json_out=io.StringIO())
         with pytest.raises(OperatorMistake) if words == ("head",) else contextlib.nullcontext():
             verb(cluster, console, *words, **more)
         return answer_of(console)
@@ -369,8 +363,7 @@ def test_who_takes_part() -> None:
 def test_an_update_of_hosts(plan: bool, outcome: str) -> None:
     hosts = test_update_hosts.make_hosts()
     hosts.updates = {"w-b": ["openssl"]}
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    console = fake_hosts.console_of(hosts, json_out=io.StringIO())
     update_hosts(cluster_of(hosts), console, UpdateRequest(["ps-a", "w-b"], "always", plan_only=plan))
     found = answer_of(console)
     assert (found["outcome"], len(found["hosts"])) == (outcome, 2)
@@ -392,8 +385,7 @@ def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = day.make_hosts()
     day.keep_releases(hosts, monkeypatch)
     hosts.lines = [day.shipped("old1", day.OLD)]
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    console = fake_hosts.console_of(hosts, json_out=io.StringIO())
     rollback(cluster_of(hosts), console, plan_only=True)
     found = answer_of(console)
     assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")

@@ -16,7 +16,6 @@ from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts import history
 from fleet.planning.cost import NOT_KNOWN, NOTHING_TRAINS, RESTART
 from fleet.rollout.release import CHANGES, ShipmentResult
-from fleet.site.inventory import load_inventory
 from fleet.verbs.drain import drain
 from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove
 from fleet.verbs.remove_host import remove_host, replace_host
@@ -40,9 +39,7 @@ def hosts() -> day.Hosts:
 
 @pytest.fixture
 def console(hosts: day.Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    build = lambda _: "abc123"  # noqa: E731
-    return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, build=build, json_out=io.StringIO())
+    return fake_hosts.console_of(hosts, "abc123", json_out=io.StringIO())
 
 
 def with_release(hosts: day.Hosts, monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
@@ -122,8 +119,7 @@ def test_a_restart_costs_all_tasks_and_no_step(hosts: day.Hosts, console: Consol
 
 def test_where_nothing_trains_a_plan_names_no_pause(hosts: day.Hosts, console: Console) -> None:
     hosts.run_status = fake_hosts.status("stopped", 20)
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead")
+    hosts.set_all(active="inactive", sub="dead")
     cost = start(hosts, console)
     assert (cost["stops"], cost["pause"], cost["lost"]) == ([], "none: nothing of it trains", "no step")
     assert "  pause  " not in fake_hosts.printed(console)
@@ -168,7 +164,6 @@ def test_what_is_taken_out_of_the_queue_costs_only_what_trains(
     console: Console, tmp_path: Path, name: str, others: list[str], pause: str, lost: str
 ) -> None:
     hosts = queues.make_hosts(tmp_path)
-    console.prove = lambda *_: None
     queue_add(queues.cluster(hosts), console, QueueRequest("next"))
     if not others:
         queue_remove(queues.cluster(hosts), console, "next")
@@ -184,7 +179,6 @@ def test_what_is_added_to_the_queue_or_moved_costs_nothing(
     console: Console, tmp_path: Path, trains: bool, pause: str
 ) -> None:
     hosts = queues.make_hosts(tmp_path)
-    console.prove = lambda *_: None
     queue_add(queues.cluster(hosts), console, QueueRequest("next"))
     if not trains:
         queues.idle(hosts)
@@ -248,8 +242,7 @@ def test_a_rollback_where_nothing_trains_costs_nothing(
     hosts: day.Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     day.keep_releases(hosts, monkeypatch)
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead")
+    hosts.set_all(active="inactive", sub="dead")
     hosts.lines = [day.shipped("old1", day.OLD), day.shipped("abc123", day.NOW)]
     rollback(day.cluster(hosts), console, plan_only=True)
     cost = answer_of(console)["cost"]
@@ -261,12 +254,7 @@ def test_a_rollback_where_nothing_trains_costs_nothing(
 def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
     console: Console, tmp_path: Path, act: Callable[..., None], trains: bool
 ) -> None:
-    (tmp_path / "group_vars").mkdir()
-    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
-    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
-    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    hosts = removals.hosts_of(removals.make_site(tmp_path / "mine"))
     drain(day.cluster(hosts), console, "w-a")
     for name in () if trains else hosts.units:
         hosts.set(name, active="inactive", sub="dead")
@@ -283,12 +271,7 @@ def test_a_host_that_goes_for_good_costs_a_restart_at_the_next_site_yml(
 def test_a_plan_to_replace_the_coordinators_host_says_the_same_of_its_steps_as_of_its_cost(
     console: Console, tmp_path: Path, is_dead: bool
 ) -> None:
-    (tmp_path / "group_vars").mkdir()
-    (tmp_path / "hosts.yml").write_text(removals.HOSTS)
-    (tmp_path / "group_vars/all.yml").write_text(removals.VARIABLES)
-    hosts = day.Hosts(load_inventory(str(tmp_path)), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    hosts = removals.hosts_of(removals.make_site(tmp_path / "mine"))
     if is_dead:
         hosts.unreachable["head"] = "no route"
     with contextlib.nullcontext() if is_dead else pytest.raises(OperatorMistake, match="the coordinator runs there"):

@@ -16,7 +16,6 @@ from fleet.actions.console import Console
 from fleet.errors import FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.places import KIT
-from fleet.site.inventory import load_inventory
 from fleet.verbs.backup import back_up
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.clone_run import clone_run
@@ -53,9 +52,7 @@ class Case:
         self.answers = io.StringIO()
 
     def console(self, hosts: Any, release: str = "abc123") -> Console:
-        clock = fake_hosts.Clock(hosts=hosts)
-        find, build = (lambda *_: None), (lambda _: release)
-        return Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, find, build, json_out=self.answers)
+        return fake_hosts.console_of(hosts, release, json_out=self.answers)
 
     def config(self) -> Config:
         for name in ("backups", "shared"):
@@ -73,12 +70,8 @@ class Case:
         )
         return Cluster(hosts.inventory, hosts)
 
-    def site(self) -> Path:
-        place = self.path / "mine"
-        (place / "group_vars").mkdir(parents=True)
-        (place / "hosts.yml").write_text(removals.HOSTS)
-        (place / "group_vars/all.yml").write_text(removals.VARIABLES)
-        return place
+    def hosts_of_a_site(self) -> day.Hosts:
+        return removals.hosts_of(removals.make_site(self.path / "mine"))
 
 
 def start(case: Case) -> Act:
@@ -126,15 +119,8 @@ def move(case: Case) -> Act:
 
 def take_out(case: Case) -> Act:
     hosts = queues.make_hosts(case.path)
-    queue_add(queues.cluster(hosts), queues_desk(hosts), QueueRequest("next"))
+    queue_add(queues.cluster(hosts), case.console(hosts), QueueRequest("next"))
     return lambda plan: queue_remove(queues.cluster(hosts), case.console(hosts), "digits", plan_only=plan)
-
-
-def queues_desk(hosts: queues.Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    console = Console(io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: "abc123")
-    console.prove = lambda *_: None
-    return console
 
 
 def leave(case: Case) -> Act:
@@ -178,16 +164,12 @@ def go_back(case: Case) -> Act:
 
 
 def take_away(case: Case) -> Act:
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    hosts = case.hosts_of_a_site()
     return lambda plan: remove_host(day.cluster(hosts), case.console(hosts), "w-a", plan_only=plan)
 
 
 def replace(case: Case) -> Act:
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    hosts = case.hosts_of_a_site()
     return lambda plan: replace_host(
         day.cluster(hosts), case.console(hosts), "w-a", "w-x", "192.0.2.99", plan_only=plan
     )
@@ -324,6 +306,6 @@ def test_of_a_host_that_is_away_a_stop_says_what_is_true_of_a_plan_too(
 @pytest.mark.parametrize("plan", [True, False])
 def test_a_host_that_is_gone_is_nothing_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: bool) -> None:
     case = Case(tmp_path, monkeypatch)
-    hosts = day.Hosts(load_inventory(str(case.site())), run_status=fake_hosts.status("training", 20))
+    hosts = case.hosts_of_a_site()
     remove_host(day.cluster(hosts), case.console(hosts), "w-gone", plan_only=plan)
     assert json.loads(case.answers.getvalue())["outcome"] == "nothing to do"

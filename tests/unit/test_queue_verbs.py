@@ -87,16 +87,12 @@ def proven() -> list[Any]:
 
 @pytest.fixture
 def console(hosts: Hosts, proven: list[Any]) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-
     def prove(_cluster: Cluster, release: str, selection: Mapping[str, Any], _display: ProgressLine) -> None:
         if selection.get("run") == "broken":
             raise OperatorMistake("program p:P: build_model failed")
         proven.append((release, selection))
 
-    console = Console(
-        io.StringIO(), clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: hosts.release or ""
-    )
+    console = fake_hosts.console_of(hosts)
     console.prove = prove
     return console
 
@@ -107,8 +103,7 @@ def cluster(hosts: Hosts) -> Cluster:
 
 def idle(hosts: Hosts) -> None:
     """Have the tasks ended by themselves, after what was to be trained."""
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead")
+    hosts.set_all(active="inactive", sub="dead")
 
 
 def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
@@ -205,10 +200,7 @@ def test_an_idle_cluster_is_started_for_what_is_added(hosts: Hosts, console: Con
 def test_a_run_that_the_start_refuses_is_taken_back(hosts: Hosts, console: Console) -> None:
     RunDirectory(hosts.place, "digits").set_state(RunState.FINISHED, 30, asked=30)
     idle(hosts)
-
-    def refuse(*_: Any) -> Any:
-        raise OperatorMistake("program p:P: build_model failed")
-
+    refuse = fake_hosts.raises(OperatorMistake("program p:P: build_model failed"))
     with pytest.raises(OperatorMistake, match="build_model failed"):
         queue_add(cluster(hosts), replace(console, ship=refuse), QueueRequest("broken"))
     assert hosts.queue.present() is None

@@ -63,24 +63,26 @@ trainer_run: {program: 'trainer.examples.digits:Digits', run: digits, steps: 30}
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    (tmp_path / "mine/group_vars").mkdir(parents=True)
-    (tmp_path / "mine/hosts.yml").write_text(HOSTS)
-    (tmp_path / "mine/group_vars/all.yml").write_text(VARIABLES)
-    return tmp_path / "mine"
+    return make_site(tmp_path / "mine")
+
+
+def make_site(place: Path) -> Path:
+    (place / "group_vars").mkdir(parents=True)
+    (place / "hosts.yml").write_text(HOSTS)
+    (place / "group_vars/all.yml").write_text(VARIABLES)
+    return place
 
 
 @pytest.fixture
-def hosts(place: Path) -> Hosts:
-    found = Hosts(load_inventory(str(place)), run_status=fake_hosts.status("training", 20))
-    for name in found.units:
-        found.set(name, file_state="enabled", **fake_hosts.UP)
+def hosts(place: Path) -> Any:
+    return hosts_of(place)
+
+
+def hosts_of(place: Path, kind: type[Hosts] = Hosts) -> Any:
+    """The hosts of a site, on which its run trains."""
+    found = kind(load_inventory(str(place)), run_status=fake_hosts.status("training", 20))
+    found.set_all(file_state="enabled", **fake_hosts.UP)
     return found
-
-
-@pytest.fixture
-def console(hosts: Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    return Console(io.StringIO(), clock, clock.sleep)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -138,11 +140,7 @@ def test_an_inventory_that_cant_be_written_is_whole_and_changed_by_hand(
 ) -> None:
     drain(cluster(hosts), console, "w-a")
     before = (place / "hosts.yml").read_text()
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def fail(*_: Any, **_more: Any) -> None:
-        raise full
-
+    fail = fake_hosts.raises(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     copy = shutil.copy2
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -614,14 +612,10 @@ def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
     place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: dict[str, Any] = {}
-
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.verbs.remove_host._change", leave)
+        patch.setattr("fleet.verbs.remove_host._change", fake_hosts.raises(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert written == {

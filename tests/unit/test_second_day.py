@@ -144,15 +144,8 @@ def make_hosts() -> Hosts:
     groups = {job: [task.host for task in TASKS if task.job == job] for job in jobs}
     found = Hosts(replace(inventory, variables=variables, groups=groups), run_status=fake_hosts.status("training", 20))
     found.checkpoints = Answer(json.dumps([{"step": 15, "created": 990.0, "size": 2**20, "kept": []}]))
-    for name in found.units:
-        found.set(name, file_state="enabled", **fake_hosts.UP)
+    found.set_all(file_state="enabled", **fake_hosts.UP)
     return found
-
-
-@pytest.fixture
-def console(hosts: Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    return Console(io.StringIO(), clock, clock.sleep, json_out=None)
 
 
 def cluster(hosts: Hosts) -> Cluster:
@@ -248,11 +241,8 @@ def test_a_drain_within_another_verb_is_under_its_lock(hosts: Hosts, console: Co
 
 
 def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "stop", leave)
+        patch.setattr(Cluster, "stop", fake_hosts.raises(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             drain(cluster(hosts), console, "w-b", "a new disk")
     assert up(hosts) == ALL
@@ -422,11 +412,9 @@ def test_a_host_that_missed_other_settings_stays_out(
 
 def test_a_start_leaves_a_drained_host_out_and_says_so(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-b", "a new disk")
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead")
+    hosts.set_all(active="inactive", sub="dead")
     hosts.run_status, hosts.heeds, hosts.leavers = fake_hosts.status("new", None), False, set()
     hosts.tick = fake_hosts.train()
-    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest(detach=True))
     assert "without worker-1 on w-b: drained since" in fake_hosts.printed(console)
     assert "a new disk (fab undrain w-b)" in fake_hosts.printed(console)
@@ -496,8 +484,7 @@ def test_a_host_that_serves_the_shared_path_must_not_go_while_a_task_runs(hosts:
     hosts.inventory = replace(hosts.inventory, groups={**hosts.inventory.groups, "nfs_server": ["w-b"]})
     with pytest.raises(ClusterTrouble, match="not now: w-b serves the shared path"):
         ok_to_stop(cluster(hosts), console, ["w-b"])
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead")
+    hosts.set_all(active="inactive", sub="dead")
     ok_to_stop(cluster(hosts), console, ["w-b"])
 
 
@@ -513,8 +500,7 @@ def test_while_the_cluster_starts_its_members_must_not_go(hosts: Hosts, console:
 
 
 def test_where_nothing_runs_all_may_go_and_no_reason_is_named_why_not(hosts: Hosts, console: Console) -> None:
-    for name in hosts.units:
-        hosts.set(name, active="inactive", sub="dead", file_state="disabled")
+    hosts.set_all(active="inactive", sub="dead", file_state="disabled")
     hosts.run_status = fake_hosts.status("stopped", 20)
     answers = io.StringIO()
     for given in (replace(console, json_out=answers), console):
@@ -547,7 +533,6 @@ def test_starts_and_stops_leave_lines(hosts: Hosts, console: Console) -> None:
     stop_cluster(cluster(hosts), console, "a new switch")
     hosts.run_status, hosts.heeds = fake_hosts.status("new", None), False
     hosts.tick = fake_hosts.train()
-    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True, reason="it is there"))
     console.json_out = io.StringIO()
     show_history(cluster(hosts), console)
@@ -559,10 +544,7 @@ def test_starts_and_stops_leave_lines(hosts: Hosts, console: Console) -> None:
 
 
 def test_a_start_that_fails_leaves_its_reason(hosts: Hosts, console: Console) -> None:
-    def fail(*_: Any) -> Mapping[str, Any]:
-        raise ClusterTrouble("the switch failed")
-
-    console.ship, console.build = fake_hosts.shipping(fail), lambda _: "abc123"
+    console.ship = fake_hosts.shipping(fake_hosts.raises(ClusterTrouble("the switch failed")))
     with pytest.raises(ClusterTrouble):
         start_cluster(cluster(hosts), console, StartRequest())
     assert [json.loads(line)["outcome"] for line in hosts.lines] == ["begun", "failed"]
@@ -579,7 +561,6 @@ def test_a_history_that_can_t_be_written_holds_up_nothing(hosts: Hosts, console:
 def test_a_start_goes_on_without_a_history(hosts: Hosts, console: Console) -> None:
     hosts.full = True
     hosts.tick = fake_hosts.train()
-    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
     said = fake_hosts.printed(console)
     assert said.count("this is not in the cluster's history") == 2
@@ -599,7 +580,6 @@ def test_a_start_that_no_host_can_keep_anything_for_is_a_failed_act(
         return answer(host, script)
 
     monkeypatch.setattr(hosts, "_answer", reply)
-    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     with pytest.raises(ClusterTrouble, match="no space left on device"):
         start_cluster(cluster(hosts), console, StartRequest("digits-2", detach=True))
     (act,) = history.merge(hosts.lines)[0]
@@ -764,11 +744,8 @@ def test_a_rollback_to_what_is_not_there_changes_nothing(
 
 
 def test_a_rollback_that_fails_is_put_back(back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise ClusterTrouble("a file of it was changed")
-
     back.lines = [shipped("old1", OLD)]
-    monkeypatch.setattr(Cluster, "act", fail)
+    monkeypatch.setattr(Cluster, "act", fake_hosts.raises(ClusterTrouble("a file of it was changed")))
     with pytest.raises(ClusterTrouble, match="a file of it was changed"):
         rollback(cluster(back), console)
     assert "put back" in back.done
@@ -798,13 +775,10 @@ def test_a_rollback_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
 def test_a_rollback_typed_twice_does_not_go_forward_again(
     back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, broken_off: bool
 ) -> None:
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     back.lines = [shipped("old2", NOW), shipped("old1", NOW), shipped("abc123", NOW)]
     with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
         if broken_off:
-            patch.setattr("fleet.verbs.rollback._wait_for_a_step", leave)
+            patch.setattr("fleet.verbs.rollback._wait_for_a_step", fake_hosts.raises(KeyboardInterrupt))
         rollback(cluster(back), console)
     assert back.release == "old1"
     assert json.loads(back.lines[-1])["outcome"] == ("left" if broken_off else "done")
@@ -822,13 +796,10 @@ def test_a_rollback_lost_in_its_switch_goes_on_and_leaves_a_drained_host_alone(
     class Killed(BaseException):
         """The control machine is lost."""
 
-    def die(*_: Any) -> None:
-        raise Killed
-
     back.lines = [shipped("old1", NOW), shipped("abc123", NOW)]
     drain(cluster(back), console, "w-b")
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "start", die)
+        patch.setattr(Cluster, "start", fake_hosts.raises(Killed))
         patch.setattr("fleet.verbs.rollback._restore", lambda *_: None)
         with pytest.raises(Killed):
             rollback(cluster(back), console)
@@ -1015,13 +986,10 @@ def test_a_new_ps_that_the_coordinator_keeps_holds_up_no_rollback(back: Hosts, c
 def test_a_rollback_left_in_its_drains_goes_on_with_them(
     back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, to: str | None, release: str
 ) -> None:
-    def leave(*_: Any) -> None:
-        raise KeyboardInterrupt
-
     then = {host: names for host, names in FEWER.items() if host != "ps-b"}
     back.lines = [shipped(name, NOW, members=then) for name in ("old2", "old1", "abc123")]
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.verbs.drain._wait_until_let_go", leave)
+        patch.setattr("fleet.verbs.drain._wait_until_let_go", fake_hosts.raises(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             rollback(cluster(back), console, to)
     assert (back.release, set(back.recorded), back.marks) == (release, {"ps-b"}, {})
@@ -1181,7 +1149,6 @@ def test_the_history_compares_a_training_before_and_since_a_switch(
 
     began, hosts.tick = hosts.now, tick
     tick(hosts)
-    console.ship, console.build = fake_hosts.nothing, lambda _: "abc123"
     request = StartRequest(detach=True, restart=restart)
     start_cluster(cluster(hosts), console, request)
     hosts.tick = lambda _: None

@@ -36,7 +36,7 @@ from fleet.rollout.short_way import ShortWay, prove_beside
 from fleet.rollout.trial import TrialRun
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.verbs.start import StartRequest, start_cluster
-from tests.unit.fake_hosts import UP, Clock, FakeHosts, make_inventory, printed, status, train
+from tests.unit.fake_hosts import UP, Clock, FakeHosts, make_inventory, printed, raises, status, train
 from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.
@@ -209,10 +209,7 @@ def program(hosts: Rooted) -> Path:
 
 @pytest.fixture
 def console(hosts: Rooted) -> Console:
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("this is Ansible's way")
-
-    clock = Clock(hosts=hosts)
+    clock, refuse = Clock(hosts=hosts), raises(AssertionError("this is Ansible's way"))
     return Console(io.StringIO(), clock, clock.sleep, ship=refuse, check_program=lambda *_: None)
 
 
@@ -273,11 +270,7 @@ def test_the_chief_ends_where_a_start_is_refused_or_left(
     hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for error in (OperatorMistake, KeyboardInterrupt):
-
-        def fail(*_: Any, error: type[BaseException] = error) -> Any:
-            raise error
-
-        monkeypatch.setattr("fleet.verbs.start.make_plan", fail)
+        monkeypatch.setattr("fleet.verbs.start.make_plan", raises(error))
         with pytest.raises(error):
             start(hosts, console)
     assert hosts.calls("head")[0] == EARLY
@@ -287,10 +280,7 @@ def test_the_chief_ends_where_a_start_is_refused_or_left(
 def test_what_imports_ends_where_a_start_is_left_before_its_first_act(
     hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def leave(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fleet.hosts.history.Trail.begin", leave)
+    monkeypatch.setattr("fleet.hosts.history.Trail.begin", raises(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         start(hosts, console)
     assert hosts.calls("head")[0] == EARLY
@@ -414,11 +404,8 @@ def test_a_restart_is_of_new_processes(hosts: Rooted, console: Console, runs: Ca
 def test_a_start_that_fails_after_the_switch_puts_back_what_was_parked(
     hosts: Rooted, console: Console, program: Path, runs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise ClusterTrouble("no")
-
     runs("chief-0")
-    monkeypatch.setattr("fleet.verbs.start.select_and_observe", refuse)
+    monkeypatch.setattr("fleet.verbs.start.select_and_observe", raises(ClusterTrouble("no")))
     program.write_text("class Slow:\n    edited = True\n")
     with pytest.raises(ClusterTrouble, match="no"):
         start(hosts, console)

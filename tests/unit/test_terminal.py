@@ -137,8 +137,7 @@ def console() -> Console:
 @pytest.fixture
 def hostile() -> Hostile:
     hostile = Hostile(make_inventory(), run_status=evil_status(), runs=json.dumps([evil_status()]))
-    for name in hostile.units:
-        hostile.set(name, **UP)
+    hostile.set_all(**UP)
     saved = {"step": 20, "created": 1.0, "loss": 0.5, "evaluation": {FORGED: 0.75}, "kept": [FORGED]}
     hostile.checkpoints = Answer(json.dumps([saved]))
     hostile.exported = Answer(json.dumps({"run": EVIL, "step": 3, "export": EVIL}))

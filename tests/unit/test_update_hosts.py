@@ -86,8 +86,7 @@ def make_hosts() -> Hosts:
 
 @pytest.fixture
 def console(hosts: Hosts) -> Console:
-    clock = fake_hosts.Clock(hosts=hosts)
-    return Console(io.StringIO(), clock, clock.sleep, json_out=io.StringIO())
+    return fake_hosts.console_of(hosts, json_out=io.StringIO())
 
 
 def answer(console: Console) -> dict[str, Any]:

@@ -60,16 +60,13 @@ class Deed:
 
     def call(self, plan: bool = False) -> tuple[str, str]:
         """Return the outcome, and what was printed."""
-        clock, answers, out = fake_hosts.Clock(hosts=self.hosts), io.StringIO(), io.StringIO()
+        answers = io.StringIO()
         release = "new" if isinstance(self.hosts, canaries.Hosts) else "abc123"
-        console = Console(
-            out, clock, clock.sleep, fake_hosts.nothing, lambda *_: None, lambda _: release, json_out=answers
-        )
-        console.prove = lambda *_: None
+        console = fake_hosts.console_of(self.hosts, release, json_out=answers)
         self.do(console, plan)
         record = json.loads(answers.getvalue())  # a stop's is that of fab status, with what was planned
         outcome = record["outcome"] if "outcome" in record else "planned" if record["planned"] else "done"
-        return str(outcome), out.getvalue()
+        return str(outcome), fake_hosts.printed(console)
 
     def state(self) -> Any:
         units = {name: (unit.up, unit.parked, unit.file_state) for name, unit in self.hosts.units.items()}
@@ -139,10 +136,7 @@ def go_back(case: plans.Case) -> Deed:
 
 
 def of_a_site(case: plans.Case) -> tuple[day.Hosts, Path]:
-    place = case.site()
-    hosts = day.Hosts(load_inventory(str(place)), run_status=fake_hosts.status("training", 20))
-    for name in hosts.units:
-        hosts.set(name, file_state="enabled", **fake_hosts.UP)
+    hosts, place = case.hosts_of_a_site(), case.path / "mine"
     drain(day.cluster(hosts), case.console(hosts), "w-a")
     return hosts, place
 
@@ -179,9 +173,7 @@ def wait_in_turn(case: plans.Case) -> Deed:
 def with_queue(case: plans.Case) -> queues.Hosts:
     hosts = queues.make_hosts(case.path)
     for name in ("next", "last"):
-        console = case.console(hosts)
-        console.prove = lambda *_: None
-        queue_add(queues.cluster(hosts), console, QueueRequest(name))
+        queue_add(queues.cluster(hosts), case.console(hosts), QueueRequest(name))
     hosts.lines = []
     return hosts
 
