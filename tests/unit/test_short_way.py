@@ -739,8 +739,21 @@ def test_files_are_what_ansible_writes(tmp_path: Path) -> None:
 def flat(tasks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for task in tasks:
         yield from flat(task.get("block", ()))
-        if set(task) & {"ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file"}:
+        if "write_files" in task:
+            yield from apart(task)
+        elif set(task) & {"ansible.builtin.template", "ansible.builtin.copy", "ansible.builtin.file"}:
             yield task
+
+
+def apart(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Have a task of Ansible's own for each of the files."""
+    shared = {name: task[name] for name in ("name", "loop") if name in task}
+    for path in task["write_files"].get("directories", ()):
+        yield {**shared, "ansible.builtin.file": {"path": path, "state": "directory", "mode": "0755"}}
+    for each in task["write_files"]["files"]:
+        module = "template" if each.get("src", "").endswith(".j2") else "copy"
+        given = {key: value for key, value in each.items() if key != "vars"}
+        yield {**shared, f"ansible.builtin.{module}": given, "vars": each.get("vars", {})}
 
 
 def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
@@ -754,7 +767,7 @@ def to_place(task: dict[str, Any], place: Path, role: str) -> dict[str, Any]:
     if "src" in arguments:
         folder = "templates" if module.endswith("template") else "files"
         arguments["src"] = f"{KIT}/roles/{role}/{folder}/{arguments['src']}"
-    return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop",) if name in task}
+    return {"name": task["name"], module: arguments} | {name: task[name] for name in ("loop", "vars") if name in task}
 
 
 def test_each_task_knows_its_host_by_the_inventorys_name(hosts: Rooted) -> None:
