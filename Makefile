@@ -94,7 +94,6 @@ lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint, the doc
 	ruff check
 	ruff format --check
 	mypy
-	mypy --python-version 3.10 trainer fleet  # what runs on hosts, whose Python may be older
 	yamllint --strict .
 	ansible-lint --offline
 	$(MAKE) docs
