@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
+from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import divided, moving_average, whole_of
 
 CHILDREN = "_coalesced_children"
@@ -156,8 +157,12 @@ def exclude_shards(optimizer: Optimizer) -> None:
 
     def use_weight_decay(variable: Variable) -> bool:
         whole = divided(variable)
-        excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
-        return use(variable) and (whole is None or optimizer._var_key(whole) not in excluded)
+        if whole is None or not use(variable):
+            return use(variable)
+        if optimizer._var_key(whole) in getattr(optimizer, "_exclude_from_weight_decay", ()):
+            return False
+        patterns = getattr(optimizer, "_exclude_from_weight_decay_names", ())
+        return not any(re.search(one, f"{name_of(variable)}:0") for one in patterns)
 
     object.__setattr__(optimizer, "_use_weight_decay", use_weight_decay)
 

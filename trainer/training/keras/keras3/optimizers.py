@@ -8,6 +8,8 @@ from typing import Any
 from trainer.core.contracts import Model, Optimizer, Variable
 from trainer.training.keras.keras3.names import leaves_by_name
 from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.placement import name_of
+from trainer.training.updates.rows import own
 
 
 def optimizers_of(model: Model) -> Iterator[tuple[str, Optimizer]]:
@@ -27,9 +29,12 @@ def optimizers_of(model: Model) -> Iterator[tuple[str, Optimizer]]:
 def exclude_shards(model: Model, optimizer: Optimizer) -> None:
     """Leave a split variable's shards out of weight decay where it is left out: Keras looks for them by themselves."""
     excluded: set[str] = getattr(optimizer, "_exclude_from_weight_decay", set())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     for one in model.variables:
-        if len(shards_of(one)) > 1 and optimizer._var_key(one) in excluded:
-            excluded.update(optimizer._var_key(shard) for shard in shards_of(one))
+        first, *more = shards_of(one)
+        # Keras looks at the name of TensorFlow's variable.
+        if more and (optimizer._var_key(one) in excluded or (pattern and pattern.search(f"{name_of(own(first))}:0"))):
+            excluded.update(optimizer._var_key(shard) for shard in (first, *more))
 
 
 def averaged(model: Model) -> list[tuple[Optimizer, list[Variable]]]:
