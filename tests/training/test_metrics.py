@@ -41,3 +41,32 @@ def test_a_name_that_is_no_metrics_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="the metric 'acuracy', which tf_keras does not know: did you mean 'accuracy'"):
         built(**given)
     built(metrics=["Accuracy", "mae", "AUC"], weighted_metrics={"out": ["ce"]})
+
+
+def test_names_that_keras_counts_are_the_same_in_each_model_of_a_program() -> None:
+    class Program:
+        def build_model(self) -> Any:
+            given = tf.keras.layers.Input((4,))
+            outputs = [tf.keras.layers.Dense(1, "sigmoid")(given) for _ in range(2)]
+            model = tf.keras.Model(given, [*outputs, tf.reduce_sum(given, axis=1)])
+            model.compile("sgd", ["bce", "bce", "mse"], metrics=[["mae"], [tf.keras.metrics.AUC()], []])
+            return model
+
+    tf.keras.backend.clear_session()
+    data = tf.zeros([2, 4]), [tf.zeros([2, 1]), tf.zeros([2, 1]), tf.zeros([2])]
+    for _ in range(2):  # as the training has it, then the export or a recovery
+        result = build_model(Program()).evaluate(*data, verbose=0, return_dict=True)
+        assert {"dense_loss", "dense_mae", "dense_1_loss", "dense_1_auc", "tf.math.reduce_sum_loss"} < set(result)
+
+
+def test_a_metrics_name_counts_nothing_when_it_is_looked_up() -> None:
+    class Program:
+        def build_model(self) -> Any:
+            tf.keras.backend.clear_session()
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1, "sigmoid")])
+            model.compile("sgd", "bce", metrics=["AUC"])
+            return model
+
+    metrics = build_model(Program()).compiled_metrics
+    metrics.build(tf.zeros([2, 1]), tf.zeros([2, 1]))
+    assert [metric.name for metric in metrics.metrics] == ["auc"]

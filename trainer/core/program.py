@@ -15,7 +15,7 @@ from typing import Any
 from trainer.core.constructor import construct
 from trainer.core.contracts import Model, Program
 from trainer.core.failures import RAISED, UserError, explain, is_the_programs
-from trainer.core.layer_names import count_names_again
+from trainer.core.layer_names import count_names_again, counting_no_names
 from trainer.core.own_frames import is_user_file
 from trainer.core.settings.parameters import describe_values
 from trainer.core.slow_code import naming_slow_code
@@ -145,8 +145,7 @@ def program_file(program: Program) -> Path | None:
 
 def build_model(program: Program) -> Model:
     """Call the program's build_model and check what it returns; raises UserError."""
-    if "keras" in sys.modules:
-        count_names_again(program)
+    count_names_again(program)
     with naming_slow_code(f"{type(program).__name__}.build_model", program_file(program)):
         model = program.build_model()
     name = type(program).__name__
@@ -230,7 +229,9 @@ def reject_unknown_metrics(model: Model, what: str) -> None:
     kept = model.compiled_metrics
     for name in leaves([getattr(kept, each, None) for each in ("_user_metrics", "_user_weighted_metrics")]):
         is_known = not isinstance(name, str) or name.lower() in FITTED_TO_THE_LOSS
-        if not is_known and isinstance(known.get(name), str):
+        with counting_no_names():
+            is_unknown = not is_known and isinstance(known.get(name), str)
+        if is_unknown:
             close = difflib.get_close_matches(name, [*FITTED_TO_THE_LOSS, *dir(known)], n=1)
             hint = f": did you mean {close[0]!r}?" if close else ""
             raise UserError(f"{what} compiled the metric {name!r}, which tf_keras does not know{hint}")
