@@ -41,7 +41,7 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
     if not hosts and not example and not (directory / "inventory").exists():
         raise OperatorMistake(
             "no host is named; expected one or more, the coordinator's first: "
-            f"psfleet init {directory} alpha=192.0.2.11 beta=192.0.2.12 gamma"
+            f"psfleet init {shlex.quote(str(directory))} alpha=192.0.2.11 beta=192.0.2.12 gamma"
         )
     texts = {
         "ansible.cfg": _settings(),
@@ -124,6 +124,7 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
 
     addresses: dict[str, str] = {}
     for word in given:
+        _reject_word(word)
         name, equals, address = word.partition("=")
         if name in addresses:
             raise OperatorMistake(f"host {show(name)} is named twice; expected each once")
@@ -148,6 +149,23 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
         made[group] = {"hosts": lines or None}
         known |= set(members)
     return made
+
+
+def _reject_word(word: str) -> None:
+    """Raise OperatorMistake for what other commands take for hosts: a range, a list with commas, a login."""
+    name = word.partition("=")[0]
+    if "[" in name:
+        shell = name.translate({ord("["): "{", ord("]"): "}", ord(":"): ".."})
+        raise OperatorMistake(
+            f"host {show(name)} is a range; expected each host by itself, as the shell writes {shell}, or the range "
+            f"in {_HOSTS} afterwards"
+        )
+    if "," in word:
+        hosts = word.replace(",", " ")
+        raise OperatorMistake(f"host {show(word)} has a comma; expected spaces between hosts: {hosts}")
+    if "@" in word:
+        where = "ansible_user in group_vars/all.yml, or User in ~/.ssh/config"
+        raise OperatorMistake(f"host {show(word)} has a login; expected it as {where}")
 
 
 def _write(directory: Path, name: str, text: str) -> str:

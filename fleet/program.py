@@ -33,12 +33,23 @@ from fleet.places import KIT, site
 from fleet.rollout.release import find_ansible, utf8_locale
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.problems import show
+from trainer.cluster.spec import JOBS
 from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
 # What others call a verb.
-_SYNONYMS = {"help": "--help", "reboot": "update-hosts --reboot only", "cordon": "drain", "uncordon": "undrain"}
+_SYNONYMS = {
+    "help": "--help",
+    "reboot": "update-hosts --reboot only",
+    "cordon": "drain",
+    "uncordon": "undrain",
+    "train": "start-cluster",
+    "local": "`python -m trainer local`",
+    **dict.fromkeys(("deploy", "install", "setup", "site", "site.yml"), "playbook site.yml"),
+    **dict.fromkeys(("reset", "reset.yml", "uninstall"), "playbook reset.yml"),
+}
+_TASK = re.compile(rf"({'|'.join(JOBS)})-\d+")
 _LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
 
@@ -161,8 +172,9 @@ class Psfleet(Fab):
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
         after = context.name if context and context.name else ""
-        if context and after and not flag and not close and "--run" in context.flags:
-            return Exit(f"psfleet {after} takes no word {word!r} here. Did you mean --run {shlex.quote(word)}?", 2)
+        given_as = "--task" if _TASK.fullmatch(word) else "--run"
+        if context and after and not flag and not close and given_as in context.flags:
+            return Exit(f"psfleet {after} takes no word {word!r} here. Did you mean {given_as} {shlex.quote(word)}?", 2)
         if not flag and after and not close:
             where = f"`psfleet {after} --help` lists what it takes"
             return Exit(f"psfleet {after} takes no word {word!r} here, and no verb has this name. {where}", 2)
@@ -233,8 +245,8 @@ def as_invoke_reads(argv: Sequence[str]) -> list[str]:
     command, words = [*argv[:3]], [*argv[3:]]
     while words:
         word = words.pop(0)
-        if word in ("--host", "--example"):
-            command += [word, *words[:1]]
+        if word in ("--host", "--hosts", "-H", "--example"):  # Fabric's own flag names hosts too
+            command += [word if word == "--example" else "--host", *words[:1]]
             del words[:1]
         else:
             command += [word] if word.startswith("-") else ["--host", word]

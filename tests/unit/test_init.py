@@ -130,6 +130,12 @@ def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
         ([], "no host is named"),
         (["a", "a"], "host 'a' is named twice"),
         (["a="], "host 'a=' has no address"),
+        (["w[01:40]"], "host 'w[01:40]' is a range; expected each host by itself, as the shell writes w{01..40}"),
+        (["w[01:40:2]"], "expected each host by itself, as the shell writes w{01..40..2}"),
+        (["w[01:40]=10.0.0.1"], "as the shell writes w{01..40}"),
+        (["a", "b,c"], "host 'b,c' has a comma; expected spaces between hosts: b c"),
+        (["me@192.0.2.11"], "host 'me@192.0.2.11' has a login; expected it as ansible_user in group_vars/all.yml"),
+        (["a=me@192.0.2.11"], "host 'a=me@192.0.2.11' has a login; expected it as ansible_user in group_vars/all.yml"),
         (["a_"], "host 'a_' can't have this name"),
         (["a;b"], "host 'a;b' can't have this name"),
         ([""], "host '' can't have this name"),
@@ -143,6 +149,11 @@ def test_wrong_hosts_are_named_and_nothing_is_made(tmp_path: Path, hosts: list[s
         make(tmp_path / "site", *hosts)
     assert message in str(refused.value)
     assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_with_a_space_is_quoted_in_the_command_to_type(tmp_path: Path) -> None:
+    with pytest.raises(OperatorMistake, match=f"psfleet init '{tmp_path}/a site' alpha=192"):
+        make(tmp_path / "a site")
 
 
 def test_hosts_that_an_old_inventory_lacks_are_named(tmp_path: Path) -> None:
