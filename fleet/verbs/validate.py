@@ -43,4 +43,5 @@ def validate(
     if console.json_out is None:
         for note in notes:
             console.print(note)
-        console.print(f"{source} is right: {len(read.variables)} hosts, {tasks} tasks")
+        hosts = len(read.variables)
+        console.print(f"{source} is right: {hosts} host{'' if hosts == 1 else 's'}, {tasks} tasks")

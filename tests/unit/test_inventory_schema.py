@@ -117,6 +117,11 @@ def test_a_directory_of_the_clusters_own_is_right(path: str) -> None:
     assert formats.own_directory(path) == path
 
 
+def test_a_servers_export_is_no_directory_and_its_mount_point_is() -> None:
+    with pytest.raises(ValueError, match="it is what a server exports: mount it on every host"):
+        formats.own_directory("nas:/export/trainer")
+
+
 @pytest.mark.parametrize("name", ["head", "ps-0", "w_1", "192.0.2.11", "train-i-167c70d7485f99d3a", "a" * 64, "A.b"])
 def test_a_usual_host_name_is_right(name: str) -> None:
     assert formats.host_name(name) == name

@@ -216,6 +216,25 @@ def test_no_shared_path_is_right_and_noted():
     assert nobody.endswith("Let the coordinator do it with trainer_run: {evaluation: inline}")
 
 
+def test_hosts_without_a_group_are_noted_and_the_control_machine_is_not():
+    groups, hostvars = inventory({"evaluator": ["head"]})
+    assert preflight_notes(groups | {"ungrouped": ["localhost"]}, hostvars) == []
+    assert preflight_notes(groups | {"ungrouped": ["spare-0", "localhost", "spare-1"]}, hostvars) == [
+        "hosts spare-0, spare-1: in no group, so psfleet does nothing with them"
+    ]
+
+
+def test_hosts_with_one_address_are_one_problem():
+    (problem,) = problems(
+        {"worker": [f"worker-{i}" for i in range(40)]},
+        **{f"worker_{i}": {"ansible_host": "10.9.9.9"} for i in range(40)},
+    )
+    assert (
+        problem
+        == "the hosts worker-0, worker-1, worker-2 and 37 more have the same address 10.9.9.9; expected one each"
+    )
+
+
 def test_a_group_that_the_strategy_has_no_use_for_is_noted():
     evaluator = {"evaluator": ["head"]}
     assert notes(evaluator) == []

@@ -69,6 +69,13 @@ def test_a_right_inventory_is_said_to_be_right(site: Path) -> None:
     assert out.getvalue() == f"{site} is right: 3 hosts, 3 tasks\n"
 
 
+def test_one_host_is_no_plural(site: Path) -> None:
+    (site / "hosts.yml").write_text("{chief: &one {hosts: {a: {ansible_host: 192.0.2.1}}}, ps: *one, worker: *one}")
+    out = io.StringIO()
+    validate(Console(out), str(site))
+    assert out.getvalue() == f"{site} is right: 1 host, 3 tasks\n"
+
+
 def test_json_has_all_problems_with_their_places(site: Path) -> None:
     (site / "group_vars" / "worker.yml").write_text("worker_tasks: two\n")
     out = io.StringIO()

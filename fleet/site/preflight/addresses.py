@@ -12,7 +12,7 @@ from fleet.site.members import (
 )
 from fleet.site.schema import checks, formats
 from fleet.site.schema.inventory_reading import InventoryReading
-from fleet.site.schema.problems import Problem, name_hosts
+from fleet.site.schema.problems import Problem, name_hosts, name_some
 from fleet.site.wireguard import (
     WireguardError,
     endpoint,
@@ -31,6 +31,7 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
     yield from _no_address(reading, hosts)
     taken: dict[str, str] = {}
     logins: dict[tuple[str, str], str] = {}
+    sharing: dict[str, list[str]] = {}
     for host in hosts:
         values = reading.values[host]
         name = "cluster_address" if values.get("cluster_address") else "ansible_host"
@@ -49,10 +50,13 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
             )
             yield Problem(text, (host,), name, address, *reading.place(host, name))
         elif address in taken:
-            text = f"the hosts {taken[address]}, {host} have the same address {address}; expected one each"
-            yield Problem(text, (taken[address], host), name, address, *reading.place(host, name))
+            sharing.setdefault(address, [taken[address]]).append(host)
         taken.setdefault(address, host)
         yield from _same_machine(reading, host, name, address, logins, taken)
+    for address, named in sharing.items():
+        text = f"the hosts {name_some(named)} have the same address {address}; expected one each"
+        name = "cluster_address" if reading.values[named[1]].get("cluster_address") else "ansible_host"
+        yield Problem(text, tuple(named), name, address, *reading.place(named[1], name))
 
 
 def _no_address(reading: InventoryReading, hosts: Sequence[str]) -> Iterator[Problem]:

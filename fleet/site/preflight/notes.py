@@ -17,6 +17,7 @@ from fleet.site.members import (
     strategy_of,
 )
 from fleet.site.preflight.jobs import tasks_of
+from fleet.site.schema.problems import name_hosts
 from fleet.site.topology import derive_topology
 from fleet.site.wireguard import (
     is_encrypted,
@@ -62,7 +63,7 @@ def preflight_notes(groups: Groups, hostvars: HostVars) -> list[str]:
     vacant = ", ".join(derive_topology(groups, hostvars).vacant) if numbered else ""
     if vacant:
         notes.append(f"no host is {vacant}: the training goes on without, until a new machine has that index")
-    notes += [*_gpu_notes(groups, strategy), *_idle_notes(groups, hostvars)]
+    notes += [*_gpu_notes(groups, strategy), *_idle_notes(groups, hostvars), *_jobless_notes(groups)]
     notes += _webhook_notes(run_settings(groups, hostvars), groups["chief"][0], hostvars)
     return notes
 
@@ -85,6 +86,12 @@ def _idle_notes(groups: Groups, hostvars: HostVars) -> Iterator[str]:
         yield "alertmanager_receivers is empty: Alertmanager shows the alerts, and sends them to nobody"
     elif not tellers and "alertmanager_receivers" in chief:
         yield "alertmanager_receivers is set, and group alertmanager is empty: no alert is sent"
+
+
+def _jobless_notes(groups: Groups) -> Iterator[str]:
+    """Name hosts that stand in no group: perhaps one was forgotten."""
+    if hosts := [host for host in groups.get("ungrouped", ()) if host != "localhost"]:
+        yield f"{name_hosts(hosts)}: in no group, so psfleet does nothing with {'it' if len(hosts) == 1 else 'them'}"
 
 
 def _webhook_notes(settings: Mapping[str, Any], chief: str, hostvars: HostVars) -> Iterator[str]:

@@ -183,6 +183,8 @@ def own_directory(text: str) -> str:
     """Return the absolute path of a directory of the cluster's own, which needs no quotes anywhere."""
     if URL.fullmatch(text):
         raise ValueError(NO_URL)
+    if re.match(r"[^/\s]+:/", text):
+        raise ValueError("it is what a server exports: mount it on every host, and name where")
     if not text.startswith("/"):
         raise ValueError("it is not absolute")
     if text != "/" and (not _PATH.fullmatch(text) or any(part in (".", "..") for part in text.split("/"))):
