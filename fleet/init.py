@@ -77,7 +77,7 @@ def _say_next(directory: Path, say: Callable[[str], None]) -> None:
     place = shlex.quote(str(directory))
     say(f"next: {'type' if here else f'cd {place}, and type'} what README.md says {'here' if here else 'there'}")
     if missing := _missing_settings(directory / "ansible.cfg"):
-        say(f"ansible.cfg lacks settings that psfleet relies on; add them: {'; '.join(missing)}")
+        say(f"ansible.cfg lacks settings of psfleet's; add them: {'; '.join(missing)}")
 
 
 def _example(name: str) -> dict[str, str]:

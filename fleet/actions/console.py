@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,11 @@ def _prove(cluster: Cluster, release: str, selection: Mapping[str, Any], display
     from fleet.rollout.short_way import prove_beside  # which few verbs need
 
     prove_beside(cluster, release, selection, display)
+
+
+def with_reason(command: str, reason: str | None) -> str:
+    """Return a command with the reason that was typed with it."""
+    return f"{command} --reason {shlex.quote(reason)}" if reason else command
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.run_work import have_copied, reject_path
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -18,7 +18,7 @@ def back_up(
     reject_path("--to", to)
     answer, size = have_copied(cluster, console, "backup", [run, "--to", to], plan, reason)
     if answer["outcome"] == "planned":
-        command = shlex.join(["fab", "backup", run, "--to", to])
+        command = with_reason(shlex.join(["fab", "backup", run, "--to", to]), reason)
         console.print(f"would copy run {run} to {answer['host']}:{answer['copy']}: {size}\ndo it: {command}")
         return
     there = "exists already, and is whole" if answer["outcome"] == "there already" else "copied"

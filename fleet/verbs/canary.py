@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.run_work import render_bytes
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
@@ -117,7 +117,7 @@ def canary(cluster: Cluster, console: Console, ask: CanaryRequest) -> None:
     short = ShortWay(cluster)
     seen = _observe(cluster, short, host)
     plan = _plan(cluster, console, short, seen, host, release, ask)
-    again = f"fab canary {host}"
+    again = with_reason(f"fab canary {host}", ask.reason)
     if not plan.changes:
         console.print(f"the hosts have release {release} and these settings already: there is nothing to try")
         _answer(console, "nothing to do", plan, "fab status")
@@ -131,10 +131,9 @@ def canary(cluster: Cluster, console: Console, ask: CanaryRequest) -> None:
     if ask.plan_only:
         return
     _carry_out(cluster, console, ask, short, seen, plan)
-    why = f" --reason {shlex.quote(ask.reason)}" if ask.reason else ""
     console.print(
-        f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: {NEXT}{why}. "
-        "The way back from there: fab rollback"
+        f"the canary passed on {host}, which keeps the release; no host was switched. Switch all of them: "
+        f"{with_reason(NEXT, ask.reason)}. The way back from there: fab rollback"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.run_work import have_copied
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -16,7 +16,8 @@ def clone_run(
     decision.check_names(new, None, "--new")
     answer, size = have_copied(cluster, console, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
-        console.print(f"would make run {new} of run {run}: {size}\ndo it: fab clone-run {run} {new}")
+        command = with_reason(f"fab clone-run {run} {new}", reason)
+        console.print(f"would make run {new} of run {run}: {size}\ndo it: {command}")
         return
     there = "exists already" if answer["outcome"] == "there already" else f"is a clone of {run}"
     console.print(f"run {new} {there}: {size}\ngo on with it: fab start-cluster --run {new}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.hosts.cluster import Cluster
@@ -21,7 +21,8 @@ def delete_run(
         known = ", ".join(planned["runs"]) or "none"
         console.print(f"there is no run {run}; the runs are {known}")
     elif plan:
-        console.print(f"would remove run {run}: {size}\ndo it: fab delete-run {run}")
+        command = with_reason(f"fab delete-run {run}", reason)
+        console.print(f"would remove run {run}: {size}\ndo it: {command}")
     else:
         reject_unless_agreed(console, yes, f"Remove run {run} for ever ({size})?")
     answer = planned if plan else have_done(cluster, console, "delete-run", [run], plan=False, reason=reason)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.look_around import observe_with_cost
 from fleet.actions.waiting import wait
@@ -65,7 +65,7 @@ def drain(
             f"The training goes on without it. Drain it when it is back, or take it out: fab remove-host {host}",
         )
     if plan_only:
-        following = "" if cost.refusals else f". Do it: fab drain {host}"
+        following = "" if cost.refusals else f". Do it: {with_reason(f'fab drain {host}', reason)}"
         console.print(f"drain {host}\n{cost.render()}\nnothing was done{following}")
         _answer(console, "drain", "refused" if cost.refusals else "planned", host, cost)
     if cost.refusals:
@@ -206,7 +206,7 @@ def undrain(
     if plan_only:
         coming = _names(starts) or "nothing: the cluster is stopped"
         console.print(f"undrain {host}\n  starts  {coming}\n{cost.render()}")
-        console.print(f"nothing was done. Do it: fab undrain {host}")
+        console.print(f"nothing was done. Do it: {with_reason(f'fab undrain {host}', reason)}")
         _answer(console, "undrain", "planned", host, cost)
         return True
     joined = _bring_back(cluster, console, host, starts, reason, patience)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.errors import ClusterTrouble, OperatorMistake
@@ -53,7 +53,9 @@ def prune(
     total = sum(found["bytes"] for found in planned.values())
     command = " ".join([f"fab prune --keep {keep}", *(f"--only {kind}" for kind in only)])
     if plan or not any(found["removed"] for found in planned.values()):
-        console.print(f"would free {render_bytes(total)}\ndo it: {command}" if plan else "nothing to remove")
+        console.print(
+            f"would free {render_bytes(total)}\ndo it: {with_reason(command, reason)}" if plan else "nothing to remove"
+        )
         looks, outcome = planned, "planned" if plan else "done"
     else:
         reject_unless_agreed(console, yes, f"Remove all that for ever ({render_bytes(total)})?")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.watch import RUN_SECONDS
 from fleet.errors import HostsUnreachable, OperatorMistake, OthersAtWork
 from fleet.hosts import history
@@ -16,6 +16,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import MAX_TEXT, Trail
 from fleet.hosts.observation import Observation
 from fleet.planning.cost import NOTHING_TRAINS, Cost
+from fleet.planning.decision import check_names
 from fleet.site.origin import operator
 from fleet.verbs.start import StartRequest, check_program, start_cluster
 from trainer.telemetry.queue import describe_queue
@@ -44,7 +45,7 @@ class QueueRequest:
     sweep_file: str | None = None
 
     def command(self, as_shipped: bool) -> str:
-        """Return what adds it, as it is typed; its reason left out, as in every plan."""
+        """Return what adds it, as it is typed."""
         words = ["fab", "queue-add", *(["--sweep", self.sweep_file] if self.sweep_file else [self.name])]
         own = {} if self.sweep_file else self.program_args
         words += ["--program", self.program] if self.program and not self.sweep_file else []
@@ -53,7 +54,7 @@ class QueueRequest:
                 words += [flag, f"{key}={json.dumps(value)}"]
         words += ["--minutes", f"{self.minutes:g}"] if self.minutes else []
         words += [f"--priority={self.priority}"] if self.priority else []
-        return shlex.join([*words, *(["--as-shipped"] if as_shipped else [])])
+        return with_reason(shlex.join([*words, *(["--as-shipped"] if as_shipped else [])]), self.reason)
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -162,10 +163,13 @@ def queue_move(
     cluster: Cluster, console: Console, name: str, to: str, reason: str | None = None, plan_only: bool = False
 ) -> None:
     """Move an entry that waits; `to` is first, last, before:NAME or priority:N."""
+    check_names(name, None, "queue-move")
+    if to.startswith("before:"):
+        check_names(to.removeprefix("before:"), None, "--before")
     words = ["--name", name, "--to", to]
     if plan_only:
         answer = cluster.ask_queue("move", [*words, "--plan"])
-        command = f"fab queue-move {name} --{to.replace(':', '=', 1)}"
+        command = with_reason(f"fab queue-move {name} --{to.replace(':', '=', 1)}", reason)
         console.print(f"the order would be {', '.join(answer['order'])}\n{NO_COST.render_loss()}")
         console.print(f"nothing was done. Do it: {command}")
         answer = {**answer, "cost": NO_COST.as_json()}
@@ -186,6 +190,7 @@ def queue_remove(
     plan_only: bool = False,
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
+    check_names(name, None, "queue-remove")
     words = ["--name", name, "--who", operator(), *(["--stop"] if stop else [])]
     answer = cluster.ask_queue("remove", [*words, "--plan"])
     if answer["outcome"] == "not there":
@@ -193,7 +198,8 @@ def queue_remove(
     elif plan_only:
         cost = _cost_of_removal(_left(cluster), name)
         console.print(f"would take {name} out\n{cost.render_loss()}")
-        console.print(f"nothing was done. Do it: fab queue-remove {name}{' --stop' * stop}")
+        command = with_reason(f"fab queue-remove {name}{' --stop' * stop}", reason)
+        console.print(f"nothing was done. Do it: {command}")
         answer = {**answer, "cost": cost.as_json()}
     else:
         with Trail(cluster, console, "queue-remove", reason) as trail:

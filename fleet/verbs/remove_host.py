@@ -10,7 +10,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, first_line
 from fleet.hosts import drains
@@ -85,7 +85,7 @@ def remove_host(
         *(f"{name} gets {job}_index: {number}, so that its task keeps its name" for name, job, number in numbers),
         f"the next `ansible-playbook site.yml` tells the others: {_restart(cluster, seen)}",
     ]
-    if _planned(cluster, console, f"remove-host {host}", seen, host, steps, plan_only, [host]):
+    if _planned(cluster, console, with_reason(f"remove-host {host}", reason), seen, host, steps, plan_only, [host]):
         return
     with Trail(cluster, console, "remove-host", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
@@ -137,7 +137,7 @@ def replace_host(
         *_left_to_the_operator(inventory, seen, old, new, at),
         f"`{playbook}` makes {new} right, and tells the others: {_restart(cluster, seen)}",
     ]
-    command = f"replace-host {old} {new}" + (f" --address {address}" if address else "")
+    command = with_reason(f"replace-host {old} {new}" + (f" --address {address}" if address else ""), reason)
     if _planned(cluster, console, command, seen, old, steps, plan_only, [old, new], chief_may_go=True):
         return
     with Trail(cluster, console, "replace-host", reason) as trail:

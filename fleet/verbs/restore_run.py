@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.run_work import have_copied, reject_path
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -25,7 +25,7 @@ def restore_run(
     words = [copy, *(["--as", name] if name else [])]
     answer, size = have_copied(cluster, console, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":
-        command = shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])])
+        command = with_reason(shlex.join(["fab", "restore-run", copy, *(["--run", name] if name else [])]), reason)
         console.print(f"would make run {answer['run']} of {answer['host']}:{copy}: {size}\ndo it: {command}")
         return
     there = "exists already" if answer["outcome"] == "there already" else "is restored"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively, reject_stopped, restart_previous
 from fleet.actions.noted_members import Members, Return, describe_stay, members_back
 from fleet.actions.noted_members import read as read_members
@@ -115,7 +115,7 @@ def rollback(
         _answer(console, "nothing to do", work)
         return
     if plan_only:
-        console.print("nothing was done. Do it: fab rollback" + (f" --to {to}" if to else ""))
+        console.print(f"nothing was done. Do it: {with_reason('fab rollback' + (f' --to {to}' if to else ''), reason)}")
         _answer(console, "planned", work)
         return
     with Trail(cluster, console, "rollback", reason, settings=True) as trail:

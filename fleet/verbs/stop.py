@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import stop_others
 from fleet.actions.stopping import DOWN, stop_tasks
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable
@@ -31,7 +31,7 @@ def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, 
     reject_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
     installed = _own_tasks(cluster, console, before)
     if plan_only:
-        _show_plan(cluster, console, before, installed)
+        _show_plan(cluster, console, before, installed, with_reason("fab stop-cluster", reason))
         return
     with Trail(cluster, console, "stop-cluster", reason) as trail:
         trail.begin(run=before.run.run if before.run else None)
@@ -61,7 +61,7 @@ def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, 
     console.print("start it again: fab start-cluster")
 
 
-def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed: Sequence[Task]) -> None:
+def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed: Sequence[Task], command: str) -> None:
     running = [task for task in installed if seen.units[task.name].health not in DOWN]
     console.print("stop-cluster")
     saving, others = ([task.name for task in running if task.trains is trains] for trains in (True, False))
@@ -70,7 +70,7 @@ def _show_plan(cluster: Cluster, console: Console, seen: Observation, installed:
     cost = cost_of_restart(cluster.inventory, seen, running, [])
     if training(cluster.inventory, seen):
         cost = replace(cost, pause="until the next fab start-cluster")
-    console.print(f"{cost.render_loss()}\nnothing was done. Do it: fab stop-cluster")
+    console.print(f"{cost.render_loss()}\nnothing was done. Do it: {command}")
     record = {**status_record(cluster.inventory, seen), "planned": [*saving, *others], "cost": cost.as_json()}
     console.print_json("stop-cluster", record)
     _reject_away(seen)

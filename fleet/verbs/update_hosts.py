@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.actions.console import Console
+from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
 from fleet.actions.look_around import look_around
 from fleet.actions.served import serves_path, wait_for_path, wait_for_save, wait_for_services
@@ -249,8 +248,8 @@ class Rounds:
         ask = self.request
         reboot = f"--reboot {ask.reboot}" if ask.reboot != UpdateRequest.reboot else ""
         timeout = f"--timeout {ask.timeout:g}" if ask.timeout != UpdateRequest.timeout else ""
-        reason = f"--reason {shlex.quote(ask.reason)}" if ask.reason else ""
-        return " ".join(filter(None, ("fab", VERB, ",".join(hosts), reboot, timeout, reason)))
+        words = filter(None, ("fab", VERB, ",".join(hosts), reboot, timeout))
+        return with_reason(" ".join(words), ask.reason)
 
 
 def is_ours(seen: Observation, host: str) -> bool:

@@ -47,6 +47,7 @@ def psfleet(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         ("logs worker-0", "psfleet logs takes no word 'worker-0' here. Did you mean --task worker-0?"),
         ("logs gamma", "psfleet logs takes no word 'gamma' here. Did you mean --run gamma?"),
         ("init new --hosts a,b", "host 'a,b' has a comma; expected spaces between hosts: a b"),
+        ("start-cluster --run a b", "psfleet start-cluster takes no word 'b' here. --run is 'a'; expected one name"),
         ("validate stauts", "psfleet has no verb 'stauts'. Did you mean status?"),
         ("--lits", "psfleet has no flag '--lits'. Did you mean --list?"),
         ("status --jsn", "psfleet status has no flag '--jsn'. Did you mean --json?"),

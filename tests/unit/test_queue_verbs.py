@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -135,9 +135,9 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
             "--priority=-3 --as-shipped",
         ),
         (
-            QueueRequest("rates", "p:Q", {"rate": 1}, [{"rate": 1}], {}, 2, sweep_file="my sweeps/rates.yml"),
+            QueueRequest("rates", "p:Q", {"rate": 1}, [{"rate": 1}], {}, 2, reason="it's due", sweep_file="a b.yml"),
             False,
-            "fab queue-add --sweep 'my sweeps/rates.yml' --priority=2",
+            """fab queue-add --sweep 'a b.yml' --priority=2 --reason 'it'"'"'s due'""",
         ),
     ],
 )
@@ -300,6 +300,22 @@ def test_who_follows_a_run_is_left_when_the_queue_has_the_next(hosts: Hosts, con
     assert fake_hosts.printed(console).endswith(
         "run digits is trained no more, and another one is. Look: fab status, fab queue\n"
     )
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda *about: queue_remove(*about, "../x"),
+        lambda *about: queue_move(*about, "../x", "first"),
+        lambda *about: queue_move(*about, "digits", "before:../x"),
+    ],
+)
+def test_a_name_that_no_run_can_have_is_refused_before_a_host_is_asked(
+    hosts: Hosts, console: Console, act: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosts, "run", pytest.fail)
+    with pytest.raises(OperatorMistake, match=r"'\.\./x' can't name a run"):
+        act(cluster(hosts), console)
 
 
 def test_moves_and_removals_say_what_comes_of_them_and_leave_a_line(hosts: Hosts, console: Console) -> None:

@@ -320,7 +320,7 @@ def test_a_plan_does_nothing_and_names_the_command(
     outcome, printed = deed.call(plan=True)
     assert (outcome, lines) == ("planned", [])
     assert (deed.state(), deed.hosts.done, deed.hosts.holds) == before
-    assert re.search(rf"[Dd]o it: fab {verb}\b", printed), printed
+    assert re.search(rf"[Dd]o it: fab {verb}\b.* --reason '{WHY}'", printed), printed
 
 
 @pytest.mark.parametrize("verb", DEEDS)
