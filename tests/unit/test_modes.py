@@ -29,5 +29,8 @@ def test_every_task_that_makes_a_file_says_its_mode() -> None:
                 if isinstance(arguments, dict) and arguments.get("state") not in ("absent", "link"):
                     seen += 1
                     without += [] if "mode" in arguments else [f"{file}: {task.get('name')}"]
+            for each in task.get("write_files", {}).get("files", ()):
+                seen += 1
+                without += [] if "mode" in each else [f"{file}: {each['dest']}"]
     assert without == []
     assert seen > 50

@@ -409,11 +409,11 @@ def written() -> set[str]:
         if path.parts[-3] in ("reset", DRIVER):
             continue
         for task in flat(yaml.safe_load(path.read_text())):
-            for module in ("template", "copy", "file"):
-                given = task.get(f"ansible.builtin.{module}") or {}
-                text = str(given.get("dest") or given.get("path") or "")
-                if text.startswith("/") and given.get("state") != "absent":
-                    found.add(re.sub(r"\{\{.*?\}\}", "*", text))
+            makers = [task.get(f"ansible.builtin.{module}") or {} for module in ("template", "copy", "file")]
+            many = task.get("write_files", {})
+            texts = [str(each.get("dest") or each.get("path")) for each in makers if each.get("state") != "absent"]
+            texts += [*many.get("directories", ()), *(each["dest"] for each in many.get("files", ()))]
+            found |= {re.sub(r"\{\{.*?\}\}", "*", text) for text in texts if text.startswith("/")}
     return found
 
 
