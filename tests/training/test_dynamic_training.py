@@ -323,7 +323,7 @@ def test_only_the_rows_of_a_lost_ps_go_back_where_that_is_asked_for(
     directory, catalogue = RunDirectory(runs.shared, run), RunDirectory(runs.shared, run).catalogue
     tables = {"items": {"capacity": 5_000_000, "incremental_saves": incremental_saves}}
     # With fewer workers the data would be divided again.
-    more = ("--ps-recovery", "lost", "--input-position", "exact", "--checkpoint-steps", "1000", "--elastic", "false")
+    more = ("--ps-recovery", "lost", "--input-position", "exact", "--checkpoint-steps", "500", "--elastic", "false")
     process = runs.local("keys:Counted", run, 1_000_000, "--dynamic-tables", json.dumps(tables), *OPTIONS[2:], *more)
     process.search(r"saved \S+/ckpt-\d+ in[\s\S]*" * (1 + bool(incremental_saves)))
     saved = catalogue.steps()[-1]

@@ -19,7 +19,7 @@ from processes import MINUTE, Runs, is_alive, kill, until
 from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 7_000
+STEPS = 4_000
 CALL = 10
 EPOCH = 300
 BATCH = 4  # of the program
