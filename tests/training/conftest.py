@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,12 +25,6 @@ if DRIVER.exists():  # with a GPU: what these tests compute in their own process
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: says with another optimizer or API what others say: `make matrix`")
-
-
-def pytest_collection_finish() -> None:
-    """Have no collection of garbage look at TensorFlow and the tests again: many tests ask for one."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")
