@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from processes import MINUTE, Process, Runs, until
 
 from fleet.site.escaping import environment_value
 from trainer.cluster.spec import free_addresses
+from trainer.core.settings.config import Config
 from trainer.run.records import read_record
 from trainer.telemetry.events import read_events
 
@@ -201,6 +203,15 @@ def test_a_ps_joins_at_the_next_save(cluster: Growing, runs: Runs) -> None:
     assert all(process.code is None for process in cluster.processes.values())
 
 
+@pytest.mark.parametrize(("position", "expected"), [("beginning", True), ("exact", False)])
+def test_a_worker_joins_at_once_unless_places_are_counted(position: str, expected: bool) -> None:
+    from trainer.training.steps.remote import takes_in
+
+    config, strategy = Config(program="a:B", input_position=position), SimpleNamespace(num_replicas_in_sync=1)
+    assert takes_in(config, strategy, SimpleNamespace()) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 1.0, "input_position": "exact"}], indirect=True)
 def test_a_worker_joins_at_the_next_save_where_places_are_counted(cluster: Growing, runs: Runs) -> None:
     cluster.chief.search(r"step \d+ of")

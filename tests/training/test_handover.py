@@ -209,6 +209,8 @@ def test_another_program_or_fewer_ps_take_nothing(servers: Servers, what: str) -
     assert then.wait_for("taken")["taken"] is False
 
 
+# In test_goodput.py ps-0 and a coordinator die, and the next one goes back to the checkpoint.
+@pytest.mark.matrix
 def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> None:
     first = servers.coordinator()
     trained(first, 10)
