@@ -31,7 +31,7 @@ from trainer.training.tables.dynamic.optimizers import clips, leave_out, row_slo
 from trainer.training.tables.dynamic.pieces import EVER, Pieces, pieces_of
 from trainer.training.tables.dynamic.served import ServedTable
 from trainer.training.tables.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
-from trainer.training.tables.dynamic.table import Table, giving_rows
+from trainer.training.tables.dynamic.table import Table, giving_rows, leave_at_ps
 from trainer.training.tables.dynamic.tables import DynamicTables, destroy
 from trainer.training.tables.row_updates import update_by_rows
 from trainer.training.tables.table_lookups import GIVEN
@@ -281,6 +281,20 @@ def test_a_step_has_few_operations_for_each_ps_and_sends_no_numbers_of_rows_back
     given = [one.outputs[0] for one in graphs[0].get_operations() if GIVEN in one.name and one.type == "Identity"]
     assert len(given) == 2
     assert {"Size", "Reshape"}.isdisjoint(user.type for rows in given for user in rows.consumers())
+
+
+def test_what_a_worker_does_with_numbers_of_rows_it_does_with_their_keys() -> None:
+    """A strategy copies the gradients there, and nothing needs the numbers that they name."""
+    with tf.Graph().as_default():
+        keys = tf.constant([5, 7], tf.int64)
+        with tf.device("/job:ps/replica:0/task:0/device:CPU:0"):
+            rows = tf.identity(keys)
+            there = tf.identity(rows)
+        here = tf.identity(rows), tf.concat([keys, rows], 0)
+        leave_at_ps(rows, keys)
+    assert there.op.inputs[0] is rows
+    assert here[0].op.inputs[0] is keys
+    assert [one is keys for one in list(here[1].op.inputs)[:2]] == [True, True]
 
 
 def test_an_update_looks_at_keys_with_its_mutex_held() -> None:

@@ -276,3 +276,49 @@ def test_a_step_that_an_object_was_given_is_its_own() -> None:
     update_by_rows(model)
     model.train_step = lambda data: {"loss": 0.0}
     assert not may_deduplicate_lookups(model)
+
+
+@pytest.mark.parametrize("make", [split, whole])
+def test_a_gradient_of_rows_is_not_shaped_again(make: Any) -> None:
+    """A list of rows' numbers and their gradient have their shapes: a step of many tables starts few operations."""
+    model = Model(keras.Adagrad(0.1), make())
+    update_by_rows(model)
+    with deduplicated_lookups(True):
+        graph = model.train.get_concrete_function(tf.constant([3, 3, 9])).graph
+    lookups = [one for one in graph.get_operations() if one.type == "ResourceGather" and ONCE in one.name]
+    users = [user for one in lookups for user in one.inputs[1].consumers()]
+    assert {"ExpandDims", "Reshape"}.isdisjoint(user.type for user in users)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options"),
+    [
+        ([1, 1, 3], {}),
+        ([[1, 3], [1, 0]], {}),
+        (2, {}),
+        ([1, 1, 3], {"axis": 1}),
+        ([[1], [0], [2], [2]], {"batch_dims": 1}),
+    ],
+    ids=["list", "two-dimensions", "scalar", "columns", "batches"],
+)
+def test_gradients_of_lookups_are_those_of_numbers_of_any_shape(numbers: Any, options: dict[str, int]) -> None:
+    """Each number of a table is looked up as often as its gradient says."""
+    table = np.arange(16.0).reshape(4, 4)
+
+    @tf.function
+    def gradient(given: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            found = tf.gather(given, numbers, **options)
+            loss = tf.reduce_sum(found * found) / 2
+        return tf.convert_to_tensor(tape.gradient(loss, given))
+
+    expected = np.zeros_like(table)
+    taken = tf.gather(np.arange(16).reshape(4, 4), numbers, **options).numpy().ravel()
+    np.add.at(expected.ravel(), taken, table.ravel()[taken])
+    np.testing.assert_allclose(gradient(tf.constant(table)), expected)
+    variable = tf.Variable(table)
+    with tf.GradientTape() as tape:
+        found = tf.gather(variable, numbers, **options)
+        loss = tf.reduce_sum(found * found) / 2
+    np.testing.assert_allclose(tf.convert_to_tensor(tape.gradient(loss, variable)), expected)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor, Variable
 from trainer.training.placement import name_of
 from trainer.training.tables.precision import CastShards
+from trainer.training.tf_internals import row_gradients
 from trainer.training.tf_internals.graphs import register_dispatchable_type
 
 ONCE = "rows_asked_for_once"  # in the names of operations that give rows' numbers, each of them once
@@ -25,6 +26,7 @@ NUMBERING = ("DynamicPartition", "Unique")
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
 GIVING = "gives_rows"  # in the names of all that finds these, and has keys get rows
 register_dispatchable_type(tf.Variable)
+row_gradients.register()
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
 _deduplicates = [False]

@@ -125,14 +125,14 @@ class Table:
 
 
 def leave_at_ps(rows: Tensor, keys: Tensor) -> None:
-    """Have a worker, which needs to know how many rows were looked up, look at their keys: it has these.
+    """Have a worker look at keys, which it has, where its gradients name the rows' numbers.
 
-    TensorFlow's gradient of a lookup asks for the rows' numbers, to shape itself. Nothing else does, where each row is
-    asked for once.
+    Nothing there needs these, where each row is asked for once.
     """
     for operation in rows.consumers():
-        if operation.type in ("Size", "Reshape"):
-            set_input(operation, 0, keys)
+        if operation.device != rows.device:
+            for number in [number for number, given in enumerate(operation.inputs) if given is rows]:
+                set_input(operation, number, keys)
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})
