@@ -249,6 +249,29 @@ def test_a_split_table_is_left_out_of_weight_decay() -> None:
     assert [made.optimizer._use_weight_decay(part) for part in parts] == [False, False]
 
 
+@pytest.mark.parametrize("look_up", [tf.nn.embedding_lookup_sparse, tf.nn.safe_embedding_lookup_sparse])
+@pytest.mark.parametrize("more", [{}, {"allow_fast_lookup": True}, {"max_norm": 1.0}])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_sparse_ids_are_looked_up_in_a_variable(look_up: Any, more: dict[str, Any], is_split: bool) -> None:
+    train_shards()
+    rows = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    parts = [tf.Variable(rows[:2]), tf.Variable(rows[2:])] if is_split else [tf.Variable(rows)]
+    table = keras.Variable(rows, dtype="float32")
+    table._value = ShardedVariable(parts) if is_split else parts[0]
+    ids = tf.SparseTensor([[0, 0], [1, 0], [1, 1]], [0, 1, 2], [2, 2])
+    weights = ids.with_values(tf.constant([1.0, 2.0, 3.0]))
+
+    @tf.function
+    def looked_up(given: Any) -> Any:
+        with tf.GradientTape() as tape:
+            found = [look_up(given(), ids, one, combiner="sum", **more) for one in (None, weights)]
+            loss = tf.add_n([tf.reduce_sum(one**2) for one in found])
+        return found, [tf.convert_to_tensor(one) for one in tape.gradient(loss, parts)]
+
+    for expected, found in zip(*map(tf.nest.flatten, map(looked_up, (lambda: parts, lambda: table))), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_a_split_variable_of_no_layer_has_its_slots_in_one() -> None:
     variable = keras.Variable(np.zeros([4, 1]), dtype="float32")
     variable._value = ShardedVariable([tf.Variable(tf.zeros([2, 1])) for _ in range(2)])

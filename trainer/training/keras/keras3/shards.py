@@ -66,6 +66,7 @@ def train_shards() -> None:
         keras.Variable.__array__ = whole_array(plain_array)
         keras.Variable.numpy = lambda variable: np.array(variable)
         look_up_with(keras.Variable, look_up_beneath)
+        keras.Variable.device = property(device_of)  # TensorFlow's lookups of sparse ids ask for it
         see(keras.Variable, "name", whole_of_shard, lambda one, own: PartName(one._whole.name, one._path))
         see(keras.Variable, "path", whole_of_shard, lambda one, own: PartName(one._whole.path, own))
         see(keras.Variable, "shape", whole_of_shard, lambda one, own: PartShape(own, one._whole.shape, one._whole.path))
@@ -112,6 +113,12 @@ def look_up_beneath(
     first, *more = params if isinstance(params, list) else [params]
     table = [one._value for one in (first, *more)] if more else first._value
     return tf.cast(tf.nn.embedding_lookup(table, ids, max_norm=max_norm, name=name), first.dtype)
+
+
+def device_of(variable: Variable) -> str:
+    """Return where a variable of Keras lies, or the first part of a split one."""
+    first, *_ = getattr(variable._value, "variables", [variable._value])
+    return str(first.device)
 
 
 class OfShards(property):
