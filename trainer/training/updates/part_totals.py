@@ -23,6 +23,7 @@ from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divid
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, outside, reach, uses, within
+from trainer.training.updates.part_noise import reject_same_noise
 from trainer.training.updates.rows import own
 
 TOTALS = ("All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
@@ -49,7 +50,8 @@ OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
 _origins: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[Any]]] = weakref.WeakKeyDictionary()
 # Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
 _shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[Any]]]]] = weakref.WeakKeyDictionary()
-_updating: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # what updates of parts read
+# The operations of updates of parts: whose they are, by their names.
+_updating: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
@@ -57,7 +59,8 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     part = own(variable)
     if (whole := divided(part)) is None:
         return
-    _updating.setdefault(tf.compat.v1.get_default_graph(), set()).update(one.name for one in made)
+    graph = tf.compat.v1.get_default_graph()
+    _updating.setdefault(graph, {}).update((one.name, id(beneath(part))) for one in made)
     kind = type(optimizer)
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
@@ -97,6 +100,7 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
         reads = [[one for one in each if one.operation.type == "ReadVariableOp"] for each in used]
         reject_unequal(parts, reads)
+        reject_same_noise([*map(beneath, parts)], given, graph.get_operations(), _updating.get(graph, {}))
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):
             if found := no_sum([result for one in read for result in one.results]):
