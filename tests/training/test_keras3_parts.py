@@ -818,6 +818,33 @@ def test_a_model_that_looks_rows_up_is_built_without_a_warning() -> None:
     assert made.rows.built
 
 
+@pytest.mark.parametrize("penalty", ["of call", "of call, in training alone", "of the step"])
+def test_layers_that_a_call_leaves_out_are_built_where_training_calls_them(penalty: str) -> None:
+    class Plain(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out, self.aside = keras.layers.Dense(1), keras.layers.Dense(2)
+
+        def call(self, numbers: Any) -> Any:
+            if penalty == "of call":
+                self.add_loss(tf.reduce_sum(self.aside(numbers)))
+            return self.out(numbers)
+
+    class Training(Plain):
+        def call(self, numbers: Any, training: bool = False) -> Any:
+            if training:
+                self.add_loss(tf.reduce_sum(self.aside(numbers)))
+            return self.out(numbers)
+
+    made = (Training if "training" in penalty else Plain)()
+    made.compile("sgd", "mse")
+    train_shards()
+    prepare(made)
+    build(made, tf.TensorSpec([2, 3]))
+    assert made.aside.built == ("call" in penalty)
+    assert len(made.optimizer._trainable_variables) == (4 if "call" in penalty else 2)
+
+
 class Own(keras.layers.Embedding):
     def call(self, inputs: Any) -> Any:
         return super().call(inputs) * 2.0

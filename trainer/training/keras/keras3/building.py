@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -93,8 +94,11 @@ def call_with_symbols(model: Model, element_spec: ElementSpec) -> bool:
         sparse, ragged = isinstance(spec, tf.SparseTensorSpec), isinstance(spec, tf.RaggedTensorSpec)
         return keras.Input(batch_shape=tuple(spec.shape), dtype=spec.dtype.name, sparse=sparse, ragged=ragged)
 
+    symbols = tf.nest.map_structure(symbol, features_of(element_spec))
     try:
-        model(tf.nest.map_structure(symbol, features_of(element_spec)))
+        model(symbols)
+        if not is_built(model) and "training" in inspect.signature(model.call).parameters:
+            model(symbols, training=True)  # it may have layers that it calls in training alone, as for a loss
     except Exception:
         if not lacks_nothing(model):
             raise
