@@ -623,21 +623,18 @@ def sentences():
 
 
 class OwnLoss(Adversaries):
-    """Its `train_step` calls a loss object."""
-
-    def __init__(self, reduction):
-        self.reduction = reduction
+    """Its `train_step` calls a loss object, as Keras makes it, and one that has a loss for each example."""
 
     def build_model(self):
-        loss = keras.losses.MeanSquaredError(reduction=self.reduction)
+        by_default, for_each = (keras.losses.MeanSquaredError(reduction=way) for way in ("auto", "none"))
 
         class Model(keras.Sequential):
             def train_step(self, data):
                 with tf.GradientTape() as tape:
-                    each = loss(data[1], self(data[0], training=True))
-                    mean = tf.reduce_mean(each)
+                    predicted = self(data[0], training=True)
+                    mean = by_default(data[1], predicted)
                 self.optimizer.minimize(mean, self.trainable_variables, tape=tape)
-                return {"loss": mean}
+                return {"loss": mean, "ratio": mean / tf.reduce_mean(for_each(data[1], predicted))}
 
         self.model = Model([keras.layers.Dense(1, input_shape=(2,))])
         self.model.compile(keras.optimizers.SGD(0.0001))
@@ -645,13 +642,7 @@ class OwnLoss(Adversaries):
 
 
 def own_loss():
-    refusals = {}
-    for reduction in ("auto", "none"):
-        try:
-            refusals[reduction] = refused(OwnLoss(reduction))
-        except ValueError as error:
-            refusals[reduction] = str(error)
-    return refusals
+    return train(OwnLoss(), 20, workers=2).metrics["ratio"]
 
 
 def several():

@@ -38,6 +38,7 @@ from trainer.training.updates.optimizers import (
 )
 
 log = logging.getLogger(__name__)
+MEANS = "_psfleet_means"
 
 
 class Keras2Model:
@@ -64,6 +65,7 @@ class Keras2Model:
         """Each setting is for tf_keras."""
 
     def prepare(self, *, remote: bool) -> None:
+        let_losses_be_means()
         respect_compiled(self.model)
         treat_as_whole(self.model)
         if remote:
@@ -197,3 +199,22 @@ def is_built_by_its_step(model: Model, element_spec: ElementSpec) -> bool:
         for optimizer in optimizers:
             object.__delattr__(optimizer, "apply_gradients")
     return True
+
+
+def let_losses_be_means() -> None:
+    """Let a step of the program's call losses that take their batch's mean, as they do by default.
+
+    Keras refuses that under any strategy, since replicas in step would add their means up. One alone adds up nothing.
+    """
+    kind = tf.keras.losses.Loss
+    plain = kind._get_reduction
+    if hasattr(plain, MEANS):
+        return
+
+    def reduction(loss: Any) -> Any:
+        if tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            loss._allow_sum_over_batch_size = True
+        return plain(loss)
+
+    setattr(reduction, MEANS, True)
+    kind._get_reduction = reduction
