@@ -93,6 +93,11 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
     [
         ("`merge_call` called while defining a new graph or a tf.function. This can", "add them up within a step"),
         ("`merge_call` called while defining a new graph or a tf.function. This can", "for _ in range(3)"),
+        (
+            "Unknown variable: <Variable path=dense_2/kernel, shape=(8, 8), dtype=float32>. This optimizer can only be "
+            "called for the variables it was originally built with. When working with a new set of variables",
+            "build it in build_model",
+        ),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
         ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
         ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),

@@ -69,6 +69,9 @@ FIXES = {
     "tf.config.experimental.enable_op_determinism out",
     "too large to convert to np.int32": "TensorFlow's own datasets fail with NumPy's types: leave the argument "
     "dtype_conversion_mode of experimental_enable_numpy_behavior out",
+    "This optimizer can only be called for the variables it was originally built with": "a layer that train_step alone "
+    "calls has no weights when the optimizer gets its own: build it in build_model, as layer.build((None, 8)), or give "
+    "it its input (docs/keras3.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, predicted)) (docs/programs.md)",
 }
