@@ -118,7 +118,7 @@ def test_a_directory_of_the_clusters_own_is_right(path: str) -> None:
 
 
 def test_a_servers_export_is_no_directory_and_its_mount_point_is() -> None:
-    with pytest.raises(ValueError, match="it is what a server exports: mount it on every host"):
+    with pytest.raises(ValueError, match="it is a server's export: mount it, and name where"):
         formats.own_directory("nas:/export/trainer")
 
 

@@ -183,10 +183,8 @@ def own_directory(text: str) -> str:
     """Return the absolute path of a directory of the cluster's own, which needs no quotes anywhere."""
     if URL.fullmatch(text):
         raise ValueError(NO_URL)
-    if re.match(r"[^/\s]+:/", text):
-        raise ValueError("it is what a server exports: mount it on every host, and name where")
     if not text.startswith("/"):
-        raise ValueError("it is not absolute")
+        raise ValueError("it is a server's export: mount it, and name where" if ":/" in text else "it is not absolute")
     if text != "/" and (not _PATH.fullmatch(text) or any(part in (".", "..") for part in text.split("/"))):
         raise ValueError("it has other characters than letters, digits, dots and dashes, or is not normalised")
     if text.startswith("/."):
