@@ -16,6 +16,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.schema.problems import show
 from fleet.site.sweep_file import is_same
 from fleet.site.topology import Task
+from trainer.core.settings.config import Config
 from trainer.core.settings.formats import NO_PROGRAM_NAME, RUN_NAME, SOURCE, program_name_problem
 
 # A server that systemd calls running has its port within this time.
@@ -109,9 +110,15 @@ def find_source(source: str, runs: Sequence[Mapping[str, Any]]) -> Mapping[str, 
     return found[name]
 
 
-def reject_other_source(run: str, source: str, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Raise OperatorMistake where a run exists, and did not begin from this checkpoint."""
+def reject_other_source(run: str, source: str, runs: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Raise OperatorMistake where a run exists and did not begin from this checkpoint, or would train no step."""
     found = {str(each.get("run")): each for each in runs}.get(run, {})
+    step, steps = int(source.rpartition("@")[2]), settings.get("steps", Config.steps)
+    if not found and step >= steps:
+        raise OperatorMistake(
+            f"--from {source}: run {run} would begin at step {step}, and steps is {steps}, so nothing would be "
+            f"trained. Steps count on: raise steps in trainer_run, as to {step + steps}"
+        )
     if found.get("program") is not None and found.get("begun_from") != source:  # without one it is half begun
         raise OperatorMistake(f"run {run} exists already and did not begin from {source}: choose another --run NAME")
 

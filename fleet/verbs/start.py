@@ -190,7 +190,7 @@ def _with_program_of_source(cluster: Cluster, request: StartRequest) -> StartReq
     runs = cluster.list_runs()
     origin = decision.find_source(request.source, runs)
     if request.run_name is not None:
-        decision.reject_other_source(request.run_name, request.source, runs)
+        decision.reject_other_source(request.run_name, request.source, runs, cluster.inventory.run_settings)
     if request.program not in (None, origin["program"]):
         return request
     arguments = {**origin.get("program_args", {}), **request.program_args}
