@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import subprocess
 import threading
@@ -56,6 +55,7 @@ TASKS = [
     Task("worker", 1, "far", "192.0.2.30", 2400, server=True),
 ]
 RUNS = Process("a1", "active", "running", "success", 0, 100)
+SITE = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
 
 
 def inventory(**site: Any) -> Inventory:
@@ -178,32 +178,28 @@ def test_page_names_every_drill() -> None:
 
 
 def test_sample_reads_the_unit_the_status_the_files_and_the_events() -> None:
-    text = "\n".join(
-        [
-            "@clock",
-            "1000.5",
-            "@unit",
-            "Id=trainer@chief-0.service",
-            "InvocationID=ab",
-            "ActiveState=active",
-            "SubState=running",
-            "Result=success",
-            "ExecMainStatus=0",
-            "MainPID=7",
-            "NRestarts=2",
-            "StatusText=training drill-1: step 120 of 1000000, 40 steps/s",
-            "@status",
-            json.dumps({"state": "training", "message": ""}),
-            "",
-            "@files",
-            "checkpoint",
-            "ckpt-100.manifest.json",
-            "ckpt-100.data-00000-of-00002",
-            "@events",
-            json.dumps({"time": 998.5, "event": "restored"}),
-            '{"time": 99',
-        ]
-    )
+    text = """@clock
+1000.5
+@unit
+Id=trainer@chief-0.service
+InvocationID=ab
+ActiveState=active
+SubState=running
+Result=success
+ExecMainStatus=0
+MainPID=7
+NRestarts=2
+StatusText=training drill-1: step 120 of 1000000, 40 steps/s
+@status
+{"state": "training", "message": ""}
+
+@files
+checkpoint
+ckpt-100.manifest.json
+ckpt-100.data-00000-of-00002
+@events
+{"time": 998.5, "event": "restored"}
+{"time": 99"""
     seen = read_sample(text, at=50.0)
     assert (seen.state, seen.step, seen.checkpoints, seen.coordinator.invocation) == ("training", 120, [100], "ab")
     assert [event["event"] for event in seen.events] == ["restored"]
@@ -320,19 +316,9 @@ def test_what_the_inventory_does_not_permit_is_refused_with_the_fix(name: str, s
 
 
 def test_a_permitted_drill_is_not_refused() -> None:
-    site = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
-    refused = {each.name: runner.why_not_allowed(each, inventory(**site)) for each in CATALOGUE}
-    assert [name for name, why in refused.items() if why] == [
-        "data",
-        "data-all",
-        "data-frozen",
-        "data-unit",
-        "data-off",
-        "dispatcher",
-        "dispatcher-frozen",
-        "evaluator",
-        "evaluator-absent",
-    ]
+    refused = {each.name: runner.why_not_allowed(each, inventory(**SITE)) for each in CATALOGUE}
+    lacking = "data data-all data-frozen data-unit data-off dispatcher dispatcher-frozen evaluator evaluator-absent"
+    assert [name for name, why in refused.items() if why] == lacking.split()
     assert refused["data"].startswith(
         "the inventory has 0 data; it needs 2. Its group has tasks with trainer_run: {input"
     )
@@ -342,12 +328,11 @@ def test_a_permitted_drill_is_not_refused() -> None:
     ("host", "address", "beside_a_ps"), [("far", "192.0.2.30", False), ("store", "192.0.2.20", True)]
 )
 def test_a_data_workers_host_loses_no_power_with_a_ps_on_it(host: str, address: str, beside_a_ps: bool) -> None:
-    site = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
     data = [
         Task("data", 0, "head", "192.0.2.10", 2600, server=True),
         Task("data", 1, host, address, 2600, server=True),
     ]
-    made = replace(inventory(**site), tasks=[*TASKS, *data])
+    made = replace(inventory(**SITE), tasks=[*TASKS, *data])
     message = "the host of data-1, store, has a ps too, so that this would be the drill ps-off"
     assert runner.why_not_allowed(named("data-off"), made) == (message if beside_a_ps else None)
     assert runner.why_not_allowed(named("data"), made) is None
@@ -614,7 +599,6 @@ def test_what_goes_wrong_is_said(seen: dict[str, Any], problem: str) -> None:
     assert any(problem in text for text in rehearsed(**seen).problems), rehearsed(**seen).problems
 
 
-SITE = {"drills_destructive": True, "drill_power_off": "off {host}", "drill_power_on": "on {host}"}
 MANY = 2000
 
 

@@ -10,6 +10,7 @@ import pytest
 from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
+from fleet.site.topology import Task
 from fleet.verbs.status import show_status
 from tests.unit.fake_hosts import (
     IN_STEP,
@@ -37,28 +38,16 @@ def test_status_of_a_stopped_cluster_is_fine(hosts: FakeHosts, console: Console,
     show_status(Cluster(hosts.inventory, hosts), console)
 
 
-def test_status_of_a_finished_run_is_fine_with_its_coordinator_down(hosts: FakeHosts, console: Console) -> None:
+@pytest.mark.parametrize("tasks", [TASKS, IN_STEP])
+def test_status_of_tasks_that_ended_with_their_run_is_finished(
+    hosts: FakeHosts, console: Console, tasks: list[Task]
+) -> None:
+    hosts.inventory = make_inventory(tasks)
     hosts.set_all(file_state="enabled")
     hosts.run_status = status("finished", 30)
     show_status(Cluster(hosts.inventory, hosts), console)
-    assert re.search(r"chief-0 +head +finished", printed(console))
-
-
-def test_status_of_workers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: Console) -> None:
-    hosts.inventory = make_inventory(IN_STEP)
-    for task in IN_STEP:
-        hosts.set(task.name, file_state="enabled")
-    hosts.run_status = status("finished", 30)
-    show_status(Cluster(hosts.inventory, hosts), console)
-    assert re.search(r"worker-1 +far +finished", printed(console))
-
-
-def test_status_of_servers_that_ended_with_their_run_is_finished(hosts: FakeHosts, console: Console) -> None:
-    hosts.set_all(file_state="enabled")
-    hosts.run_status = status("finished", 30)
-    show_status(Cluster(hosts.inventory, hosts), console)
-    for name, host in (("ps-0", "store"), ("worker-0", "store"), ("worker-1", "far")):
-        assert re.search(rf"{name} +{host} +finished", printed(console))
+    for task in tasks:
+        assert re.search(rf"{task.name} +{task.host} +finished", printed(console))
 
 
 def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHosts, console: Console) -> None:

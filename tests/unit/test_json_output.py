@@ -40,7 +40,6 @@ from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
 from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.report import make_report
-from fleet.verbs.rollback import rollback
 from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
@@ -379,13 +378,3 @@ def test_a_canary(monkeypatch: pytest.MonkeyPatch, plan: bool, outcome: str) -> 
     canary(cluster_of(hosts), console, CanaryRequest("w-b", 20, plan_only=plan))
     found = answer_of(console)
     assert (found["outcome"], found["plan"]["step"], found["trial"] is None) == (outcome, 15, plan)
-
-
-def test_a_rollback_that_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = day.make_hosts()
-    day.keep_releases(hosts, monkeypatch)
-    hosts.lines = [day.shipped("old1", day.OLD)]
-    console = fake_hosts.console_of(hosts, json_out=io.StringIO())
-    rollback(cluster_of(hosts), console, plan_only=True)
-    found = answer_of(console)
-    assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")

@@ -201,7 +201,9 @@ def test_a_rollback_costs_a_restart_and_then_the_drains(
     then = {host: names for host, names in history.members_of(hosts.inventory).items() if host != "ps-b"}
     hosts.lines = [day.shipped("old1", day.NOW, members=then), day.shipped("abc123", day.NOW)]
     rollback(day.cluster(hosts), console, plan_only=True)
-    cost = answer_of(console)["cost"]
+    found = answer_of(console)
+    assert (found["outcome"], found["release"], found["before"]) == ("planned", "old1", "abc123")
+    cost = found["cost"]
     assert (cost["hosts"], cost["stops"]) == (
         [*hosts.inventory.hosts],
         [task.name for task in hosts.inventory.tasks],

@@ -89,6 +89,14 @@ def cluster(hosts: Hosts) -> Cluster:
     return Cluster(hosts.inventory, hosts)
 
 
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is written to the shared path, by its name there, instead of writing it."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: found.update({name: record}))
+    return found
+
+
 def tasks(place: Path) -> dict[str, tuple[str, str]]:
     return {task.name: (task.host, task.address) for task in load_inventory(str(place)).tasks}
 
@@ -253,10 +261,8 @@ def test_a_plan_changes_nothing(place: Path, hosts: Hosts, console: Console) -> 
 
 
 def test_a_new_host_takes_the_place_and_the_number(
-    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, written: dict[str, Any]
 ) -> None:
-    written = {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     before = tasks(place)
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
@@ -268,22 +274,21 @@ def test_a_new_host_takes_the_place_and_the_number(
 
 
 def test_with_encryption_the_address_that_counts_is_the_tunnels(
-    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, written: dict[str, Any]
 ) -> None:
     (place / "group_vars/all.yml").write_text(f"{VARIABLES}cluster_encryption: true\n")
-    hosts.inventory, written = load_inventory(str(place)), {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
+    hosts.inventory = load_inventory(str(place))
     drain(cluster(hosts), console, "w-a")
     before = tasks(place)["worker-0"][1]
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert (place / "hosts.yml").read_text() == HOSTS.replace("w-a", "w-x").replace("192.0.2.30", "192.0.2.99")
-    assert written == {"worker-0": [f"[{before}]:2400", "w-a"]}
+    assert written == {"replaced.json": {"worker-0": [f"[{before}]:2400", "w-a"]}}
 
 
 def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_look(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
 ) -> None:
-    known, written = {"ps-0": ["192.0.2.20:2300"]}, {}
+    known = {"ps-0": ["192.0.2.20:2300"]}
 
     def read(self: Cluster, script: str, trouble: str) -> Answer:
         root = f"root() {{ echo {shlex.quote(json.dumps(known))}; }}; "
@@ -291,9 +296,8 @@ def test_machines_that_were_replaced_before_stay_out_where_only_the_trainer_may_
         return Answer(done.stdout)
 
     monkeypatch.setattr(Cluster, "on_shared", read)
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
     cluster(hosts).replace_tasks({"worker-0": ({"w-a", "192.0.2.30:2400"}, {"w-x", "192.0.2.99:2400"})})
-    assert written == {**known, "worker-0": ["192.0.2.30:2400", "w-a"]}
+    assert written == {"replaced.json": {**known, "worker-0": ["192.0.2.30:2400", "w-a"]}}
 
 
 EVALUATOR = "evaluator:\n  hosts:\n    helper: {ansible_host: 192.0.2.40}\n"
@@ -311,35 +315,31 @@ def test_a_dead_machine_stays_out_by_its_name_also_without_an_address_of_its_own
     place: Path,
     hosts: Hosts,
     console: Console,
-    monkeypatch: pytest.MonkeyPatch,
+    written: dict[str, Any],
     old: str,
     address: str,
     kept_out: dict[str, list[str]],
 ) -> None:
-    written: dict[str, Any] = {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update(record))
     place = elsewhere(place)
     (place / "hosts.yml").write_text(HOSTS + EVALUATOR)
     hosts.unreachable[old] = "no route"
     there = read_again(place, hosts)
     hosts.__post_init__()  # with the evaluator's unit
     replace_host(there, console, old, "new", address)
-    assert written == kept_out
+    assert written == {"replaced.json": kept_out}
     same = address == "192.0.2.30"
     assert ("new gets the address of w-a: keep w-a off this network" in fake_hosts.printed(console)) is same
     assert "keep it off" not in fake_hosts.printed(console)
 
 
 def test_a_machine_that_is_replaced_by_the_one_before_is_taken_back(
-    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
 ) -> None:
-    known: dict[str, Any] = {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: known.update(record))
-    monkeypatch.setattr(Cluster, "on_shared", lambda *_: Answer(json.dumps(known)))
+    monkeypatch.setattr(Cluster, "on_shared", lambda *_: Answer(json.dumps(written.get("replaced.json", {}))))
     hosts.unreachable["w-a"] = hosts.unreachable["w-x"] = "no route"
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), console, "w-x", "w-a", "192.0.2.30")
-    assert known == {"worker-0": ["192.0.2.99:2400", "w-x"]}
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.99:2400", "w-x"]}}
 
 
 @pytest.mark.parametrize(
@@ -386,20 +386,13 @@ def test_what_can_t_be_changed_by_lines_is_printed(place: Path, hosts: Hosts, co
 
 
 def test_a_host_that_is_replaced_by_hand_stays_out_too(
-    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, written: dict[str, Any]
 ) -> None:
     (place / "more.ini").write_text("[others]\n")
-    written = {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert "more.ini is no YAML file):\n  write w-x instead of w-a" in fake_hosts.printed(console)
     assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}}
-
-
-@pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: None)
 
 
 def elsewhere(place: Path) -> Path:
@@ -416,7 +409,7 @@ def problems(place: Path) -> list[str]:
     return [str(each) for each in find_problems(read_source(str(place), lenient=True)) if "'near'" not in str(each)]
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("name", ["w-a.yml", "w-a.json", "w-a/more.yml", "w-a"])
 def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
     place: Path, hosts: Hosts, console: Console, name: str
@@ -437,7 +430,7 @@ def test_a_hosts_own_variables_go_to_the_new_host_or_with_the_old_one(
     assert len(list(place.parent.glob("mine.w-x*.before-*"))) == 1
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 def test_an_address_among_a_hosts_own_variables_is_replaced(place: Path, hosts: Hosts, console: Console) -> None:
     place = elsewhere(place)
     (place / "hosts.yml").write_text(HOSTS.replace("    w-a:\n      ansible_host: 192.0.2.30\n", "    w-a:\n"))
@@ -471,7 +464,7 @@ def test_a_new_host_that_would_be_wrong_is_refused_before_the_old_one_is_cleaned
     assert (hosts.done, (place / "hosts.yml").read_text()) == (done, HOSTS)
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("new", ["7", "no", "2026-03-02"])
 def test_a_name_that_yaml_takes_for_something_else_is_quoted(
     place: Path, hosts: Hosts, console: Console, new: str
@@ -536,7 +529,7 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 def test_a_dead_coordinators_host_that_an_update_had_set_aside_is_drained_no_more(
     hosts: Hosts, console: Console
 ) -> None:
@@ -547,7 +540,7 @@ def test_a_dead_coordinators_host_that_an_update_had_set_aside_is_drained_no_mor
     assert hosts.recorded == {}
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("name", ["", "recommender"])
 def test_a_new_coordinators_host_says_how_the_others_are_taken_over(
     place: Path, hosts: Hosts, console: Console, name: str
@@ -592,7 +585,7 @@ def test_without_the_coordinators_host_no_other_is_taken_away(
     assert ((place / "hosts.yml").read_text(), hosts.done) == before
 
 
-@pytest.mark.usefixtures("silent")
+@pytest.mark.usefixtures("written")
 def test_a_vault_whose_password_was_typed_is_read_again(
     place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -609,18 +602,14 @@ def test_a_vault_whose_password_was_typed_is_read_again(
 
 
 def test_a_replacement_that_was_broken_off_goes_on_and_may_be_typed_twice(
-    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
 ) -> None:
-    written: dict[str, Any] = {}
-    monkeypatch.setattr(Cluster, "_write_shared", lambda self, name, record: written.update({name: record}))
     drain(cluster(hosts), console, "w-a")
     with monkeypatch.context() as patch:
         patch.setattr("fleet.verbs.remove_host._change", fake_hosts.raises(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
-    assert written == {
-        "replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}
-    }  # a dead one that comes back stays out
+    assert written == {"replaced.json": {"worker-0": ["192.0.2.30:2400", "w-a"]}}  # it stays out if it comes back
     replace_host(cluster(hosts), console, "w-a", "w-x", "192.0.2.99")
     assert tasks(place)["worker-0"] == ("w-x", "192.0.2.99")
     replace_host(read_again(place, hosts), console, "w-a", "w-x", "192.0.2.99")

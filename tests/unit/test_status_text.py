@@ -89,19 +89,7 @@ def test_runs_have_a_row_each() -> None:
             {"run": "b", "state": "new", "step": None, "steps": None},
         ]
     ).splitlines()
-    assert text[1].split() == [
-        "a",
-        "finished",
-        "30/30",
-        "accuracy",
-        "0.5",
-        "(step",
-        "30)",
-        "p:P",
-        "rate=0.1,",
-        "layers=[64,",
-        "64]",
-    ]
+    assert " ".join(text[1].split()) == "a finished 30/30 accuracy 0.5 (step 30) p:P rate=0.1, layers=[64, 64]"
     assert text[2].split() == ["b", "new", "-/?"]
 
 
