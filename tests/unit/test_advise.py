@@ -20,6 +20,7 @@ from fleet.verbs.advise import advise as advise_verb
 from fleet.verbs.advise import read, script
 from tests.unit import fake_hosts
 from tests.unit import test_second_day as day
+from tests.unit.stand_ins import put_program
 
 TASKS = ("chief-0", "ps-0", "ps-1", "worker-0", "worker-1", "worker-2")
 CALM = HostUsage(cores=4, busy=0, storage=0, sent=0, received=0, link=125e6)
@@ -239,13 +240,12 @@ def test_processes_are_counted_where_systemd_counts_nothing(tmp_path: Path, vers
         (tmp_path / f"proc/{pid}").mkdir(parents=True)
         before = " ".join(["S", *["5"] * 10])
         (tmp_path / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {before} {times} 20 0\n")
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(
+    put_program(
+        tmp_path / "systemctl",
         '#!/bin/sh\ncase "$*" in\n*--value*a.service) echo /system.slice/a.service ;;\n*--value*) echo ;;\n'
         "*) printf 'CPUUsageNSec=[not set]\\nId=a.service\\n\\nCPUUsageNSec=[not set]\\nId=b.service\\n\\n"
-        "CPUUsageNSec=5000000000\\nId=c.service\\n' ;;\nesac\n"
+        "CPUUsageNSec=5000000000\\nId=c.service\\n' ;;\nesac\n",
     )
-    systemctl.chmod(0o755)
     asked = script(["a.service", "b.service", "c.service"], f"{tmp_path}/sys", f"{tmp_path}/proc")
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False, env=path)

@@ -17,7 +17,6 @@ from fleet.actions.console import Console
 from fleet.doctor.hosts import judge_hosts
 from fleet.drills.runner import drill
 from fleet.errors import OperatorMistake
-from fleet.hosts import agent
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
@@ -32,6 +31,7 @@ from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import fake_hosts
 from tests.unit import test_remove_host as removals
 from tests.unit import test_second_day as second_day
+from tests.unit.stand_ins import result_of
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {"chief": ["a"], "worker": ["b", "c"]}
@@ -78,14 +78,7 @@ def test_a_host_without_a_note_is_free(note: Any) -> None:
 
 
 def keep(file: Path, name: str, check: bool = False, **more: Any) -> dict[str, Any]:
-    """Run the module, as fleet/hosts/agent.py does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster_note, "AnsibleModule", agent.AnsibleModule)
-        patch.setattr(agent.AnsibleModule, "asked", {"name": name, "who": "ben@lab", "file": str(file), **more})
-        patch.setattr(agent.AnsibleModule, "check_mode", check)
-        with pytest.raises(agent.Done) as done:
-            cluster_note.main()
-    return done.value.result
+    return result_of(cluster_note, check, **{"name": name, "who": "ben@lab", "file": str(file), **more})
 
 
 @pytest.fixture

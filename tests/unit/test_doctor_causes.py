@@ -34,6 +34,7 @@ from fleet.site.inventory import Host
 from fleet.verbs.doctor import judge_gpus, judge_ways
 from fleet.verbs.ways import read as read_ways
 from tests.unit import fake_hosts, test_doctor, test_run_look, test_short_way
+from tests.unit.stand_ins import put_program
 from tests.unit.test_doctor import INVENTORY, judge
 from trainer.cluster.reach.ways import status_of
 from trainer.run.directory import RunDirectory
@@ -233,8 +234,7 @@ def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a host with a failed unit, no clock, a drop-in and a dead proxy has systemctl say."""
     texts = {"systemctl": SYSTEMCTL.replace("{port}", str(closed_port())), "systemd-detect-virt": "#!/bin/sh\nexit 1\n"}
     for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+        put_program(tmp_path / name, text)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
@@ -281,8 +281,7 @@ def test_a_check_of_the_path_that_fails_is_found(
 ) -> None:
     path = tmp_path / "check"
     if script is not None:
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
+        put_program(path, f"#!/bin/sh\n{script}\n")
     assert only(judge(facts(path=probe.check_path(str(path)))), "shared path").what == what
 
 

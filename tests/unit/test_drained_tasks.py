@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.unit.stand_ins import put_program
+
 ROLE = Path(__file__).parents[2] / "roles" / "trainer" / "tasks"
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>"$CALLS"
@@ -24,8 +26,7 @@ class Host:
         self.root = root
         for name in ("opt/trainer", "run", "bin"):
             (root / name).mkdir(parents=True)
-        (root / "bin/systemctl").write_text(SYSTEMCTL)
-        (root / "bin/systemctl").chmod(0o755)
+        put_program(root / "bin/systemctl", SYSTEMCTL)
 
     def run(self, file: str, name: str, units: str = "") -> tuple[list[str], list[str]]:
         """Run a task's script; return what it printed, and what it asked of systemd."""

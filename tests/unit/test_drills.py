@@ -44,6 +44,7 @@ from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
 from tests.unit.fake_hosts import ScriptedHosts
+from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_WAYS = ("address-doubled", "ps-unreached")
@@ -229,10 +230,9 @@ def test_a_units_child_is_found_by_its_shell_script(tmp_path: Path) -> None:
     try:
         # As `systemctl show` answers, for a unit with a child and for one without a process.
         answer = 'echo "Id=$3\nMainPID=$pid\nResult=success"'
-        (tmp_path / "systemctl").write_text(
-            f"#!/bin/sh\ncase $3 in *ps-1*) pid={sleep.pid};; *) pid=0;; esac\n{answer}\n"
+        put_program(
+            tmp_path / "systemctl", f"#!/bin/sh\ncase $3 in *ps-1*) pid={sleep.pid};; *) pid=0;; esac\n{answer}\n"
         )
-        (tmp_path / "systemctl").chmod(0o755)
         environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
         def child() -> int:

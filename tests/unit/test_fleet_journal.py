@@ -22,6 +22,7 @@ from fleet.hosts.ssh import PREAMBLE, Answer
 from fleet.site.topology import Task
 from fleet.verbs.logs import clock, show_logs
 from tests.unit import fake_hosts
+from tests.unit.stand_ins import put_program
 
 TASK = Task("worker", 0, "store", "192.0.2.20", 2400, server=True)
 NOW = datetime(2026, 3, 2, 15, 0).timestamp()
@@ -67,13 +68,12 @@ def test_a_time_that_is_still_to_come_is_refused(text: str) -> None:
 @pytest.fixture
 def journalctl(tmp_path: Path) -> Path:
     """A journalctl that writes down its arguments, and has a run's first and last line."""
-    program = tmp_path / "journalctl"
-    program.write_text(
+    program = put_program(
+        tmp_path / "journalctl",
         f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\ncase "$*" in\n'
         "*run=none*|*RUN=none*) ;;\n*short-unix*--lines=1*) printf '90.5 head x: last\\nof two\\n' ;;\n"
-        "*short-unix*) printf '10.25 head x: first\\n20.5 head x: second\\n' ;;\nesac\n"
+        "*short-unix*) printf '10.25 head x: first\\n20.5 head x: second\\n' ;;\nesac\n",
     )
-    program.chmod(0o755)
     return program
 
 

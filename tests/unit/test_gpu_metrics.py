@@ -11,6 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.gpu.machines import RECORDS
+from tests.unit.stand_ins import put_program
 
 SCRIPT = Path(__file__).resolve().parents[2] / "roles" / "node_exporter" / "files" / "psfleet-gpu-metrics"
 TWO = """\
@@ -25,8 +26,7 @@ def written(tmp_path: Path):
 
     def run(nvidia_smi: str | None, *arguments: str) -> dict[tuple[str, ...], float]:
         if nvidia_smi is not None:
-            (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{nvidia_smi}\n")
-            (tmp_path / "nvidia-smi").chmod(0o755)
+            put_program(tmp_path / "nvidia-smi", f"#!/bin/sh\n{nvidia_smi}\n")
         out = tmp_path / "psfleet-gpus.prom"
         command = [sys.executable, str(SCRIPT), str(out), *arguments]
         subprocess.run(command, check=True, env={"PATH": f"{tmp_path}:/bin:/usr/bin"}, timeout=60)

@@ -26,6 +26,7 @@ from host_look import (
 )
 
 from fleet.site.host_check import member_addresses, sudo_fix
+from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMBERS = {"w": "127.0.0.1", "ps-0": "10.9.0.1", "ps-1": "10.9.0.2"}
@@ -253,9 +254,9 @@ def test_a_sudo_for_root_alone_is_named(
 ) -> None:
     """The rule may be for the tasks' user alone, once it is known."""
     users(monkeypatch, passwd, [])
-    sudo = tmp_path / "sudo"
-    sudo.write_text(f'#!/bin/sh\n[ "$*" = "-n -l -U {login} -u {other} /bin/sh" ] && exit {code}\nexit 7\n')
-    sudo.chmod(0o755)
+    put_program(
+        tmp_path / "sudo", f'#!/bin/sh\n[ "$*" = "-n -l -U {login} -u {other} /bin/sh" ] && exit {code}\nexit 7\n'
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     problem = sudo_problem("w", login) or ""
     assert ("`admin ALL=(ALL) NOPASSWD: ALL` into /etc/sudoers.d/psfleet" in problem) is named

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from host_look import noted
 
-from fleet.hosts import agent
 from fleet.site.filters import FILTERS
+from tests.unit.stand_ins import result_of
 from tests.unit.test_cluster_note import render
 
 ROOT = Path(__file__).parents[2]
@@ -47,12 +47,7 @@ def test_what_is_measured_is_noted_but_not_in_check_mode(
 ) -> None:
     file = tmp_path / "pace.json"
     monkeypatch.setattr(host_pace, "NOTE", file)
-    monkeypatch.setattr(host_pace, "AnsibleModule", agent.AnsibleModule)
-    monkeypatch.setattr(agent.AnsibleModule, "asked", {"mebibytes": 1})
-    monkeypatch.setattr(agent.AnsibleModule, "check_mode", check)
-    with pytest.raises(agent.Done) as done:
-        host_pace.main()
-    found = done.value.result
+    found = result_of(host_pace, check, mebibytes=1)
     assert found["changed"] is False
     assert found["disk_pace"] > 0
     assert found["shared"] is None

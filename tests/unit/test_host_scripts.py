@@ -12,6 +12,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import DIGEST, RESTORE_STATE, SAVE_STATE
 from fleet.hosts.ssh import Answer
 from fleet.site.topology import Task
+from tests.unit.stand_ins import put_program
 
 UNITS = "etc/systemd/system"
 WANTS = f"{UNITS}/multi-user.target.wants"
@@ -32,8 +33,7 @@ def host(tmp_path: Path) -> Path:
     (root / "etc/trainer/ps-0.env").write_text("TF_CONFIG='old'\n")
     (root / UNITS / "trainer@.service").write_text("[Unit]\n")
     (root / WANTS / "trainer@ps-0.service").symlink_to("/etc/systemd/system/trainer@.service")
-    (tmp_path / "systemctl").write_text(SYSTEMCTL)
-    (tmp_path / "systemctl").chmod(0o755)
+    put_program(tmp_path / "systemctl", SYSTEMCTL)
     return root
 
 
@@ -154,9 +154,7 @@ def close(host: Path) -> None:
 
 def note_nft(host: Path) -> None:
     """An nft that has a table until it is deleted."""
-    path = host.parent / "nft"
-    path.write_text('#!/bin/sh\necho "nft $@" >>"$CALLS"\n')
-    path.chmod(0o755)
+    put_program(host.parent / "nft", '#!/bin/sh\necho "nft $@" >>"$CALLS"\n')
 
 
 def test_a_host_that_was_closed_is_closed_again(host: Path) -> None:
@@ -217,8 +215,7 @@ def test_nothing_is_removed_where_nothing_was_kept(host: Path) -> None:
 def test_who_starts_or_stops_by_hand_forgets_what_a_reboot_has_stopped(tmp_path: Path) -> None:
     done: list[str] = []
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/systemctl").write_text('#!/bin/sh\necho "systemctl $*"\n')
-    (tmp_path / "bin/systemctl").chmod(0o755)
+    put_program(tmp_path / "bin/systemctl", '#!/bin/sh\necho "systemctl $*"\n')
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
 
     class Here:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab import box, machine, vm
+from tests.unit.stand_ins import put_program
 
 
 @pytest.fixture
@@ -134,10 +135,7 @@ def test_a_box_whose_build_fails_is_built_again_and_leaves_no_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried = tmp_path / "tried"
-    stand_in = tmp_path / "bin" / "mmdebstrap"
-    stand_in.parent.mkdir()
-    stand_in.write_text(MIRROR_FAILS_ONCE.replace("$LAB_TRIED", str(tried)))
-    stand_in.chmod(0o755)
+    stand_in = put_program(tmp_path / "bin" / "mmdebstrap", MIRROR_FAILS_ONCE.replace("$LAB_TRIED", str(tried)))
     monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(box, "PAUSE_SECONDS", 0)
     (tmp_path / "cache").mkdir()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.stand_ins import put_program
 from trainer.command_line import parse
 from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.strategies import STRATEGIES
@@ -474,9 +475,7 @@ def test_a_task_sees_its_own_gpus_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, visible: dict[str, str]
 ) -> None:
     """nvidia-smi is a stand-in: there is no GPU here."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\n'\n")
-    program.chmod(0o755)
+    program = put_program(tmp_path / "nvidia-smi", "#!/bin/sh\nprintf 'GPU-a\\nGPU-b\\n'\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = Config(program="a:b", strategy=strategy)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.places import CODE as ROOT
+from tests.unit.stand_ins import put_program
 
 MADE = (".venv/.control", ".cache/docs/.made")
 
@@ -35,8 +36,7 @@ def lock(checkout: Path, written: str) -> None:
         "uv": f"#!/bin/sh\nfor lock; do :; done\nprintf '{written}' >>$lock; touch $lock\n",
         "python": "#!/bin/sh\n",
     }.items():
-        (checkout / ".venv/bin" / name).write_text(text)
-        (checkout / ".venv/bin" / name).chmod(0o755)
+        put_program(checkout / ".venv/bin" / name, text)
     subprocess.run(["make", "--silent", "--old-file=venv", "lock"], cwd=checkout, check=True)
 
 

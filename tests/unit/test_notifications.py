@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.unit.stand_ins import put_program
 from trainer.core.settings.config import Config, ConfigError
 from trainer.core.states import RunState
 from trainer.run.selections.selection import apply_selection
@@ -238,8 +239,9 @@ def test_only_what_ends_a_run_for_good_is_told(serve: Callable[..., Server]) -> 
 
 def test_a_command_gets_it_on_standard_input(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     script, out = tmp_path / "page", tmp_path / "got"
-    script.write_text(f"#!/bin/sh\n[ -e {tmp_path}/second ] || {{ touch {tmp_path}/second; exit 7; }}\ncat >{out}.$1\n")
-    script.chmod(0o755)
+    put_program(
+        script, f"#!/bin/sh\n[ -e {tmp_path}/second ] || {{ touch {tmp_path}/second; exit 7; }}\ncat >{out}.$1\n"
+    )
     notifier = notifications_of(notify_command=f"{script} 'team a'")
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)
@@ -253,8 +255,7 @@ def test_a_command_that_hangs_is_ended_with_what_it_began(
     monkeypatch.setattr(notifications.Command.__init__, "__defaults__", (0.5,))
     monkeypatch.setattr(notifications, "PATIENCE_SECONDS", 0.0)
     script, pid = tmp_path / "page", tmp_path / "pid"
-    script.write_text(f"#!/bin/sh\nsleep 100 &\necho $! >{pid}\nwait\n")
-    script.chmod(0o755)
+    put_program(script, f"#!/bin/sh\nsleep 100 &\necho $! >{pid}\nwait\n")
     notifier = notifications_of(notify_command=str(script))
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)

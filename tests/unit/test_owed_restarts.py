@@ -18,6 +18,7 @@ from fleet.rollout.short_way import ShortWay
 from fleet.site.inventory import load_inventory
 from fleet.site.owed_restarts import owed
 from tests.rendered_firewall import FACTS
+from tests.unit.stand_ins import put_program
 
 HOST = "alpha"
 SERVICES = ("tensorboard", "prometheus", "alertmanager")
@@ -133,8 +134,7 @@ def test_a_service_that_never_ran_starts_with_all_files(tmp_path: Path, monkeypa
 
 
 def systemctl(path: Path, monkeypatch: pytest.MonkeyPatch, answers: str) -> None:
-    (path / "systemctl").write_text(f"#!/bin/sh\n{answers}\n")
-    (path / "systemctl").chmod(0o755)
+    put_program(path / "systemctl", f"#!/bin/sh\n{answers}\n")
     monkeypatch.setenv("PATH", str(path), prepend=os.pathsep)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fleet.hosts.host_scripts import COOL, DIRECTORIES, GO_ON, PARK, WARM, WARM_EARLY
+from tests.unit.stand_ins import put_program
 
 SYSTEMCTL = """#!/bin/sh
 case $1 in
@@ -50,8 +51,7 @@ def begin(tmp_path: Path) -> Iterator[Begin]:
         (here / "MainPID").write_text(str(began[-1].pid))
         time.sleep(0.5)  # until its handlers are there
 
-    (tmp_path / "systemctl").write_text(SYSTEMCTL)
-    (tmp_path / "systemctl").chmod(0o755)
+    put_program(tmp_path / "systemctl", SYSTEMCTL)
     yield begin
     for process in began:
         process.kill()

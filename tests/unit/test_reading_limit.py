@@ -17,6 +17,7 @@ from fleet.site.inventory import load_inventory
 from fleet.site.inventory_cache import recall_inventory
 from fleet.site.reading_limit import READ_SECONDS, Late, limited
 from fleet.verbs.validate import validate
+from tests.unit.stand_ins import put_program
 from tests.unit.test_validate import HOSTS, SITE
 
 FIX = "Run it by hand to see what it waits for. PSFLEET_INVENTORY_SECONDS gives it longer"
@@ -53,9 +54,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
 
 
 def test_a_script_that_hangs_is_named_and_ended(site: Path, waited: list[subprocess.Popen[bytes]]) -> None:
-    script = site / "more.sh"
-    script.write_text("#!/bin/sh\nexec sleep 3600\n")
-    script.chmod(0o755)
+    script = put_program(site / "more.sh", "#!/bin/sh\nexec sleep 3600\n")
     assert f"`{script} --list` {LATE}" in refused(site)
     for read in (load_inventory, recall_inventory):
         with pytest.raises(OperatorMistake, match=r"more\.sh --list` has not ended"):
@@ -75,9 +74,7 @@ def test_a_lookup_that_hangs_is_waited_for_once_and_named(site: Path, waited: li
 def test_a_script_with_a_vaults_password_that_hangs_is_named(
     site: Path, waited: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = site.parent / "password.sh"
-    script.write_text("#!/bin/sh\nexec sleep 3600\n")
-    script.chmod(0o755)
+    script = put_program(site.parent / "password.sh", "#!/bin/sh\nexec sleep 3600\n")
     monkeypatch.setattr(settings, "DEFAULT_VAULT_IDENTITY_LIST", [str(script)])
     assert f"the vault's password can't be read: `{script}` {LATE}" in refused(site)
     assert [each.wait() for each in waited] == [-signal.SIGKILL]

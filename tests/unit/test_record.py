@@ -13,6 +13,7 @@ import pytest
 from invoke import Task
 
 from fleet.places import KIT
+from tests.unit.stand_ins import put_program
 
 RECORD = """#!/bin/bash
 echo "$(basename "$0") $*" >>"$CALLS"
@@ -30,9 +31,7 @@ def lab(tmp_path: Path) -> Path:
     (tmp_path / ".venv/bin").mkdir(parents=True)
     shutil.copy(KIT / "lab/record", tmp_path / "lab")
     for name in ("fab", "uv", "vagrant", "sleep"):
-        path = tmp_path / ".venv/bin" / name
-        path.write_text(RECORD if name != "sleep" else "#!/bin/sh\n")
-        path.chmod(0o755)
+        put_program(tmp_path / ".venv/bin" / name, RECORD if name != "sleep" else "#!/bin/sh\n")
     return tmp_path
 
 

@@ -19,6 +19,7 @@ import release_prune
 import wheelhouse
 
 from fleet.hosts import agent
+from tests.unit.stand_ins import result_of
 
 LOCK = """\
 # made by hand
@@ -370,17 +371,12 @@ def compare(environment, monkeypatch, tmp_path):
     """Compare an environment as the module does, all of whose files have been as they are for a while."""
     lock = tmp_path / "lock.txt"
     lock.write_text("my-tool==1.0 \\\n    --hash=sha256:00\n")
-    monkeypatch.setattr(python_environment, "AnsibleModule", agent.AnsibleModule)
     monkeypatch.setattr(python_environment, "TICK_SECONDS", 0.05)
     time.sleep(0.1)
 
     def compare(check=False, **asked):
         arguments = {"dest": str(environment[0]), "lock": str(lock), "wheels": "/nonexistent", **asked}
-        monkeypatch.setattr(agent.AnsibleModule, "asked", arguments)
-        monkeypatch.setattr(agent.AnsibleModule, "check_mode", check)
-        with pytest.raises(agent.Done) as done:
-            python_environment.main()
-        return done.value.result["problems"]
+        return result_of(python_environment, check, **arguments)["problems"]
 
     return compare
 

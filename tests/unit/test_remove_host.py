@@ -26,6 +26,7 @@ from fleet.site.reader import read_source
 from fleet.verbs.drain import drain, set_aside
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from tests.unit import fake_hosts
+from tests.unit.stand_ins import put_program
 from tests.unit.test_second_day import Hosts
 
 HOSTS = """---
@@ -624,10 +625,7 @@ def test_a_host_that_leaves_serves_no_tensorboard(tmp_path: Path, serves: bool) 
     unit.parent.mkdir(parents=True)
     if serves:
         unit.write_text("[Service]\n")
-    stand_in = tmp_path / "bin/systemctl"
-    stand_in.parent.mkdir()
-    stand_in.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n')
-    stand_in.chmod(0o755)
+    stand_in = put_program(tmp_path / "bin/systemctl", f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n')
     script = CLEAN.replace("/etc/", f"{tmp_path}/etc/").replace("/opt/", f"{tmp_path}/opt/")
     subprocess.run(["sh", "-c", script], env={"PATH": f"{stand_in.parent}:{os.environ['PATH']}"}, check=True)
     assert ("disable --now --quiet tensorboard.service" in (tmp_path / "asked").read_text()) is serves

@@ -21,6 +21,7 @@ from fleet.errors import OperatorMistake
 from fleet.render import RenderedCluster, kubernetes, slurm, spark, wanted
 from fleet.site.inventory import Inventory, Source, describe
 from fleet.verbs.render import render
+from tests.unit.stand_ins import put_program
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import STOPPED, TRY_AGAIN
 
@@ -209,8 +210,7 @@ done""",
 )
 def test_a_cancelled_batch_job_is_not_queued_again(tmp_path: Path, asked: int, code: int, queued: bool) -> None:
     for name, text in STANDS_IN.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text.replace('{code}', str(code))}\n")
-        (tmp_path / name).chmod(0o755)
+        put_program(tmp_path / name, f"#!/bin/bash\n{text.replace('{code}', str(code))}\n")
     wanted = RenderedCluster("mine", {"chief": 1, "ps": 1}, {}, {**SETTINGS, "shared_dir": str(tmp_path)})
     script = slurm.render(wanted, str(tmp_path / "python"))
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "WORK": str(tmp_path), "SLURM_JOB_ID": "7"}

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from fleet.rollout.desired_state import load
+from tests.unit.stand_ins import put_program
 from tests.unit.test_cluster_note import render
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +34,7 @@ def shared(tmp_path: Path) -> Path:
     path.mkdir()
     (path / ".psfleet-host-head").write_text(OWN_ID.read_text())
     for name, text in STUBS.items():
-        stub = tmp_path / name
-        stub.write_text(f"#!/bin/sh\n{text}\n")
-        stub.chmod(0o755)
+        put_program(tmp_path / name, f"#!/bin/sh\n{text}\n")
     return path
 
 

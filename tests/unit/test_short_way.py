@@ -37,6 +37,7 @@ from fleet.rollout.trial import TrialRun
 from fleet.site.inventory import Inventory, load_inventory
 from fleet.verbs.start import StartRequest, start_cluster
 from tests.unit.fake_hosts import UP, Clock, FakeHosts, make_inventory, printed, raises, status, train
+from tests.unit.stand_ins import put_program
 from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.
@@ -83,8 +84,7 @@ class Rooted(FakeHosts):
                 (place / host / name).mkdir(parents=True, exist_ok=True)
             (place / host / "calls.show").touch()
             for name, text in (("systemctl", SYSTEMCTL), ("systemd-run", SYSTEMD_RUN)):
-                (place / host / "bin" / name).write_text(text)
-                (place / host / "bin" / name).chmod(0o755)
+                put_program(place / host / "bin" / name, text)
 
     def run(
         self, scripts: Mapping[str, str], timeout: float = 30, data: Mapping[str, bytes] | None = None

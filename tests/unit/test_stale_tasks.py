@@ -10,7 +10,9 @@ from functools import partial
 import pytest
 import stale_tasks
 
+from fleet.hosts import agent
 from fleet.site.escaping import environment_value
+from tests.unit.stand_ins import result_of
 
 LISTING = """\
 Id=trainer@ps-0.service
@@ -217,26 +219,14 @@ def test_a_task_that_has_followed_members_restarts_when_some_go_again(files, mon
     environment = {"PATH": os.environ["PATH"], "TF_CONFIG": config(OLD), "TRAINER_MEMBERS": "x"}
     process = subprocess.Popen(["sleep", "60"], cwd=files / "release", env=environment)
     listing = f"Id=trainer@worker-0.service\nMainPID={process.pid}\n"
+    monkeypatch.setattr(agent.AnsibleModule, "run_command", lambda *_, **__: (0, listing, ""))
     monkeypatch.setattr(stale_tasks, "FOLLOWED", files / "followed")
     (files / "current").symlink_to("release")
 
     def find(check_mode):
-        class Module:
-            def __init__(self, **_):
-                paths = {"root": files, "config_dir": files / "etc", "unit": files / "unit"}
-                self.params = {name: str(path) for name, path in paths.items()} | {"settings_readers": []}
-                self.check_mode = check_mode
-
-            def run_command(self, *_, **__):
-                return 0, listing, ""
-
-            def exit_json(self, **result):
-                found.append(result["tasks"])
-
-        found = []
-        monkeypatch.setattr(stale_tasks, "AnsibleModule", Module)
-        stale_tasks.main()
-        return found[0]
+        paths = {"root": files, "config_dir": files / "etc", "unit": files / "unit"}
+        asked = {name: str(path) for name, path in paths.items()} | {"settings_readers": []}
+        return result_of(stale_tasks, check_mode, **asked)["tasks"]
 
     try:
         for check_mode, more in ((False, members[0]), (True, ["e:1", "f:1", "g:1"]), (False, members[1])):

@@ -23,6 +23,7 @@ from supply import bom
 from supply.advisories import Advisories, NoAdvisories, fetch, is_affected
 from supply.audit import GREEN, UNKNOWN, VULNERABLE, audit, main
 from supply.locks import pins_of
+from tests.unit.stand_ins import put_program
 
 LOCK = """\
 # made by hand
@@ -62,8 +63,7 @@ class Place:
     def __init__(self, root: Path) -> None:
         self.lock, self.archive, self.tool = root / "cpu-3.11.txt", root / "advisories.zip", root / "pip-audit"
         self.lock.write_text(LOCK)
-        self.tool.write_text(STAND_IN)
-        self.tool.chmod(0o755)
+        put_program(self.tool, STAND_IN)
         self.tell(advisory("nobody", [{"introduced": "0"}]))
 
     def tell(self, *advisories: Mapping[str, Any]) -> None:
@@ -231,9 +231,7 @@ print(json.dumps({{"bomFormat": "CycloneDX", "metadata": {{"tools": {{}}}}, "com
 
 
 def test_a_release_has_a_bill_for_each_lock_that_names_it(place: Place, tmp_path: Path) -> None:
-    tool = tmp_path / "cyclonedx-py"
-    tool.write_text(BILL)
-    tool.chmod(0o755)
+    tool = put_program(tmp_path / "cyclonedx-py", BILL)
     (path,) = bom.write("0123456789ab", [place.lock], tmp_path / "cache", tool)
     assert path.name == "0123456789ab.cpu-3.11.cdx.json"
     bill = json.loads(path.read_text())

@@ -25,6 +25,7 @@ from fleet.site.schema.inventory_files import _PASSED_OVER, beside_problems, fil
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.schema.yaml_text import text_problems, unread_problems
 from fleet.verbs.validate import validate
+from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = """chief:
@@ -240,9 +241,7 @@ def test_settings_of_the_operators_own_ansible_are_named(site: Path, name: str, 
 
 
 def test_a_script_that_fails_is_no_broken_ini_file(site: Path) -> None:
-    script = site / "more.sh"
-    script.write_text("#!/bin/sh\necho no cloud today >&2\nexit 3\n")
-    script.chmod(0o755)
+    put_program(site / "more.sh", "#!/bin/sh\necho no cloud today >&2\nexit 3\n")
     (problem,) = problems(site)
     assert "can't be read: Inventory script returned non-zero exit code 3: no cloud today (as script)" in problem
 

@@ -21,7 +21,7 @@ import python_environment
 import wheel_bytecode
 import wheelhouse
 
-from fleet.hosts import agent
+from tests.unit.stand_ins import result_of
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
 MODULES = {
@@ -31,6 +31,7 @@ MODULES = {
     "pack/broken.py": b"print 'of Python 2'\n",
     "pack/data.txt": b"text",
 }
+MINOR = ".".join(map(str, sys.version_info[:2]))
 COMPILED = {"pack/__init__.py", "pack/part.py", "beside.py"}
 
 
@@ -49,8 +50,7 @@ def wheels(tmp_path: Path) -> Path:
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """As the wheel is installed."""
-    minor = ".".join(map(str, sys.version_info[:2]))
-    directory = tmp_path / f"env/lib/python{minor}/site-packages"
+    directory = tmp_path / f"env/lib/python{MINOR}/site-packages"
     for name, content in {**MODULES, "beside.py": b"x = 1\n"}.items():
         file = directory / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -151,14 +151,10 @@ def test_what_cannot_be_compiled_here_is_no_failure(wheels: Path, site: Path, mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(wheel_bytecode, "AnsibleModule", agent.AnsibleModule)
     monkeypatch.setattr(wheel_bytecode, "write", fail)
-    minor = ".".join(map(str, sys.version_info[:2]))
-    monkeypatch.setattr(agent.AnsibleModule, "asked", {"wheels": str(wheels), "python": minor, "site": str(site)})
-    with pytest.raises(agent.Done) as done:
-        wheel_bytecode.main()
-    assert done.value.result["sha256"] == ""
-    assert "No space left" in done.value.result["warnings"][0]
+    found = result_of(wheel_bytecode, wheels=str(wheels), python=MINOR, site=str(site))
+    assert found["sha256"] == ""
+    assert "No space left" in found["warnings"][0]
 
 
 def compile_for_ever(wheel: Path, _: str) -> None:
@@ -207,14 +203,8 @@ def test_one_that_comes_before_the_wheels_waits_for_them(
 
     monkeypatch.setattr(wheelhouse, "MAX_WAIT_SECONDS", 0)
     monkeypatch.setattr(wheel_bytecode.time, "sleep", fetch)
-    monkeypatch.setattr(wheel_bytecode, "AnsibleModule", agent.AnsibleModule)
-    minor = ".".join(map(str, sys.version_info[:2]))
-    monkeypatch.setattr(
-        agent.AnsibleModule, "asked", {"wheels": str(wheels), "python": minor, "site": str(site), "patience": 60}
-    )
-    with pytest.raises(agent.Done) as done:
-        wheel_bytecode.main()
-    assert (done.value.result["changed"], len(tried)) == (True, 2)
+    found = result_of(wheel_bytecode, wheels=str(wheels), python=MINOR, site=str(site), patience=60)
+    assert (found["changed"], len(tried)) == (True, 2)
 
 
 def test_wheels_that_nobody_fetches_are_not_waited_for(tmp_path: Path) -> None:
