@@ -50,10 +50,10 @@ class Drill:
     destructive: bool = False  # it fills, cuts, reboots or powers off
     needs: Sequence[str] = ()  # jobs that the inventory must have a task of, or "power"; "ps 2" for two
 
-    def must_restart(self, testbed: Testbed, task: Task, hit: Sequence[Task]) -> bool:
+    def must_restart(self, task: Task, hit: Sequence[Task]) -> bool:
         return self.restarts and task in hit
 
-    def may_restart(self, testbed: Testbed, task: Task, hit: Sequence[Task]) -> bool:
+    def may_restart(self, task: Task, hit: Sequence[Task]) -> bool:
         return task in hit or task.job in self.may_too
 
     def with_bounds_times(self, factor: float) -> Drill:

@@ -86,7 +86,7 @@ def _until_reverted(
 
 
 def _until_recovered(watch: FaultWatch, testbed: Testbed, drill: Drill, hit: Sequence[Task], reverted: float) -> None:
-    must = [task.name for task in testbed.inventory.tasks if drill.must_restart(testbed, task, hit)]
+    must = [task.name for task in testbed.inventory.tasks if drill.must_restart(task, hit)]
     watch.until(
         lambda: (
             watch.run_again(must)
@@ -131,9 +131,9 @@ def describe_recovery(
     found.restarted = watch.restarted()
     for task in testbed.inventory.tasks:
         restarted = task.name in found.restarted
-        if drill.must_restart(testbed, task, hit):
+        if drill.must_restart(task, hit):
             found.expect(restarted, f"{task.name} was not restarted")
-        elif not drill.may_restart(testbed, task, hit):
+        elif not drill.may_restart(task, hit):
             found.expect(not restarted, f"{task.name} was restarted, and should have gone on")
     for name, process in watch.processes.items():
         found.expect(process.runs, f"{name} is {describe_process(process)}")

@@ -186,12 +186,10 @@ def _go_through(testbed: Testbed, each: Drill, skips: bool) -> Findings | None:
     """Do one drill and print its line; with `skips` one that no host can do is None, and no failure."""
     try:
         found = each.scenario(testbed, each)
-    except NotHere as error:
-        if skips:
+    except (DrillFailed, FleetError) as error:
+        if skips and isinstance(error, NotHere):
             testbed.console.print(f"skip  {each.name}: {error}")
             return None
-        found = Findings(problems=[str(error)])
-    except (DrillFailed, FleetError) as error:
         found = Findings(problems=[str(error)])
     judge(found, each)
     for line in describe(found, each):

@@ -128,7 +128,7 @@ class Cluster:
         python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
         return f"root {shlex.quote(str(python))} -c {shlex.quote(RECEIVE)}"
 
-    def acquire_start_lock(self, what: str = "start") -> None:
+    def acquire_start_lock(self, what: str) -> None:
         """Have no other start or drill begin until `release_start_lock`, or until this process or its connection ends.
 
         Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps no start away.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -12,8 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+import acquire_start_lock as plugin
 import pytest
 import yaml
 
@@ -205,26 +204,13 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
     assert not holding.is_alive()
 
 
-@pytest.fixture
-def plugin() -> Any:
-    path = KIT / "ansible/action_plugins/acquire_start_lock.py"
-    spec = importlib.util.spec_from_file_location("acquire_start_lock", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_machine_that_is_the_whole_cluster_needs_no_ssh(plugin: Any) -> None:
+def test_a_machine_that_is_the_whole_cluster_needs_no_ssh() -> None:
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_connection": "local"}}}
     done = object.__new__(plugin.ActionModule).run(task_vars=variables)
     assert (done["skipped"], "warnings" in done, "failed" in done) == (True, False, False)
 
 
-def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
-    plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_line_of_ansible_leads_to_the_chief_s_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (key := tmp_path / "key").touch()
     options = {"remote_user": "ann", "private_key_file": str(key), "ssh_common_args": "-o StrictHostKeyChecking=no"}
     monkeypatch.setattr(plugin, "CLIARGS", options)
@@ -234,7 +220,7 @@ def test_the_command_line_of_ansible_leads_to_the_chief_s_host(
     assert plugin.host_of("head", {"ansible_user": "ben"}).user == "ben"  # a variable wins, as it does for Ansible
 
 
-def test_a_holder_that_can_t_begin_says_why(plugin: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_holder_that_can_t_begin_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(plugin.places, "CODE", tmp_path)  # where there is no fleet
     monkeypatch.delenv("PYTHONPATH", raising=False)
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lost_hosts
 import pytest
 import yaml
 
@@ -171,16 +171,9 @@ def test_no_further_host_is_rebooted_once_as_many_are_lost_as_may_be_away(
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The callback, for a project in a directory of the test's own."""
-    place = ROOT / "ansible" / "callback_plugins" / "lost_hosts.py"
-    spec = importlib.util.spec_from_file_location("lost_hosts", place)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["lost_hosts"] = module
-    spec.loader.exec_module(module)
     monkeypatch.setattr("fleet.places._folder", lambda *_: tmp_path.resolve())
-    monkeypatch.setattr(module.context, "CLIARGS", {})
-    return module
+    monkeypatch.setattr(lost_hosts.context, "CLIARGS", {})
+    return lost_hosts
 
 
 def end(

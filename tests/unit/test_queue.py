@@ -276,23 +276,32 @@ def test_the_limit_of_a_sweep_is_that_of_its_points_together(config: Config) -> 
     assert present(config) == "next"
 
 
+def train_past_the_limit(config: Config, monkeypatch: pytest.MonkeyPatch, coordinate: Callable[..., int]) -> int:
+    """Train a, which may take a minute, with b behind it, with this coordinator once a's minute is used up."""
+    ask(config, "a", seconds=60)
+    ask(config, "b")
+
+    def run_coordinator(*_: Any, **more: Any) -> int:
+        return coordinate(more["stopping"])
+
+    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sweep, "run_coordinator", run_coordinator)
+    return train_point(apply_selection(config), CHIEF, Notifier())
+
+
 @pytest.mark.parametrize(("code", "state"), [(STOPPED, "stopped"), (FINISHED, "finished")])
 def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
     config: Config, monkeypatch: pytest.MonkeyPatch, code: int, state: str
 ) -> None:
     """Also where it is at its last step by then."""
-    ask(config, "a", seconds=60)
-    ask(config, "b")
 
-    def coordinate(*_: Any, **more: Any) -> int:
-        more["stopping"].listen()
+    def coordinate(stopping: Any) -> int:
+        stopping.listen()
         spend(config, "a", 61)
-        until(more["stopping"])
+        until(stopping)
         return code
 
-    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
-    assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert train_past_the_limit(config, monkeypatch, coordinate) == TRY_AGAIN
     end_of_a = queue(config).ends()["a"]
     assert (end_of_a["state"], end_of_a["message"]) == (state, "its limit of 1 min is used up" if code else "")
     assert present(config) == "b"
@@ -301,19 +310,14 @@ def test_a_run_whose_limit_is_used_up_is_stopped_and_the_next_begins(
 def test_a_stop_in_the_last_save_of_a_run_whose_limit_is_used_up_is_heard(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(config, "a", seconds=60)
-    ask(config, "b")
-
-    def coordinate(*_: Any, **more: Any) -> int:
-        more["stopping"].listen()
+    def coordinate(stopping: Any) -> int:
+        stopping.listen()
         spend(config, "a", 61)
-        until(more["stopping"])
+        until(stopping)
         os.kill(os.getpid(), signal.SIGTERM)
         return STOPPED
 
-    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
-    assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
+    assert train_past_the_limit(config, monkeypatch, coordinate) == STOPPED
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
     assert present(config) == "b"
 
@@ -321,40 +325,31 @@ def test_a_stop_in_the_last_save_of_a_run_whose_limit_is_used_up_is_heard(
 def test_a_limit_that_is_used_up_while_a_strategy_is_made_ends_no_process(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask(config, "a", seconds=60)
-    ask(config, "b")
-
-    def coordinate(*_: Any, **more: Any) -> int:
+    def coordinate(_: Any) -> int:
         end_when_asked()
         spend(config, "a", 61)
         until(lambda: False)
         return FINISHED
 
-    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
-    assert train_point(apply_selection(config), CHIEF, Notifier()) == TRY_AGAIN
+    assert train_past_the_limit(config, monkeypatch, coordinate) == TRY_AGAIN
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
 
 
 def test_a_stop_while_an_end_is_written_does_not_break_it_off(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run left before it had built its model, at once, and so no other handler of signals was set."""
-    ask(config, "a", seconds=60)
-    ask(config, "b")
     write = Queue.end_point
 
     def end_point(self: Queue, *end: Any) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         write(self, *end)
 
-    def coordinate(*_: Any, **more: Any) -> int:
+    def coordinate(_: Any) -> int:
         spend(config, "a", 61)
         until(lambda: False)
         raise AssertionError("it was not asked to make room")
 
-    monkeypatch.setattr(sweep, "YIELD_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(sweep, "run_coordinator", coordinate)
     monkeypatch.setattr(Queue, "end_point", end_point)
-    assert train_point(apply_selection(config), CHIEF, Notifier()) == STOPPED
+    assert train_past_the_limit(config, monkeypatch, coordinate) == STOPPED
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
     assert present(config) == "b"
 

@@ -152,30 +152,25 @@ def test_auto_sizes_calls_for_the_median_worker() -> None:
     assert 60 < pretended.calls[len(pretended.calls) // 2] < 140
 
 
-def test_a_first_call_that_takes_long_is_soon_forgotten() -> None:
+@pytest.mark.parametrize(
+    "calls",
+    [
+        pytest.param([(0.0, 20.0)] + [(0.0, 0.001)] * 8, id="a first call that takes long is soon forgotten"),
+        pytest.param([(0.0, 0.001)] * 8 + [(3600.0, 0.001)], id="and so is time in which no worker was there"),
+    ],
+)
+def test_what_is_no_steps_doing_makes_calls_no_shorter(calls: list[tuple[float, float]]) -> None:
     schedule = AsyncSchedule("auto", 1)
     schedule.begin(0, 10**6)
     now = 0.0
-    for seconds_each in [20.0] + [0.001] * 8:
+    for pause, seconds_each in calls:
         now += 0.1
         began, size = now, schedule.size(now)
         schedule.given(size)
+        if pause:
+            now += pause
+            schedule.paused(now)
         now += seconds_each * size
-        schedule.returned(size, began, 0, now)
-    assert schedule.size(now + 0.1) > 300
-
-
-def test_time_in_which_no_worker_was_there_makes_calls_no_shorter() -> None:
-    schedule = AsyncSchedule("auto", 1)
-    schedule.begin(0, 10**6)
-    now = 0.0
-    for pause in [0.0] * 8 + [3600.0]:
-        now += 0.1
-        began, size = now, schedule.size(now)
-        schedule.given(size)
-        now += pause
-        schedule.paused(now)
-        now += 0.001 * size
         schedule.returned(size, began, 0, now)
     assert schedule.size(now + 0.1) > 300
 

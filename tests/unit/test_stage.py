@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from docs import stage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,15 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stage the real pages in a folder of the test's own; returns that of the pages."""
-    spec = importlib.util.spec_from_file_location("stage", ROOT / "docs" / "stage.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.SITE = tmp_path_factory.mktemp("site")
-    module.STAGE = module.SITE / "pages"
-    module.stage()
-    return module.STAGE
+    stage.SITE = tmp_path_factory.mktemp("site")
+    stage.STAGE = stage.SITE / "pages"
+    stage.stage()
+    return stage.STAGE
 
 
 def _prose(page: Path) -> str:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-PLACE = Path(__file__).parents[2] / "roles" / "trainer" / "library" / "wait_for_members.py"
-SPEC = importlib.util.spec_from_file_location("wait_for_members", PLACE)
-assert SPEC
-assert SPEC.loader
-module = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(module)
+import wait_for_members as module
 
 TASKS = ["ps-1", "worker-1"]
 BOTH = {"ps-1": "closed", "worker-1": "away"}
