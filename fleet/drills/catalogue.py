@@ -38,7 +38,9 @@ def where_it_was(watch: FaultWatch) -> int:
     return watch.first.step or 0
 
 
-LOSES_NO_STEP = recovers(restored=where_it_was)
+EQUAL_TENSORS = partial(recovers, tensors=True)
+TO_THE_ONE_BEFORE = partial(recovers, restored=before_the_newest)
+LOSES_NO_STEP = partial(recovers, restored=where_it_was)
 # A coordinator that can't get on may be restarted, and no other task with it.
 CHIEF_TOO = ("chief",)
 GOES_ON: Mapping[str, Any] = {"restarts": False, "may_too": CHIEF_TOO}
@@ -57,17 +59,17 @@ OF_A_WAY: Mapping[str, Any] = {
     "needs": ("worker 2", "ps"),
 }
 
-_drill = partial(Drill, scenario=recovers())
+_drill = partial(Drill, scenario=recovers)
 # fmt: off
 _DRILLS = (
     _drill("worker", "a worker is killed: nothing stops, and it is used again",
            Kill(one("worker")), detected=5, paused=5),
     _drill("workers-60s", "all workers are down for a minute: training goes on when they are back",
-           Down(every("worker")), detected=10, paused=45, scenario=recovers(goes_on=False)),
+           Down(every("worker")), detected=10, paused=45, scenario=partial(recovers, goes_on=False)),
     _drill("ps", "a ps is killed in mid-step: only it is restarted",
            Kill(one("ps")), detected=5, paused=30),
     _drill("ps-fit", "the same under api: fit, and every restored tensor is the checkpoint's",
-           Kill(one("ps")), detected=5, paused=30, scenario=recovers(tensors=True), settings={"api": "fit"}),
+           Kill(one("ps")), detected=5, paused=30, scenario=EQUAL_TENSORS, settings={"api": "fit"}),
     _drill("ps-idle", f"a ps is killed while nobody asks it anything, a step of {LONG_STEP:.0f} s being under way",
            Kill(one("ps")), detected=LONG_STEP + 15, paused=LONG_STEP + 60, may_too=CHIEF_TOO, long_step=True),
     _drill("ps-saving", "a ps is killed while it writes its part of a checkpoint",
@@ -79,7 +81,8 @@ _DRILLS = (
     _drill("coordinator", "the coordinator is killed: no step is lost",
            COORDINATOR, detected=10, paused=30, scenario=LOSES_NO_STEP),
     _drill("coordinator-5", "the coordinator is killed five times: the memory of the ps does not grow",
-           COORDINATOR, detected=10, paused=45, scenario=five_times(LOSES_NO_STEP), program="trainer.drill:Large"),
+           COORDINATOR, detected=10, paused=45, scenario=partial(five_times, once=LOSES_NO_STEP),
+           program="trainer.drill:Large"),
     _drill("coordinator-saving", "the coordinator is killed in mid-save",
            KillWhileSaving(one("chief")), detected=10, paused=45, scenario=LOSES_NO_STEP,
            program="trainer.drill:Large"),
@@ -118,7 +121,7 @@ _DRILLS = (
            Cut(one("worker")), detected=10, paused=15, settings=SOON, destructive=True, needs=("worker 2",),
            **GOES_ON),
     _drill("ps-cut", "the same with a ps: its variables are laid out again on the other, every tensor the checkpoint's",
-           Cut(one("ps")), detected=10, paused=45, scenario=recovers(tensors=True), settings={**SOON, "api": "fit"},
+           Cut(one("ps")), detected=10, paused=45, scenario=EQUAL_TENSORS, settings={**SOON, "api": "fit"},
            destructive=True, needs=("ps 2",), **GOES_ON),
     _drill("way-lost",
            "what a worker's host sends to a ps's is lost for a minute: the worker is left out, named, and taken back",
@@ -148,10 +151,10 @@ _DRILLS = (
     _drill("reboot", "every host reboots at once",
            Reboot(), detected=None, paused=240, destructive=True),
     _drill("data-truncated", "the newest checkpoint's data is cut in half: it is set aside, and the one before it used",
-           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scenario=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_DATA), detected=15, paused=60, scenario=TO_THE_ONE_BEFORE,
            may_too=CHIEF_TOO),
     _drill("index-truncated", "the newest checkpoint's index is cut in half: likewise",
-           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scenario=recovers(restored=before_the_newest),
+           Damage(host_faults.TRUNCATE_INDEX), detected=15, paused=60, scenario=TO_THE_ONE_BEFORE,
            may_too=CHIEF_TOO),
     _drill("state-file-deleted", "TensorFlow's file `checkpoint` is deleted: nobody misses it",
            Damage(host_faults.REMOVE_STATE_FILE), detected=15, paused=60, may_too=CHIEF_TOO),
@@ -159,17 +162,15 @@ _DRILLS = (
            Damage(host_faults.TRUNCATE_ALL), detected=120, paused=120, scenario=all_checkpoints_bad),
     # The log complains, and nothing else: events.jsonl is where nothing can be written.
     _drill("path-full", "the shared path is full for half a minute: training goes on, complains, and saves again",
-           Full(), detected=None, paused=15, scenario=saves_again(recovers()), may_too=("evaluator",),
-           destructive=True),
+           Full(), detected=None, paused=15, scenario=saves_again, may_too=("evaluator",), destructive=True),
     _drill("path-read-only", "the run's directory is read-only for half a minute: likewise",
-           ReadOnly(), detected=None, paused=15, scenario=saves_again(recovers()), may_too=("evaluator",),
-           destructive=True),
+           ReadOnly(), detected=None, paused=15, scenario=saves_again, may_too=("evaluator",), destructive=True),
     _drill("worker-never-starts", "a worker is missing: it is named with host and port, and waited for",
-           NOTHING, detected=30, paused=90, scenario=never_starts("worker"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=partial(never_starts, job="worker"), settings={"elastic": False}),
     _drill("ps-never-starts", "likewise a ps",
-           NOTHING, detected=30, paused=90, scenario=never_starts("ps"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=partial(never_starts, job="ps"), settings={"elastic": False}),
     _drill("wrong-port", "the coordinator has a wrong port of a worker: it names the address that doesn't answer",
-           NOTHING, detected=30, paused=90, scenario=wrong_port("worker"), settings={"elastic": False}),
+           NOTHING, detected=30, paused=90, scenario=wrong_port, settings={"elastic": False}),
     _drill("data", "a data worker is killed: the others read on, and it reads again",
            Kill(one("data")), detected=None, paused=5, settings=SERVICE, needs=("data 2",)),
     _drill("data-all", "all data workers are killed",
@@ -186,19 +187,20 @@ _DRILLS = (
     _drill("dispatcher-frozen", "the dispatcher is stopped (SIGSTOP)",
            Freeze(one("dispatcher")), detected=None, paused=10, settings=SERVICE, needs=("data",)),
     _drill("evaluator", "the evaluator is killed: training does not notice, and it evaluates again",
-           Kill(one("evaluator")), detected=None, paused=10, scenario=undisturbed(recovers()), needs=("evaluator",)),
+           Kill(one("evaluator")), detected=None, paused=10, scenario=undisturbed, needs=("evaluator",)),
     _drill("evaluator-absent", "the evaluator is down for half a minute: likewise",
-           Down(one("evaluator"), lasts=30.0), detected=None, paused=10, scenario=undisturbed(recovers()),
-           needs=("evaluator",)),
+           Down(one("evaluator"), lasts=30.0), detected=None, paused=10, scenario=undisturbed, needs=("evaluator",)),
     _drill("nan", "check_numerics finds a loss that is no number: the user's error",
-           NOTHING, detected=90, paused=90, scenario=fails("the drill's loss"), program="trainer.drill:NotANumber"),
+           NOTHING, detected=90, paused=90, scenario=partial(fails, message="the drill's loss"),
+           program="trainer.drill:NotANumber"),
     _drill("exception", "the program raises an exception: likewise",
-           NOTHING, detected=90, paused=90, scenario=fails("the drill's own error"), program="trainer.drill:Broken"),
+           NOTHING, detected=90, paused=90, scenario=partial(fails, message="the drill's own error"),
+           program="trainer.drill:Broken"),
     _drill("second-coordinator", "a second coordinator is started on another host: it is refused",
            NOTHING, detected=60, paused=10, scenario=second_coordinator),
     _drill("finished",
            "the digits are learnt to the end, with a worker and a ps killed on the way: accuracy, and every task ends",
-           Kill(one("worker", "ps")), detected=None, paused=240, scenario=finishes("accuracy", 0.95),
+           Kill(one("worker", "ps")), detected=None, paused=240, scenario=finishes,
            program="trainer.examples.digits:Digits",
            settings={"steps": 4000, "steps_per_execution": "auto", "checkpoint_seconds": 3.0}),
 )

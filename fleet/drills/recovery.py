@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 
-from fleet.drills.drill import Drill, Findings, Scenario
+from fleet.drills.drill import Drill, Findings
 from fleet.drills.testbed import SHORT_STEP, Process, Testbed
 from fleet.drills.watch import FaultWatch, describe_process, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.site.topology import Task
@@ -21,46 +21,44 @@ TIMES_USED = 3
 RestoredStep = Callable[[FaultWatch], int]  # the lowest step to which a run may go back
 
 
-def recovers(*, goes_on: bool = True, tensors: bool = False, restored: RestoredStep | None = None) -> Scenario:
+def recovers(
+    testbed: Testbed, drill: Drill, *, goes_on: bool = True, tensors: bool = False, restored: RestoredStep | None = None
+) -> Findings:
     """The drill's fault comes, and the run trains again by itself: while it lasts if it `goes_on`, else after it.
 
     `tensors`: the program compares what was restored with the checkpoint. `restored` says which step the run may go
     back to; without it that is the newest checkpoint before the fault.
     """
-
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        fault = drill.fault
-        testbed.train(drill.program, drill.settings)
+    fault = drill.fault
+    testbed.train(drill.program, drill.settings)
+    if drill.long_step:
+        testbed.begin_long_step()
+    found = Findings()
+    watch = FaultWatch(testbed)
+    hit = fault.hits(testbed)
+    try:
+        watch.begin()
+        found.proof = fault.inject(testbed)
+        if fault.injects_late:
+            watch.begun = testbed.console.clock() - 0.5
         if drill.long_step:
-            testbed.begin_long_step()
-        found = Findings()
-        watch = FaultWatch(testbed)
-        hit = fault.hits(testbed)
-        try:
-            watch.begin()
-            found.proof = fault.inject(testbed)
-            if fault.injects_late:
-                watch.begun = testbed.console.clock() - 0.5
-            if drill.long_step:
-                testbed.pace(SHORT_STEP)
-            others, reverted = _until_reverted(found, watch, testbed, drill, hit, goes_on)
-            _until_recovered(watch, testbed, drill, hit, reverted)
-            if fault.lasts or not drill.long_step:
-                found.problems += take_part_again(testbed, watch, hit)
-        finally:
-            fault.revert(testbed)
             testbed.pace(SHORT_STEP)
-        describe_recovery(found, watch, testbed, drill, hit, None if goes_on or not fault.lasts else reverted)
-        floor = restored(watch) if restored else watch.newest_checkpoint
-        low = lowest_step(watch.samples)
-        found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
-        if fault.takes_away:
-            _expect_untouched(found, testbed, hit, others)
-        if tensors:
-            _expect_equal_tensors(found, testbed, watch)
-        return found
-
-    return run
+        others, reverted = _until_reverted(found, watch, testbed, drill, hit, goes_on)
+        _until_recovered(watch, testbed, drill, hit, reverted)
+        if fault.lasts or not drill.long_step:
+            found.problems += take_part_again(testbed, watch, hit)
+    finally:
+        fault.revert(testbed)
+        testbed.pace(SHORT_STEP)
+    describe_recovery(found, watch, testbed, drill, hit, None if goes_on or not fault.lasts else reverted)
+    floor = restored(watch) if restored else watch.newest_checkpoint
+    low = lowest_step(watch.samples)
+    found.expect(low is None or low >= floor, f"it went back to step {low}, before the checkpoint {floor}")
+    if fault.takes_away:
+        _expect_untouched(found, testbed, hit, others)
+    if tensors:
+        _expect_equal_tensors(found, testbed, watch)
+    return found
 
 
 def _until_reverted(

@@ -8,42 +8,35 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from fleet.drills.drill import Drill, Findings, Scenario
-from fleet.drills.recovery import PATIENCE, describe_recovery
+from fleet.drills.recovery import PATIENCE, describe_recovery, recovers
 from fleet.drills.testbed import DrillFailed, Testbed
-from fleet.drills.watch import (
-    FaultWatch,
-    describe_process,
-)
+from fleet.drills.watch import FaultWatch, describe_process
 from fleet.hosts.run import AS_TRAINER
 from fleet.site.topology import Task
 
 
-def five_times(once: Scenario) -> Scenario:
-    """The scenario five times over, each after the run has trained again; the memory of the ps must not grow."""
-
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        testbed.train(drill.program, drill.settings)
-        before = _memory(testbed)
-        found = Findings()
-        for _ in range(5):
-            each = once(testbed, drill)
-            found.detected = max(filter(None, (found.detected, each.detected)), default=None)
-            found.paused = max(filter(None, (found.paused, each.paused)), default=None)
-            found.lost = max(found.lost or 0, each.lost or 0)
-            found.restarted = sorted({*found.restarted, *each.restarted})
-            found.problems += each.problems
-            if each.problems:
-                break
-            testbed.wait(testbed.trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
-        found.proof = "the coordinator's process was gone five times"
-        after = _memory(testbed)
-        grown = {name: after[name] - before[name] for name in before if name in after}
-        worst = max(grown.values(), default=0)
-        found.notes.append(f"the memory of a ps grew by {worst} MiB at most")
-        found.expect(worst <= MAX_MEMORY_MIB, f"the memory of a ps grew by {worst} MiB: {grown}")
-        return found
-
-    return run
+def five_times(testbed: Testbed, drill: Drill, once: Scenario) -> Findings:
+    """Let a scenario come five times over, each after the run has trained again; the memory of the ps must not grow."""
+    testbed.train(drill.program, drill.settings)
+    before = _memory(testbed)
+    found = Findings()
+    for _ in range(5):
+        each = once(testbed, drill)
+        found.detected = max(filter(None, (found.detected, each.detected)), default=None)
+        found.paused = max(filter(None, (found.paused, each.paused)), default=None)
+        found.lost = max(found.lost or 0, each.lost or 0)
+        found.restarted = sorted({*found.restarted, *each.restarted})
+        found.problems += each.problems
+        if each.problems:
+            break
+        testbed.wait(testbed.trains_beyond_a_checkpoint, 60.0, "a new checkpoint")
+    found.proof = "the coordinator's process was gone five times"
+    after = _memory(testbed)
+    grown = {name: after[name] - before[name] for name in before if name in after}
+    worst = max(grown.values(), default=0)
+    found.notes.append(f"the memory of a ps grew by {worst} MiB at most")
+    found.expect(worst <= MAX_MEMORY_MIB, f"the memory of a ps grew by {worst} MiB: {grown}")
+    return found
 
 
 MAX_MEMORY_MIB = 250  # of a model that takes 122 MiB on each of two ps
@@ -60,17 +53,13 @@ def _memory(testbed: Testbed) -> dict[str, int]:
     return found
 
 
-def fails(message: str) -> Scenario:
+def fails(testbed: Testbed, drill: Drill, message: str) -> Findings:
     """The run ends with the user's own error: a permanent exit code, no restart, the user's line in the message."""
-
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        testbed.forget_run()
-        testbed.train(drill.program, drill.settings, wait=False)
-        begun = testbed.console.clock()
-        testbed.cluster.start(testbed.inventory.tasks)
-        return _ends_with_an_error(testbed, begun, message, drill)
-
-    return run
+    testbed.forget_run()
+    testbed.train(drill.program, drill.settings, wait=False)
+    begun = testbed.console.clock()
+    testbed.cluster.start(testbed.inventory.tasks)
+    return _ends_with_an_error(testbed, begun, message, drill)
 
 
 def _ends_with_an_error(testbed: Testbed, begun: float, message: str, drill: Drill) -> Findings:
@@ -107,43 +96,35 @@ def all_checkpoints_bad(testbed: Testbed, drill: Drill) -> Findings:
     return found
 
 
-def never_starts(job: str) -> Scenario:
+def never_starts(testbed: Testbed, drill: Drill, job: str) -> Findings:
     """A member is missing when the run starts: it is named, with host and port, and waited for."""
-
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        testbed.forget_run()
-        testbed.train(drill.program, drill.settings, wait=False)
-        missing = testbed.victim(job)
-        testbed.cluster.stop([missing])
-        return _is_waited_for(testbed, drill, missing, f"{missing.address}:{missing.port}", [missing], lambda: None)
-
-    return run
+    testbed.forget_run()
+    testbed.train(drill.program, drill.settings, wait=False)
+    missing = testbed.victim(job)
+    testbed.cluster.stop([missing])
+    return _is_waited_for(testbed, drill, missing, f"{missing.address}:{missing.port}", [missing], lambda: None)
 
 
-def wrong_port(job: str) -> Scenario:
-    """The coordinator gets a wrong port for a member: it names the address that doesn't answer."""
+def wrong_port(testbed: Testbed, drill: Drill) -> Findings:
+    """The coordinator gets a wrong port for a worker: it names the address that doesn't answer."""
+    testbed.forget_run()
+    testbed.train(drill.program, drill.settings, wait=False)
+    missing, chief = testbed.victim("worker"), testbed.chief
+    right, wrong = f"{missing.address}:{missing.port}", f"{missing.address}:{(missing.port or 0) + 7}"
+    file = f"/etc/trainer/{chief.name}.env"
+    text = testbed.on(chief.host, f"cat {file}")
+    if right not in text:
+        raise DrillFailed(f"{file} on {chief.host} has no {right}")
 
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        testbed.forget_run()
-        testbed.train(drill.program, drill.settings, wait=False)
-        missing, chief = testbed.victim(job), testbed.chief
-        right, wrong = f"{missing.address}:{missing.port}", f"{missing.address}:{(missing.port or 0) + 7}"
-        file = f"/etc/trainer/{chief.name}.env"
-        text = testbed.on(chief.host, f"cat {file}")
-        if right not in text:
-            raise DrillFailed(f"{file} on {chief.host} has no {right}")
+    def write(content: str) -> None:
+        testbed.on(chief.host, f"printf '%s\\n' {shlex.quote(content.rstrip())} | root tee {file} >/dev/null")
 
-        def write(content: str) -> None:
-            testbed.on(chief.host, f"printf '%s\\n' {shlex.quote(content.rstrip())} | root tee {file} >/dev/null")
+    def fix() -> None:
+        write(text)
+        testbed.cluster.stop([chief])
 
-        def fix() -> None:
-            write(text)
-            testbed.cluster.stop([chief])
-
-        write(text.replace(right, wrong))
-        return _is_waited_for(testbed, drill, missing, wrong, [chief], fix)
-
-    return run
+    write(text.replace(right, wrong))
+    return _is_waited_for(testbed, drill, missing, wrong, [chief], fix)
 
 
 def _is_waited_for(
@@ -210,17 +191,13 @@ def second_coordinator(testbed: Testbed, drill: Drill) -> Findings:
     return found
 
 
-def undisturbed(scenario: Scenario) -> Scenario:
+def undisturbed(testbed: Testbed, drill: Drill) -> Findings:
     """What happens to the evaluator concerns the training not at all; and it evaluates again afterwards."""
-
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        found = scenario(testbed, drill)
-        step, begun = testbed.sample().step or 0, testbed.console.clock()
-        testbed.wait(lambda: _evaluation(testbed) >= step, 120.0, "a checkpoint of after the fault is evaluated")
-        found.notes.append(f"evaluated again after {testbed.console.clock() - begun:.0f} s")
-        return found
-
-    return run
+    found = recovers(testbed, drill)
+    step, begun = testbed.sample().step or 0, testbed.console.clock()
+    testbed.wait(lambda: _evaluation(testbed) >= step, 120.0, "a checkpoint of after the fault is evaluated")
+    found.notes.append(f"evaluated again after {testbed.console.clock() - begun:.0f} s")
+    return found
 
 
 def _evaluation_text(testbed: Testbed) -> str:
@@ -235,24 +212,20 @@ def _evaluation(testbed: Testbed) -> int:
     return int(match[1]) if match else -1
 
 
-def saves_again(scenario: Scenario) -> Scenario:
+def saves_again(testbed: Testbed, drill: Drill) -> Findings:
     """While nothing can be saved, training goes on and complains; afterwards a checkpoint is saved again."""
+    began = int(testbed.on(testbed.chief.host, "date +%s"))
+    found = recovers(testbed, drill)
+    newest = max(testbed.sample().checkpoints, default=0)
 
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        began = int(testbed.on(testbed.chief.host, "date +%s"))
-        found = scenario(testbed, drill)
-        newest = max(testbed.sample().checkpoints, default=0)
+    def saved() -> bool:
+        return max(testbed.sample().checkpoints, default=0) > newest
 
-        def saved() -> bool:
-            return max(testbed.sample().checkpoints, default=0) > newest
-
-        testbed.wait(saved, 60.0, "a checkpoint is saved after the fault")
-        complaints = testbed.on(testbed.chief.host, _complaints(testbed.chief, began))
-        found.expect(complaints.strip(), "nothing was complained about in the log")
-        found.notes.append((complaints.strip().splitlines() or [""])[-1][:120])
-        return found
-
-    return run
+    testbed.wait(saved, 60.0, "a checkpoint is saved after the fault")
+    complaints = testbed.on(testbed.chief.host, _complaints(testbed.chief, began))
+    found.expect(complaints.strip(), "nothing was complained about in the log")
+    found.notes.append((complaints.strip().splitlines() or [""])[-1][:120])
+    return found
 
 
 def _complaints(task: Task, since: int) -> str:
@@ -262,35 +235,32 @@ def _complaints(task: Task, since: int) -> str:
     )
 
 
-def finishes(metric: str, least: float) -> Scenario:
+GOOD_ACCURACY = 0.95  # of a run without a fault
+
+
+def finishes(testbed: Testbed, drill: Drill) -> Findings:
     """A run with a fault in it goes to its end, is as good as one without, and everything ends with it."""
+    testbed.forget_run()
+    testbed.train(drill.program, drill.settings)
+    begun = testbed.console.clock()
+    found = Findings(proof=drill.fault.inject(testbed))
+    ends = {task.name for task in testbed.inventory.tasks}
 
-    def run(testbed: Testbed, drill: Drill) -> Findings:
-        testbed.forget_run()
-        testbed.train(drill.program, drill.settings)
-        begun = testbed.console.clock()
-        found = Findings(proof=drill.fault.inject(testbed))
-        ends = {task.name for task in testbed.inventory.tasks}
+    def ended() -> bool:
+        return all(process.active == "inactive" for process in testbed.processes().values())
 
-        def ended() -> bool:
-            return all(process.active == "inactive" for process in testbed.processes().values())
-
-        try:
-            testbed.wait(
-                lambda: testbed.sample().status.get("state") == "finished", drill.paused + PATIENCE, "it finishes"
-            )
-            found.notes.append(f"finished after {testbed.console.clock() - begun:.0f} s")
-            testbed.wait(ended, 60.0, "every task ends")
-        except DrillFailed as error:
-            found.problems.append(str(error))
-        for name, process in testbed.processes().items():
-            good = (process.active, process.result) == ("inactive", "success")
-            found.expect(good or name not in ends, f"{name} is {describe_process(process)}, and should have finished")
-        text = _evaluation_text(testbed)
-        value = re.search(rf'"{metric}": ([0-9.]+)', text)
-        found.notes.append(f"{metric} {float(value[1]):.4f}" if value else f"no {metric}")
-        found.expect(value and float(value[1]) >= least, f"{metric} is not at least {least}: {text[:100]}")
-        testbed.forget_run()
-        return found
-
-    return run
+    try:
+        testbed.wait(lambda: testbed.sample().status.get("state") == "finished", drill.paused + PATIENCE, "it finishes")
+        found.notes.append(f"finished after {testbed.console.clock() - begun:.0f} s")
+        testbed.wait(ended, 60.0, "every task ends")
+    except DrillFailed as error:
+        found.problems.append(str(error))
+    for name, process in testbed.processes().items():
+        good = (process.active, process.result) == ("inactive", "success")
+        found.expect(good or name not in ends, f"{name} is {describe_process(process)}, and should have finished")
+    text = _evaluation_text(testbed)
+    value = re.search(r'"accuracy": ([0-9.]+)', text)
+    found.notes.append(f"accuracy {float(value[1]):.4f}" if value else "no accuracy")
+    found.expect(value and float(value[1]) >= GOOD_ACCURACY, f"accuracy is not at least {GOOD_ACCURACY}: {text[:100]}")
+    testbed.forget_run()
+    return found

@@ -484,7 +484,7 @@ def _takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def rehearsed(after: float = 8.0, back_to: int = 1000, restarted: tuple[str, ...] = ("ps-1",)) -> Findings:
     drill = replace(named("ps"), fault=InjectedFault(), detected=5, paused=20)
-    found = recovers()(Simulated(after, back_to, restarted), drill)
+    found = recovers(Simulated(after, back_to, restarted), drill)
     runner.judge(found, drill)
     return found
 
@@ -501,7 +501,7 @@ def test_a_recovery_is_measured_and_passes() -> None:
 @pytest.mark.usefixtures("_takes_part")
 def test_what_others_must_end_is_taken_back_only_after_the_recovery() -> None:
     testbed = Simulated(8.0, 1000, ("ps-1",))
-    recovers()(testbed, replace(named("ps-frozen"), fault=InjectedFault()))
+    recovers(testbed, replace(named("ps-frozen"), fault=InjectedFault()))
     assert testbed.reverted >= testbed.injected + testbed.after
 
 
@@ -582,7 +582,7 @@ class RestartsAtTheReturn(TakesIn):
 )
 def test_who_comes_back_may_disturb_nobody(cluster: type[Simulated], problems: list[str]) -> None:
     drill = replace(named("ps-cut"), fault=Leave(), may_too=("worker",))
-    assert recovers()(cluster(8.0, 1000, ()), drill).problems == problems
+    assert recovers(cluster(8.0, 1000, ()), drill).problems == problems
 
 
 @pytest.mark.usefixtures("_takes_part")
