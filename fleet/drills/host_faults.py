@@ -7,16 +7,7 @@ import subprocess
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from fleet.drills.faults import (
-    TABLE,
-    AimedAtHost,
-    Fault,
-    Kill,
-    TaskChoice,
-    by_host,
-    one,
-    run_everywhere,
-)
+from fleet.drills.faults import TABLE, AimedAtHost, Fault, Kill, TaskChoice, by_host, one, run_everywhere
 from fleet.drills.testbed import DrillFailed, Testbed
 from fleet.drills.ways import REMOVE, counted, loads, reverts, reverts_itself
 from fleet.errors import HostsUnreachable

@@ -88,7 +88,7 @@ def _until_recovered(watch: FaultWatch, testbed: Testbed, drill: Drill, hit: Seq
     watch.until(
         lambda: (
             watch.run_again(must)
-            and watch.has_trained_since(max(reverted, last_restart(watch)) + 1.0)
+            and trains_again(watch, reverted)
             # A supervisor may be so fast that the coordinator finds out only now.
             and (drill.detected is None or watch.detected_after() is not None)
         ),
@@ -111,10 +111,11 @@ def _expect_equal_tensors(found: Findings, testbed: Testbed, watch: FaultWatch) 
     found.notes.append(f"{equal} tensors equal the checkpoint's")
 
 
-def last_restart(watch: FaultWatch) -> float:
-    """When the coordinator was last seen to be another process."""
+def trains_again(watch: FaultWatch, reverted: float) -> bool:
+    """Whether it has trained since the fault was reverted, and by the coordinator's newest process."""
     pairs = pairwise(watch.samples)
-    return [watch.begun, *(now.at for before, now in pairs if before.coordinator.start != now.coordinator.start)][-1]
+    begun = [now.at for before, now in pairs if before.coordinator.start != now.coordinator.start]
+    return watch.has_trained_since(max([watch.begun, reverted, *begun]) + 1.0)
 
 
 def describe_recovery(

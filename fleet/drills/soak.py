@@ -20,7 +20,7 @@ from typing import Any
 from fleet.drills.catalogue import SOON
 from fleet.drills.drill import Drill
 from fleet.drills.faults import Fault, Kill, await_save, run_everywhere
-from fleet.drills.recovery import PATIENCE, last_restart, take_part_again, tensors_that_equal
+from fleet.drills.recovery import PATIENCE, take_part_again, tensors_that_equal, trains_again
 from fleet.drills.testbed import DrillFailed, NotHere, Process, RunSample, Testbed
 from fleet.drills.watch import FaultWatch, describe_process, longest_pause, steps_lost
 from fleet.drills.ways import WayFault
@@ -287,7 +287,7 @@ class SoakTest:
             recovered = watch.until(
                 lambda: (
                     bool(who_failed(watch.samples, watch.processes))
-                    or (all(process.runs for process in watch.processes.values()) and self._trains_since(watch, since))
+                    or (all(process.runs for process in watch.processes.values()) and trains_again(watch, since))
                 ),
                 bound + PATIENCE,
             )
@@ -299,9 +299,6 @@ class SoakTest:
         elif not who_failed(watch.samples, watch.processes):
             hit = {task.name: task for one in each.injections for task in one.fault.hits(testbed)}
             outcome.problems += take_part_again(testbed, watch, list(hit.values()))
-
-    def _trains_since(self, watch: FaultWatch, reverted: float) -> bool:
-        return watch.has_trained_since(max(reverted, last_restart(watch)) + 1.0)
 
     def _await_processes(self, watch: FaultWatch, fault: Fault) -> None:
         """Wait until the task that is to be hit has a process: it may be on its way back from the fault before."""

@@ -247,9 +247,6 @@ def bits_of(task: Task) -> int:
 class NoWayIn(WayFault):
     """A ps's host drops what comes from the hosts of all workers."""
 
-    def hits(self, testbed: Testbed) -> list[Task]:
-        return self.choice(testbed)
-
     def reaches(self, testbed: Testbed) -> set[str]:
         self._workers(testbed)
         return set()
