@@ -175,9 +175,9 @@ class Psfleet(Fab):
         given_as = "--task" if _TASK.fullmatch(word) else "--run"
         if context and after and not flag and not close and given_as in context.flags:
             named = context.args[given_as.lstrip("-")].value
-            mend = f"Did you mean {given_as} {shlex.quote(word)}?"
-            mend = f"{given_as} is {named!r}; expected one name" if named else mend
-            return Exit(f"psfleet {after} takes no word {word!r} here. {mend}", 2)
+            fix = f"Did you mean {given_as} {shlex.quote(word)}?"
+            fix = f"{given_as} is {named!r}; expected one name" if named else fix
+            return Exit(f"psfleet {after} takes no word {word!r} here. {fix}", 2)
         if not flag and after and not close:
             where = f"`psfleet {after} --help` lists what it takes"
             return Exit(f"psfleet {after} takes no word {word!r} here, and no verb has this name. {where}", 2)
