@@ -25,7 +25,8 @@ _DEVELOPERS = ("lab", "vms")  # a checkout's
 _HEAD = """---
 # The machines by their jobs. A host may be in several groups; its place in a group is the task's index.
 # ansible_host is the address that you reach it by. Add cluster_address where the others reach it by another one, and
-# worker_tasks or ps_tasks where it is to run several.
+# worker_tasks or ps_tasks where it is to run several. Many hosts: `w[01:40]:`, and in group_vars/all.yml
+# ansible_host: '{{ inventory_hostname }}'.
 """
 
 
