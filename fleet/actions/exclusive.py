@@ -43,6 +43,11 @@ def reject_stopped(cluster: Cluster) -> None:
 
 
 def restart_previous(cluster: Cluster, hosts: Sequence[str]) -> None:
-    """Start what ran before; raises ClusterTrouble where the cluster was stopped meanwhile."""
-    reject_stopped(cluster)
+    """Start what ran before; raises ClusterTrouble where the cluster was stopped meanwhile, which it stays."""
+    try:
+        reject_stopped(cluster)
+    except ClusterTrouble:
+        # What was put back would start them at the next boot.
+        cluster.disable([task for task in cluster.inventory.tasks if task.host in hosts])
+        raise
     cluster.restart_previous(hosts)

@@ -95,7 +95,7 @@ def test_a_start_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
     message = "bob@desk at 10:41:07 UTC came meanwhile" if when == "while it ships" else "was stopped at step"
     with pytest.raises(ClusterTrouble, match=message):
         start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest("digits-2", restart=True))
-    assert not any(unit.up for unit in hosts.units.values())
+    assert not any(unit.up or unit.enabled for unit in hosts.units.values())
     assert ("start chief-0" in hosts.done) is (when != "while it ships")
     assert hosts.release == before
     assert "a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile" in printed(console)

@@ -758,6 +758,7 @@ def test_a_rollback_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
     with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
         rollback(cluster(back), console)
     assert (up(back), back.release) == (set(), "abc123")
+    assert not any(unit.enabled for unit in back.units.values())
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
