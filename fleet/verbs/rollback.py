@@ -381,7 +381,8 @@ def _wait_for_a_step(cluster: Cluster, console: Console, seen: Observation, newc
     def trains(now: Observation) -> bool:
         return now.run is not None and now.run.state == "training" and (now.run.step or 0) > before
 
-    if not wait(cluster, console, "the training goes on", trains, TRAIN_SECONDS):
+    # One look is enough: what has gone had said its last before `begun`.
+    if not wait(cluster, console, "the training goes on", trains, TRAIN_SECONDS, looks=1):
         chief = cluster.inventory.chief
         then = f". Not drained yet: {', '.join(newcomers)}, new since. When it trains: fab rollback" * bool(newcomers)
         raise ClusterTrouble(

@@ -742,6 +742,21 @@ def test_a_rollback_that_fails_is_put_back(back: Hosts, console: Console, monkey
     assert json.loads(back.lines[-1])["outcome"] == "failed"
 
 
+def test_the_first_step_that_is_seen_after_a_rollback_is_its_end(back: Hosts, console: Console) -> None:
+    back.lines = [shipped("old1", OLD)]
+    looks: list[set[str]] = []
+    tick = back.tick
+
+    def count(hosts: fake_hosts.FakeHosts) -> None:
+        looks.append(set(hosts.done))
+        tick(hosts)
+
+    back.tick = count
+    rollback(cluster(back), console)
+    # What the last coordinator has said, and a step.
+    assert len([done for done in looks if "go on chief-0" in done]) == 2
+
+
 def test_a_rollback_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
     back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -840,7 +855,7 @@ def test_a_rollback_that_trains_no_step_says_what_drains_the_hosts_that_came_sin
 ) -> None:
     back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.verbs.rollback.wait", lambda *_: False)
+        patch.setattr("fleet.verbs.rollback.wait", lambda *_, **__: False)
         with pytest.raises(ClusterTrouble, match=r"Not drained yet: w-b, new since\. When it trains: fab rollback"):
             rollback(cluster(back), console)
     assert (back.release, up(back)) == ("old1", ALL)
@@ -873,7 +888,7 @@ def test_new_hosts_without_the_older_release_leave_before_the_older_coordinator_
     then = {host: names for host, names in FEWER.items() if host != "ps-b"}
     back.lines = [shipped("old1", NOW, members=then), shipped("abc123", NOW)]
     with monkeypatch.context() as patch:
-        patch.setattr("fleet.verbs.rollback.wait", lambda *_: False)
+        patch.setattr("fleet.verbs.rollback.wait", lambda *_, **__: False)
         with pytest.raises(ClusterTrouble, match="Not drained yet: ps-b, w-b, new since"):
             rollback(cluster(back), console)
     assert (back.release, up(back), back.marks) == ("old1", ALL - {"ps-1", "worker-1"}, {})
