@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -110,16 +112,13 @@ class OfKeras3(Tables):
         return model
 
 
-def trained(program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any) -> tuple[np.ndarray, int]:
-    """Return the weights and slots after some steps, and the number of tensors that a step sends."""
-    values, sent, _ = trained_and_counted(program, monkeypatch, together, **settings)
-    return values, sent
-
-
 def trained_and_counted(
     program: Any, monkeypatch: pytest.MonkeyPatch, together: Any, **settings: Any
 ) -> tuple[np.ndarray, int, int]:
-    """Return beside that how many mutexes a step takes on that ps where it takes most, apart from lookups."""
+    """Return the weights and slots after some steps, and how many tensors a step sends.
+
+    And how many mutexes it takes on that ps where it takes most, apart from lookups.
+    """
     sent: list[int] = []
     locks: list[int] = []
 
@@ -157,6 +156,13 @@ def trained_and_counted(
     return values, sent[-1], locks[-1]
 
 
+@functools.cache
+def trained_together(program: Callable[[], Any], settings: str) -> tuple[np.ndarray, int, int]:
+    """Do the same with packed messages, once for the tests of messages and of acts; `settings` are JSON."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return trained_and_counted(program(), monkeypatch, sending_together, **json.loads(settings))
+
+
 SPLIT = {"partitioner": "fixed_shards"}
 DYNAMIC = {"dynamic_tables": {f"table{number}": {"capacity": 5000} for number in range(TABLES)}}
 
@@ -176,8 +182,8 @@ DYNAMIC = {"dynamic_tables": {f"table{number}": {"capacity": 5000} for number in
 def test_packed_messages_change_no_number(
     monkeypatch: pytest.MonkeyPatch, program: Callable[[], Any], settings: dict[str, Any], most: int
 ) -> None:
-    apart, many = trained(program(), monkeypatch, lambda local: contextlib.nullcontext(), **settings)
-    together, few = trained(program(), monkeypatch, sending_together, **settings)
+    apart, many, _ = trained_and_counted(program(), monkeypatch, lambda local: contextlib.nullcontext(), **settings)
+    together, few, _ = trained_together(program, json.dumps(settings))
     assert np.isfinite(apart).all()
     assert np.array_equal(apart, together)
     assert few <= most < many
@@ -194,7 +200,7 @@ def test_packed_messages_change_no_number(
 def test_updates_in_one_act_change_no_number(
     monkeypatch: pytest.MonkeyPatch, program: Callable[[], Any], settings: dict[str, Any], acts: int
 ) -> None:
-    joint, _, few = trained_and_counted(program(), monkeypatch, sending_together, **settings)
+    joint, _, few = trained_together(program, json.dumps(settings))
     monkeypatch.setattr(atomic_updates, "joined", lambda updates: [[one] for one in updates])
     apart, _, many = trained_and_counted(program(), monkeypatch, sending_together, **settings)
     assert np.isfinite(apart).all()
