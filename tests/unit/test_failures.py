@@ -98,6 +98,11 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
             "called for the variables it was originally built with. When working with a new set of variables",
             "build it in build_model",
         ),
+        (
+            "Exception encountered when calling Cap.call(). Could not automatically infer the output shape / dtype of "
+            "'cap' (of type Cap). Either the `Cap.call()` method is incorrect, or",
+            "call it once in build_model",
+        ),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
         ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
         ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),

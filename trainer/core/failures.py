@@ -72,6 +72,9 @@ FIXES = {
     "This optimizer can only be called for the variables it was originally built with": "a layer that train_step alone "
     "calls has no weights when the optimizer gets its own: build it in build_model, as layer.build((None, 8)), or give "
     "it its input (docs/keras3.md)",
+    "Could not automatically infer the output shape / dtype of": "before training the model is called with what stands "
+    "for the data's features. Where it takes something else, as features and labels, call it once in build_model with "
+    "zeros of the right shapes, which builds it (docs/keras3.md)",
     "Please use `tf.keras.losses.Reduction.SUM` or": 'make the loss with reduction="none", and take '
     "tf.reduce_mean(loss(y, predicted)) (docs/programs.md)",
 }
