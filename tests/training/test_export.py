@@ -7,16 +7,18 @@ import fcntl
 import io
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from processes import run_check
 
-from trainer.core.failures import Infrastructure
+from trainer.core.failures import Infrastructure, UserError
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.training.exports import export
+from trainer.training.exports import export, export_trial
 from trainer.training.exports.export_shards import LargeVariables
 from trainer.training.exports.export_trial import is_new
 
@@ -95,6 +97,24 @@ def test_the_trial_takes_no_memory_for_tables_and_leaves_the_program_alone(found
     assert memory["variables"] > 3
     assert memory["grown"] < 0.2
     assert memory["kept"] is False
+
+
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        (SimpleNamespace(), "Correct that, give the program a serving_signature(model), or set export: false"),
+        (SimpleNamespace(serving_signature=print), "Correct that, or set export: false"),
+    ],
+)
+def test_a_call_that_takes_other_than_the_data_is_shown_a_way_out(
+    program: Any, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = ValueError("The model provided has never called. It must be called at least once before export.")
+    monkeypatch.setattr(export_trial, "is_new", lambda _: True)
+    monkeypatch.setattr(export_trial, "trace_export", Mock(side_effect=error))
+    with pytest.raises(UserError) as raised:
+        export_trial.try_export(program, Mock(), None)
+    assert str(raised.value).endswith(f"before export. {way}")
 
 
 @pytest.mark.parametrize(("newest", "begun", "expected"), [(None, "", True), (0, "", True), (5, "", False)])

@@ -47,9 +47,11 @@ def try_export(program: Program, directory: RunDirectory, element_spec: ElementS
         log.warning("it is not known yet whether the model can be exported: %s", explain(error, program_file(program)))
     except (Exception, SystemExit) as error:  # a program may say sys.exit
         why = str(error) if isinstance(error, UserError) else explain(error, program_file(program))
+        has_way = isinstance(error, UserError) or getattr(program, "serving_signature", None) is not None
+        way = "" if has_way else ", give the program a serving_signature(model)"
         raise UserError(
-            f"the model could not be exported at the end of the run: {why.rstrip('.')}. Correct that, or set export: "
-            "false"
+            f"the model could not be exported at the end of the run: {why.rstrip('.')}. Correct that{way}, or set "
+            "export: false"
         ) from error
     finally:
         gc.collect()  # layers refer to one another
