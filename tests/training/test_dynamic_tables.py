@@ -33,6 +33,7 @@ from trainer.training.tables.dynamic.served import ServedTable
 from trainer.training.tables.dynamic.shard import FIRST, NEXT, NO_KEY, REFUSED, ROWS, Shard
 from trainer.training.tables.dynamic.table import Table, giving_rows, leave_at_ps
 from trainer.training.tables.dynamic.tables import DynamicTables, destroy
+from trainer.training.tables.dynamic.together import made_together
 from trainer.training.tables.row_updates import update_by_rows
 from trainer.training.tables.table_lookups import GIVEN
 from trainer.training.updates.atomic_updates import AtomicUpdates
@@ -106,7 +107,7 @@ class Made(Trained):
             found.extend(self.table.look_up(ids) for _ in range(self.lookups))
             return tf.add_n(found)
 
-        with self.updates.active(), giving_rows():
+        with self.updates.active(), giving_rows(), made_together():
             self.train(look_up, self.table.variables)
         return found[0]
 
@@ -150,7 +151,7 @@ def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_u
 
     @tf.function(autograph=False)
     def step(ids: Any) -> None:
-        with made.updates.active(), giving_rows():
+        with made.updates.active(), giving_rows(), made_together():
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(made.table.look_up(ids))
             gradients = tape.gradient(loss, made.table.variables)
@@ -281,6 +282,30 @@ def test_a_step_has_few_operations_for_each_ps_and_sends_no_numbers_of_rows_back
     given = [one.outputs[0] for one in graphs[0].get_operations() if GIVEN in one.name and one.type == "Identity"]
     assert len(given) == 2
     assert {"Size", "Reshape"}.isdisjoint(user.type for rows in given for user in rows.consumers())
+
+
+def test_lookups_that_wait_for_no_other_have_one_hash_and_one_condition_of_each_ps() -> None:
+    """All lie on one device here. The third table's keys come from the rows of the first one."""
+    first, second, third = (Made(f"together-{n}", first=constant(WIDTH, float(n))) for n in (1, 2, 3))
+
+    @tf.function(autograph=False)
+    def step(ids: Any, others: Any) -> Any:
+        with giving_rows(), made_together():
+            found = first.table.look_up(ids)
+            after = third.table.look_up(tf.cast(found[:, 0], tf.int64) + ids)
+            return found, second.table.look_up(others), after
+
+    specs = [tf.TensorSpec([None], tf.int64)] * 2
+    kinds = [one.type for one in step.get_concrete_function(*specs).graph.get_operations()]
+    assert (kinds.count("If"), kinds.count("LookupTableFindV2")) == (2, 6)
+    one_hash = [one.type for one in tf.function(owner_of).get_concrete_function(specs[0], 2).graph.get_operations()]
+    assert kinds.count("BitwiseXor") == 2 * one_hash.count("BitwiseXor")
+    for ids, others in (([7, 9], [7, 5, 7]), ([7, 9], [6, 6, 6]), ([3, 9], [5, 6, 7]), ([3, 9], [5, 6, 7])):
+        found = step(*(tf.constant(one, tf.int64) for one in (ids, others)))
+        for number, (rows, asked) in enumerate(zip(found, (ids, others, ids), strict=True), 1):
+            np.testing.assert_array_equal(rows, np.full([len(asked), WIDTH], number))
+    assert [one.numbers(ROWS) for one in (first, second, third)] == [3, 3, 3]
+    assert third.values(tf.constant([4, 8, 10], tf.int64)).numpy().all()
 
 
 def test_what_a_worker_does_with_numbers_of_rows_it_does_with_their_keys() -> None:

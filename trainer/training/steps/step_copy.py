@@ -29,15 +29,14 @@ class StepCopy:
         self._step = step
         self._graph = graph = step.graph.as_graph_def()
         functions = graph.library.function
-        nodes = itertools.chain(graph.node, *(function.node_def for function in functions))
+        nodes = [*graph.node, *(node for function in functions for node in function.node_def)]
         self._without_counts = without(graph, SCOPE)
-        nodes = itertools.chain(nodes, self._without_counts.node)
-        self._seeded = [node for node in nodes if has_seed(node)]
+        self._seeded = [node for node in (*nodes, *self._without_counts.node) if has_seed(node)]
         self.has_seeds = bool(self._seeded)
         """Whether several calls in one graph would draw the same random numbers."""
         # By the graph: what gives mutexes back in its last copy.
         self._last: weakref.WeakKeyDictionary[Any, dict[str, list[Any]]] = weakref.WeakKeyDictionary()
-        known = {one.func.name for node in graph.node if GIVING in node.name for one in node.attr.values()}
+        known = {one.func.name for node in nodes if GIVING in node.name for one in node.attr.values()}
         calls_others = any(function.signature.name not in known for function in functions)
         self.is_possible = not calls_others and graph.ByteSize() < COPIED_BYTES
         """Whether it can be copied: it calls no function, as loops and conditions do, and is not big.

@@ -15,6 +15,7 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.metrics import metric_pieces
 from trainer.training.measures.outputs import outputs_of, problem
 from trainer.training.steps.call_accounts import CallAccounts
+from trainer.training.tables.dynamic.together import made_together
 from trainer.training.tables.precision import no_loss_scaling
 from trainer.training.updates.first_trace import FirstTrace
 from trainer.training.updates.part_totals import rejecting_numbers_of_parts
@@ -90,6 +91,7 @@ def trace_step(
                     stack.enter_context(sending_together(functools.partial(metric_pieces, model)))
                     stack.enter_context(accounts.updates.active(states))
                     stack.enter_context(rejecting_numbers_of_parts(lambda: keras.variables))
+                    stack.enter_context(made_together())
                 return one_step(strategy, translated, accounts, placed=placed, given=given)(iterator)
 
         return accounts.rate.trace(train_step, iterator) if accounts else train_step.get_concrete_function(iterator)

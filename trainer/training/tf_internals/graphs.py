@@ -18,6 +18,7 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 CHOICES = ("If", "StatelessIf")
 LOOPS = ("While", "StatelessWhile")
 APART = "atomic_update"  # a scope of names
+Make = Callable[..., Sequence[Tensor]]
 RESOURCE_HANDLE = b"\x72"  # the tag of TensorProto.resource_handle_val, whose length and bytes the content is
 
 
@@ -142,23 +143,24 @@ def mutex(name: str) -> Tensor:
     return tf.raw_ops.MutexV2(shared_name=name)
 
 
-def either(condition: Tensor, act: Callable[..., Tensor], other: Callable[..., Tensor], given: Sequence[Tensor]) -> Any:
+def either(condition: Tensor, act: Make, other: Make, given: Sequence[Tensor]) -> list[Tensor]:
     """Return what one of two functions makes of what is given, by one operation on the device where it is asked for.
 
     They use nothing else of the graph around them. tf.cond's operations would all become that graph's own.
     """
     specs = [tf.TensorSpec(one.shape, one.dtype) for one in given]
     branches = [tf.function(one, autograph=False).get_concrete_function(*specs) for one in (act, other)]
-    outputs = [one.outputs[0] for one in branches]
-    [made] = tf.raw_ops.If(
-        cond=condition,
-        input=given,
-        Tout=[outputs[0].dtype],
-        then_branch=branches[0],
-        else_branch=branches[1],
-        output_shapes=[outputs[0].shape.most_specific_compatible_shape(outputs[1].shape)],
+    outputs = list(zip(*(one.outputs for one in branches), strict=True))
+    return list(
+        tf.raw_ops.If(
+            cond=condition,
+            input=given,
+            Tout=[one.dtype for one, _ in outputs],
+            then_branch=branches[0],
+            else_branch=branches[1],
+            output_shapes=[one.shape.most_specific_compatible_shape(other.shape) for one, other in outputs],
+        )
     )
-    return made
 
 
 def arrival(tensors: Sequence[Tensor]) -> Operation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +18,7 @@ from trainer.core.contracts import Operation, Tensor
 from trainer.training.tables.dynamic.arrays import Array, Index, parts_of
 from trainer.training.tables.dynamic.hashing import FirstValues
 from trainer.training.tables.dynamic.sketch import Sketch
+from trainer.training.tables.dynamic.together import stand_in
 from trainer.training.tables.table_lookups import GIVEN, GIVING
 from trainer.training.tf_internals.graphs import APART, either
 from trainer.training.updates.atomic_updates import give_back, locks_of
@@ -123,10 +124,10 @@ class Shard:
         """Return the rows of keys, each named once; those without one get one, or DEFAULT where there is no room."""
         with tf.name_scope(APART), tf.name_scope(GIVING):
             found = self.index.with_own_handles().find(keys)
-            rows = either(tf.reduce_any(found < 0), self._rows_with_given, lambda keys, found: found, [keys, found])
+            rows = stand_in(lambda: tf.identity(found), rows_with_given, (self, keys, found))
         return tf.identity(rows, name=GIVEN)
 
-    def _rows_with_given(self, keys: Tensor, found: Tensor) -> Tensor:
+    def give_to_some(self, keys: Tensor, found: Tensor) -> Tensor:
         """Return the rows of keys, of which some were not found; it is traced by itself."""
         with tf.name_scope(APART):
             own = self.with_own_handles()
@@ -321,6 +322,21 @@ class Shard:
         self.usage.set(rows, times + tf.concat([[1], tf.cast(clock, tf.int32)], 0))
         # So that to look at the keys is a part of the act, which is all that uses what is written.
         self.keys.set(tf.constant([SCRATCH], tf.int64), tf.constant([NO_KEY], tf.int64))
+
+
+def rows_with_given(asked: Sequence[tuple[Shard, Tensor, Tensor]]) -> list[Tensor]:
+    """Return the rows of the keys of each lookup, with what was found of them: those without one get one."""
+
+    def act(*given: Tensor) -> list[Tensor]:
+        if len(asked) == 1:
+            return [asked[0][0].give_to_some(*given)]
+        each = zip([shard for shard, *_ in asked], given[::2], given[1::2], strict=True)
+        return [rows for one in each for rows in rows_with_given([one])]
+
+    with tf.name_scope(APART), tf.name_scope(GIVING):
+        is_lacking = tf.reduce_any(tf.concat([found for *_, found in asked], 0) < 0)
+        given = [tensor for _, *tensors in asked for tensor in tensors]
+        return either(is_lacking, act, lambda *given: given[1::2], given)
 
 
 def is_since(last: Tensor, clock: Tensor) -> Tensor:

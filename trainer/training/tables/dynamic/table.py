@@ -12,6 +12,7 @@ from trainer.core.contracts import Tensor
 from trainer.core.failures import UserError
 from trainer.training.tables.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.tables.dynamic.shard import Shard
+from trainer.training.tables.dynamic.together import stand_in
 from trainer.training.tables.table_lookups import GIVEN, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
 from trainer.training.tf_internals.variables import Reserved
@@ -68,7 +69,8 @@ class Table:
         if self.asks_once or not _giving[-1]:
             keys, places = tf.unique(keys)
         note(self.name, all_keys, keys)
-        owner, count = owner_of(keys, len(self.shards)), len(self.shards)
+        count = len(self.shards)
+        owner = stand_in(lambda: tf.cast(keys, tf.int32), owners_of, (keys, count))
         parts = tf.dynamic_partition(keys, owner, count)
         order = tf.dynamic_partition(tf.range(tf.size(keys)), owner, count)
         values = []
@@ -122,6 +124,12 @@ class Table:
             keys = tf.math.unsorted_segment_max(keys, places, tf.size(rows))
         with shard.changing(rows, keys) as numbers:
             change(gradient.values, places, variable, shard.slots, numbers)
+
+
+def owners_of(asked: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
+    """Return the number of the ps that has each key's row, of the keys of each lookup and the number of ps."""
+    keys, (count, *_) = zip(*asked, strict=True)
+    return tf.split(owner_of(tf.concat(keys, 0), count), tf.stack([tf.size(one) for one in keys]), num=len(keys))
 
 
 def leave_at_ps(rows: Tensor, keys: Tensor) -> None:
