@@ -50,6 +50,9 @@ class Array:
     def assign(self, value: Tensor) -> Operation:
         return tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
 
+    def add(self, value: Tensor) -> Operation:
+        return tf.raw_ops.AssignAddVariableOp(resource=self.handle, value=value)
+
     def rows(self, rows: Tensor) -> Tensor:
         found = tf.raw_ops.ResourceGather(resource=self.handle, indices=rows, dtype=self.dtype)
         found.set_shape([None, *self.shape[1:]])

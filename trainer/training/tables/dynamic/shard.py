@@ -313,15 +313,14 @@ class Shard:
         Those that are not the keys' any more are left alone. Call it where an update is traced: all that uses what is
         written here is one act.
         """
-        rows = tf.where(self.keys.rows(rows) == keys, rows, tf.constant(SCRATCH, tf.int64))
+        counted = self.clock.add(tf.ones([1], tf.int64))
+        with tf.control_dependencies([counted]):  # so the look at the keys lies between uses of what the act writes
+            known = self.keys.rows(rows)
+        rows = tf.where(known == keys, rows, tf.constant(SCRATCH, tf.int64))
         rows = tf.maximum(rows, SCRATCH)
         yield rows
-        clock = self.clock.read() + 1
-        self.clock.assign(clock)
         times = self.usage.rows(rows) * [1, 0]
-        self.usage.set(rows, times + tf.concat([[1], tf.cast(clock, tf.int32)], 0))
-        # So that to look at the keys is a part of the act, which is all that uses what is written.
-        self.keys.set(tf.constant([SCRATCH], tf.int64), tf.constant([NO_KEY], tf.int64))
+        self.usage.set(rows, times + tf.concat([[1], tf.cast(self.clock.read(), tf.int32)], 0))
 
 
 def rows_with_given(asked: Sequence[tuple[Shard, Tensor, Tensor]]) -> list[Tensor]:
