@@ -290,6 +290,22 @@ def test_a_gradient_of_rows_is_not_shaped_again(make: Any) -> None:
     assert {"ExpandDims", "Reshape"}.isdisjoint(user.type for user in users)
 
 
+@pytest.mark.parametrize("make", [split, whole])
+def test_a_step_does_not_compute_shapes_of_rows_that_it_knows(make: Any) -> None:
+    table = make()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.int64)])
+    def look_up(ids: Any) -> Any:
+        with deduplicated_lookups(True):
+            return tf.nn.embedding_lookup(table, ids)
+
+    found = look_up.get_concrete_function()
+    assert found.outputs[0].shape.as_list() == [None, 3, WIDTH]
+    assert "Shape" not in {one.type for one in found.graph.get_operations()}
+    for ids in ([[1, 1, 2], [0, 9, 1]], np.zeros([0, 3])):
+        np.testing.assert_array_equal(found(tf.constant(ids, tf.int64)), START[np.array(ids, int)])
+
+
 @pytest.mark.parametrize(
     ("numbers", "options"),
     [

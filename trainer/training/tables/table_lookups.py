@@ -75,9 +75,17 @@ def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: 
         once, places = tf.unique(tf.reshape(ids, [-1]), name=ONCE)
         note(name_of(parts[0]), ids, once)
         rows = rows_in_parts(parts, once, max_norm)
-        rows = tf.reshape(tf.gather(rows, places), tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
+        rows = in_shape_of(ids, tf.gather(rows, places), name)
         rows.set_shape(ids.shape.concatenate(params.shape[1:]))
     return tf.cast(rows, params.dtype) if isinstance(params, CastShards) else rows
+
+
+def in_shape_of(ids: Tensor, rows: Tensor, name: str | None = None) -> Tensor:
+    """Return the rows of flat ids in the shape of the ids, which is computed only where the trace does not know it."""
+    lengths = [*ids.shape, *rows.shape[1:]] if ids.shape.rank is not None else [None, None]
+    if lengths.count(None) <= 1 and 0 not in lengths:
+        return tf.reshape(rows, [-1 if length is None else length for length in lengths], name=name)
+    return tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
 
 
 def rows_in_parts(parts: Sequence[Variable], numbers: Tensor, max_norm: float | None) -> Tensor:

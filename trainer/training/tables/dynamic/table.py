@@ -13,7 +13,7 @@ from trainer.core.failures import UserError
 from trainer.training.tables.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.tables.dynamic.shard import Shard
 from trainer.training.tables.dynamic.together import stand_in
-from trainer.training.tables.table_lookups import GIVEN, lookups_of, note
+from trainer.training.tables.table_lookups import GIVEN, in_shape_of, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
 from trainer.training.tf_internals.variables import Reserved
 
@@ -79,7 +79,7 @@ class Table:
                 values.append(tf.gather(variable, self._rows(shard, part)))
         found = tf.dynamic_stitch(order, values)
         found = found if places is None else tf.gather(found, places)
-        found = tf.reshape(found, tf.concat([tf.shape(ids), [self.width]], axis=0))
+        found = in_shape_of(ids, found)
         found.set_shape(ids.shape.concatenate([self.width]))
         return found
 
