@@ -191,6 +191,12 @@ def test_a_misspelt_program_is_refused(project: Path, program: str, message: str
     assert "<unknown>" not in problem
 
 
+def test_a_notebook_is_named_as_what_no_task_can_import(project: Path) -> None:
+    (project / "mine/nets/tried.ipynb").write_text("{}")
+    (problem,) = problems(project, "nets.tried:Net", release_program="mine")
+    assert problem.endswith("has no module nets.tried. tried.ipynb is a notebook: write its class into tried.py")
+
+
 @pytest.mark.parametrize(("evaluation", "wrong"), [("none", 0), ("inline", 1)])
 def test_a_program_needs_evaluation_data_only_where_it_evaluates(project: Path, evaluation: str, wrong: int) -> None:
     own = "class Net:\n    def build_model(self): ...\n    def train_dataset(self, context): ...\n"

@@ -196,6 +196,15 @@ def _requirement_problem(requirement: str) -> str | None:
     return None if all(_HASH.fullmatch(each) for each in hashes) else "a hash that is none of sha256"
 
 
+def _fix_of_a_missing_module(base: Path, close: Sequence[str]) -> str:
+    """Say what to do about a module that no file has; `base` is its path without an ending, `close` what it may be."""
+    if base.with_name(f"{base.name}.ipynb").is_file():
+        return f"{base.name}.ipynb is a notebook: write its class into {base.name}.py"
+    if close:
+        return f"Did you mean {close[0]}?"
+    return "Name the directory of your package in release_program, relative to the site's folder"
+
+
 def _program_problems(
     name: str, arguments: Sequence[str], given: str, root: Path, locked: set[str], evaluates: bool
 ) -> Iterator[tuple[str, str]]:
@@ -219,8 +228,7 @@ def _program_problems(
             return  # installed with the lock: the hosts' proof looks into it
         modules = [each.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for each in files]
         close = difflib.get_close_matches(module, modules, n=1, cutoff=0.6)
-        ask = "Name the directory of your package in release_program, relative to the site's folder"
-        fix = f"Did you mean {close[0]}?" if close else ask
+        fix = _fix_of_a_missing_module(control_file(root, given) / base, close)
         if top == "trainer" and not module.startswith("trainer.examples"):
             fix = "A package trainer is psfleet's own: give yours another name"
         yield "trainer_run", f"program is {show(name)}, and {where} has no module {module}. {fix}"
