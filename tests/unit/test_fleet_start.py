@@ -179,7 +179,7 @@ def test_a_run_that_began_and_was_not_started_leaves_its_name_free(
     hosts.begun = Answer(json.dumps(answer))
     hosts.environments = False
     with pytest.raises(OperatorMistake, match="isn't set up for"):
-        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@30"))
+        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@20"))
     assert [each for each in hosts.done if each.startswith("remove")] == removed
     assert "put back: run digits" in printed(console)
 
@@ -192,7 +192,7 @@ def test_a_run_that_may_be_selected_still_is_not_removed(
     monkeypatch.setattr(Cluster, "select", fail)
     monkeypatch.setattr("fleet.verbs.start.select_and_observe", fail)
     with pytest.raises(ClusterTrouble, match="can't be written"):
-        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@30"))
+        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@20"))
     assert [each for each in hosts.done if each.startswith("remove")] == []
     assert "run new is kept, since it may be selected still" in printed(console)
 
@@ -203,7 +203,7 @@ def test_a_run_that_began_is_kept_from_the_start_of_its_tasks_on(
     hosts.runs = json.dumps([status("finished", 30)])
     monkeypatch.setattr(Cluster, "start", raises(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@30"))
+        start_cluster(Cluster(hosts.inventory, hosts), console, StartRequest(run_name="new", source="digits@20"))
     assert "put back" in hosts.done
     assert not [each for each in hosts.done if each.startswith("remove")]
 
