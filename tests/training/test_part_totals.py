@@ -474,6 +474,51 @@ def test_rows_of_the_whole_may_lie_in_one_part() -> None:
     train(tf.keras.optimizers.SGD(0.1), plain, penalty=penalty)
 
 
+LARGEST = tf.Variable(0.0)
+OF_A_GRADIENT: dict[str, Callable[[list[Any]], Any]] = {
+    "largest norm": lambda all: LARGEST.assign(tf.reduce_max([tf.norm(one) for one in all])),
+    "mean": lambda all: LARGEST.assign_add(tf.add_n([tf.reduce_mean(one) for one in all])),
+    "printed": lambda all: [tf.print(tf.norm(one)) for one in all],
+    "count": lambda all: LARGEST.assign_add(tf.add_n([tf.cast(tf.norm(one) > 1.0, tf.float32) for one in all])),
+}
+OF_ALL_GRADIENTS: dict[str, Callable[[list[Any]], Any]] = {
+    "norm": lambda all: LARGEST.assign(tf.linalg.global_norm(all)),
+    "norm of norms": lambda all: LARGEST.assign(tf.norm(tf.stack([tf.norm(one) for one in all]))),
+    "largest": lambda all: LARGEST.assign(tf.reduce_max([tf.reduce_max(tf.abs(one)) for one in all])),
+    "sum": lambda all: LARGEST.assign(tf.add_n([tf.reduce_sum(tf.abs(one)) for one in all])),
+    "not a number": lambda all: LARGEST.assign_add(
+        tf.add_n([tf.reduce_sum(tf.cast(tf.math.is_nan(one), tf.float32)) for one in all])
+    ),
+    "of rows": lambda all: LARGEST.assign(tf.add_n([tf.reduce_sum(tf.norm(one, axis=1)) for one in all])),
+    "asserted": lambda all: [tf.debugging.assert_less(tf.reduce_max(tf.abs(one)), 1e30) for one in all],
+    "checked": lambda all: [tf.debugging.check_numerics(one, "a gradient") for one in all],
+}
+
+
+def noting(note: Callable[[list[Any]], Any]) -> Callable[..., Any]:
+    def change(gradients: list[Any], weights: list[Any]) -> list[Any]:
+        note([tf.convert_to_tensor(one) for one in gradients])
+        return gradients
+
+    return change
+
+
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
+@pytest.mark.parametrize("note", OF_A_GRADIENT.values(), ids=OF_A_GRADIENT)
+def test_a_number_of_each_parts_gradient_that_is_only_noted_is_refused(make: Any, note: Any) -> None:
+    with pytest.raises(UserError, match=r"the step computes a norm, .* of each part of table or of its gradient"):
+        train(make(0.1), noting(note))
+    if make is not keras.optimizers.SGD:
+        train(make(0.1), noting(note), is_split=False)
+
+
+@pytest.mark.parametrize("more", [{}, {"global_clipnorm": 1.0}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("note", OF_ALL_GRADIENTS.values(), ids=OF_ALL_GRADIENTS)
+def test_numbers_of_all_gradients_that_are_noted_work(note: Any, more: dict[str, Any]) -> None:
+    for make in (tf.keras.optimizers.Adam, keras.optimizers.Adam):
+        train(make(0.1, **more), noting(note))
+
+
 noise = tf.function(lambda shape, seed: tf.random.stateless_normal(shape, seed))
 SAME_NOISE: dict[str, Callable[[Any], Any]] = {
     "constant": lambda v: tf.random.stateless_normal(v.shape, [1, 2]),

@@ -67,6 +67,26 @@ def uses(flow: Flow, is_end: Callable[[Operation], bool] = lambda _: False) -> l
     ]
 
 
+def is_only_asserted(use: Use) -> bool:
+    """Return whether what an operation computes ends in assertions, which hold of all parts or of none."""
+    for one in reach(use.results, lambda each: [result for taker in uses(each) for result in taker.results]):
+        if one.calls and is_condition(one.tensor.graph, one.calls[-1]):
+            return False
+        takers, choices = [each.operation for each in uses(one)], [*filter(called_graphs, one.tensor.consumers())]
+        if not all(each.outputs or each.type == "Assert" for each in takers) or not all(map(asserts, choices)):
+            return False
+        if one.tensor.dtype != tf.bool and not takers and not choices:
+            return False
+    return True
+
+
+def asserts(call: Operation) -> bool:
+    """Return whether all that a call may do is to fail."""
+    inner = [one for one, calls in within([call]) if calls]
+    has_effect = any(one.op_def.is_stateful and one.type not in ("Assert", "Placeholder", *CHOICES) for one in inner)
+    return not has_effect and all(one.dtype == tf.bool for one in call.outputs)
+
+
 def copies(flow: Flow, is_end: Callable[[Operation], bool]) -> list[Flow]:
     """Return what stands for a tensor in functions that get it, and around the one that returns it."""
     tensor, calls = flow

@@ -22,7 +22,7 @@ from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
-from trainer.training.updates.flows import Calls, Flow, Use, behind, outside, reach, uses, within
+from trainer.training.updates.flows import Calls, Flow, Use, behind, is_only_asserted, outside, reach, uses, within
 from trainer.training.updates.part_noise import reject_same_noise
 from trainer.training.updates.rows import own
 
@@ -41,6 +41,7 @@ CURVED = (
 DIVIDING = ("Div", "DivNoNan", "FloorDiv", "RealDiv")
 JOINING = ("AccumulateNV2", "AddN", "ConcatV2", "Pack")
 WHOLE_INSTEAD = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
+ALL_INSTEAD = "take a norm of all gradients, as tf.linalg.global_norm"
 SAME = ("Identity", "Reshape", "Squeeze")
 ITEM = "TensorListGetItem"  # a row, of tf.map_fn
 LISTING = ("TensorListConcatV2", "TensorListPushBack", "TensorListSetItem", "TensorListStack")
@@ -52,6 +53,8 @@ _origins: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[Any]]] = weakref.We
 _shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[Any]]]]] = weakref.WeakKeyDictionary()
 # The operations of updates of parts: whose they are, by their names.
 _updating: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+# What tapes gave for updates of parts, by the parts' ids.
+_gradients: weakref.WeakKeyDictionary[Any, dict[int, list[Flow]]] = weakref.WeakKeyDictionary()
 
 
 def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tensor, made: Sequence[Operation]) -> None:
@@ -65,6 +68,8 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
+    if size and not is_clipped:
+        _gradients.setdefault(graph, {}).setdefault(id(beneath(part)), []).extend(from_tapes(gradient))
     is_own = not kind.__module__.startswith(("tf_keras.", "keras."))  # Keras's are refused by name
     if is_own and any(one.tensor.shape.num_elements() == size for one in mixed_and_written(made)):
         where = f"{kind.__name__}'s update"
@@ -103,10 +108,11 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         reject_same_noise([*map(beneath, parts)], given, graph.get_operations(), _updating.get(graph, {}))
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):
+            taped = _gradients.get(graph, {}).get(id(beneath(part)), [])
             if found := no_sum([result for one in read for result in one.results]):
                 raise refusal("the step", part, WHOLE_INSTEAD, operation=found)
-            if totals_written(each) != first:
-                raise refusal("the step", part, "take a norm of all gradients, as tf.linalg.global_norm")
+            if (found := no_sum(taped)) or totals_written(each) != first:
+                raise refusal("the step", part, ALL_INSTEAD, operation=found)
 
 
 def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) -> None:
@@ -147,10 +153,12 @@ def no_sum(reads: Sequence[Flow]) -> str:
     while todo:
         flow, state = todo.pop()
         for use in uses(flow, is_tapes):
+            if is_of_update(use):
+                continue
             states.setdefault(Flow(use.given, use.calls).key, set()).add(state)
             if use.operation.type in (*JOINING, *OF_NO_VALUES) or is_tapes(use.operation):
                 continue
-            if is_wrong(use, state):
+            if is_wrong(use, state) and not is_only_asserted(use):
                 return str(use.operation.name)
             of_sums += [use] if state == SUMMED else []
             more = [(each, now) for now in after(use, state) for each in use.results]
@@ -269,6 +277,19 @@ def totals_of(gradient: Tensor) -> set[frozenset[Any]]:
     """Return the totals in a gradient as it is applied."""
     given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return totals_behind(Flow(given)) if tf.is_symbolic_tensor(given) else set()
+
+
+def from_tapes(gradient: Tensor) -> list[Flow]:
+    """Return what tapes gave, of which a gradient was computed number by number."""
+    given = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    if not tf.is_symbolic_tensor(given) or given.shape.rank is None:
+        return []
+
+    def alike(flow: Flow) -> list[Flow]:
+        return [one for one in behind(flow) if not is_of_tape(flow) and one.tensor.shape.as_list() == shape]
+
+    shape = given.shape.as_list()
+    return [one for one in reach([Flow(given)], alike) if is_of_tape(one)]
 
 
 def totals_behind(value: Flow) -> set[frozenset[Any]]:
