@@ -25,10 +25,13 @@ def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: 
         )
 
 
-def stop_others(cluster: Cluster, console: Console) -> None:
-    """Have what is at work start no task any more: a stop waits for nobody."""
-    if not cluster.hosts.is_holding() and (who := note_stop(cluster.hosts, cluster.inventory.chief.host)):
+def stop_others(cluster: Cluster, console: Console) -> bool:
+    """Have what is at work start no task any more: a stop waits for nobody. Returns whether anything is."""
+    if cluster.hosts.is_holding():
+        return False
+    if who := note_stop(cluster.hosts, cluster.inventory.chief.host):
         console.print(f"{who} is at work on this cluster; it starts no task any more")
+    return who is not None
 
 
 def describe_stop(who: str) -> str:

@@ -25,10 +25,10 @@ def stop_cluster(cluster: Cluster, console: Console, reason: str | None = None, 
 
     Raises HostsUnreachable after the others are stopped, or shown where it is to `plan_only`.
     """
-    if not plan_only:
-        stop_others(cluster, console)
     before = cluster.observe(new_is_enough=True)
     reject_foreign(cluster.inventory, before, [cluster.inventory.chief.host])
+    if not plan_only and stop_others(cluster, console):
+        before = cluster.observe(new_is_enough=True)  # they may have started tasks since
     installed = _own_tasks(cluster, console, before)
     if plan_only:
         _show_plan(cluster, console, before, installed, with_reason("fab stop-cluster", reason))

@@ -242,6 +242,20 @@ def test_another_clusters_coordinator_is_not_stopped(hosts: Foreign, console: Co
     assert hosts.units[hosts.inventory.chief.name].active == "active"
 
 
+def test_a_stop_that_is_refused_keeps_another_clusters_operator_from_no_start(
+    hosts: Foreign, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.theirs = frozenset({hosts.inventory.chief.host})
+    noted: list[str] = []
+    monkeypatch.setattr("fleet.actions.exclusive.note_stop", lambda _, chief: noted.append(chief))
+    with pytest.raises(OperatorMistake, match="it belongs to the cluster"):
+        stop_cluster(Cluster(hosts.inventory, hosts), console)
+    assert noted == []
+    hosts.theirs = frozenset()
+    stop_cluster(Cluster(hosts.inventory, hosts), console)
+    assert noted == [hosts.inventory.chief.host]
+
+
 def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: Console) -> None:
     hosts.theirs = frozenset({"w-b"})
     stop_cluster(Cluster(hosts.inventory, hosts), console)

@@ -45,6 +45,20 @@ def test_a_stop_waits_for_nobody_and_says_who_is_at_work(hosts: FakeHosts, conso
     assert said in printed(console)
 
 
+def test_a_stop_stops_what_another_has_started_until_it_knew_of_the_stop(
+    hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.run_status = status("stopped", 17)
+
+    def note(*_: object) -> str:
+        hosts.set_all(file_state="enabled", **UP)
+        return "a start of ann@laptop"
+
+    monkeypatch.setattr("fleet.actions.exclusive.note_stop", note)
+    stop_cluster(Cluster(hosts.inventory, hosts), console)
+    assert not any(unit.up or unit.enabled for unit in hosts.units.values())
+
+
 def test_a_task_that_cannot_be_stopped_is_named_and_the_others_stop(
     hosts: FakeHosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
