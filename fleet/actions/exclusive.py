@@ -8,6 +8,7 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.lock import note_stop, who_is_at_work
+from fleet.site.topology import Task
 
 
 def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: bool) -> None:
@@ -43,6 +44,12 @@ def reject_stopped(cluster: Cluster) -> None:
     """Raise ClusterTrouble where another operator has stopped the cluster since this verb has its lock."""
     if who := cluster.observe([cluster.inventory.chief.host], new_is_enough=True).stopped:
         raise ClusterTrouble(describe_stop(who))
+
+
+def start_unless_stopped(cluster: Cluster, tasks: Sequence[Task]) -> None:
+    """Start tasks; raises ClusterTrouble where the cluster was stopped meanwhile."""
+    reject_stopped(cluster)
+    cluster.start(tasks)
 
 
 def restart_previous(cluster: Cluster, hosts: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fleet.actions.console import Console, with_reason
-from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.exclusive import begin_exclusively, start_unless_stopped
 from fleet.actions.look_around import observe_with_cost
 from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
@@ -230,7 +230,7 @@ def _bring_back(
         drains.unmark(cluster, host)
         drains.announce_return(cluster, tasks)
         if starts:
-            cluster.start(starts)
+            start_unless_stopped(cluster, starts)
         drains.forget(cluster, host)
         joined = not starts or _wait_until_joined(cluster, console, tasks, patience)
         if not joined:

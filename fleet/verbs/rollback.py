@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fleet.actions.console import Console, with_reason
-from fleet.actions.exclusive import begin_exclusively, reject_stopped, restart_previous
+from fleet.actions.exclusive import begin_exclusively, restart_previous, start_unless_stopped
 from fleet.actions.noted_members import Members, Return, describe_stay, members_back
 from fleet.actions.noted_members import read as read_members
 from fleet.actions.waiting import wait
@@ -318,9 +318,8 @@ def _switch(cluster: Cluster, console: Console, work: RollbackWork) -> None:
         leave_stale(cluster, answers)
         if work.leaving:
             cluster.stop(work.leaving)  # the coordinator has saved with them
-        reject_stopped(cluster)
         if work.restarts:
-            cluster.start(work.restarts)
+            start_unless_stopped(cluster, work.restarts)
         if work.leaving:
             announce_drain(cluster, work.leaving)
     except BaseException:
@@ -338,7 +337,7 @@ def _restore(cluster: Cluster, console: Console, work: RollbackWork) -> None:
         "start what ran before": lambda: restart_previous(cluster, work.hosts),
     }
     if work.leaving:
-        steps["start what ran on new hosts"] = lambda: cluster.start(work.leaving)
+        steps["start what ran on new hosts"] = lambda: start_unless_stopped(cluster, work.leaving)
         steps["have it join again"] = lambda: announce_return(cluster, work.leaving)
     for what, step in steps.items():
         try:

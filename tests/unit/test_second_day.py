@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -757,15 +757,19 @@ def test_the_first_step_that_is_seen_after_a_rollback_is_its_end(back: Hosts, co
     assert len([done for done in looks if "go on chief-0" in done]) == 2
 
 
+def stop_meanwhile(hosts: Hosts) -> None:
+    """Stop the cluster, as another operator does."""
+    hosts.stopped = "a stop-cluster of bob@desk at 10:41:07 UTC"
+    hosts.set_all(active="inactive", sub="dead", file_state="disabled")
+
+
 def test_a_rollback_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
     back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     act = Cluster.act
 
     def stopped(*arguments: Any) -> dict[str, Any]:
-        back.stopped = "a stop-cluster of bob@desk at 10:41:07 UTC"
-        for name in back.units:
-            back.set(name, active="inactive", sub="dead", file_state="disabled")
+        stop_meanwhile(back)
         return act(*arguments)
 
     back.lines = [shipped("old1", OLD)]
@@ -916,6 +920,41 @@ def test_a_rollback_that_fails_has_new_hosts_without_the_older_release_train_aga
         rollback(cluster(back), console)
     assert started == [["chief-0", "ps-0", "ps-1", "worker-0", "evaluator-0"], ["worker-1"]]
     assert back.leavers == set()
+
+
+def test_a_rollback_that_fails_starts_no_new_host_of_a_cluster_that_is_stopped_meanwhile(
+    back: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Cluster.stop
+
+    def stopped(self: Cluster, tasks: Sequence[Task]) -> None:
+        stop(self, tasks)
+        stop_meanwhile(back)
+
+    monkeypatch.setitem(KEPT, "w-b", "abc123")
+    back.lines = [shipped("old1", NOW, members=FEWER), shipped("abc123", NOW)]
+    monkeypatch.setattr(Cluster, "stop", stopped)
+    with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
+        rollback(cluster(back), console)
+    assert up(back) == set()
+
+
+def test_an_undrain_starts_nothing_of_a_cluster_that_is_stopped_meanwhile(
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drain(cluster(hosts), console, "w-b")
+    announce = drains.announce_return
+
+    def stopped(*arguments: Any) -> None:
+        announce(*arguments)
+        stop_meanwhile(hosts)
+
+    monkeypatch.setattr(drains, "announce_return", stopped)
+    with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
+        undrain(cluster(hosts), console, "w-b")
+    assert up(hosts) == set()
+    undrain(cluster(hosts), console, "w-b")
+    assert (up(hosts), hosts.recorded) == (set(), {})
 
 
 def test_new_hosts_alone_are_the_work_of_a_rollback_to_the_present_release(back: Hosts, console: Console) -> None:
