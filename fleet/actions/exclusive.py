@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble
@@ -52,12 +53,20 @@ def start_unless_stopped(cluster: Cluster, tasks: Sequence[Task]) -> None:
     cluster.start(tasks)
 
 
-def restart_previous(cluster: Cluster, hosts: Sequence[str]) -> None:
-    """Start what ran before; raises ClusterTrouble where the cluster was stopped meanwhile, which it stays."""
+def start_again(cluster: Cluster, tasks: Sequence[Task], start: Callable[[], None]) -> None:
+    """Start what ran before; raises ClusterTrouble where the cluster was stopped meanwhile, which it stays.
+
+    `tasks` are those that what was put back would start at the next boot.
+    """
     try:
         reject_stopped(cluster)
     except ClusterTrouble:
-        # What was put back would start them at the next boot.
-        cluster.disable([task for task in cluster.inventory.tasks if task.host in hosts])
+        cluster.disable(tasks)
         raise
-    cluster.restart_previous(hosts)
+    start()
+
+
+def restart_previous(cluster: Cluster, hosts: Sequence[str]) -> None:
+    """Start what hosts remember as running, unless the cluster was stopped meanwhile."""
+    tasks = [task for task in cluster.inventory.tasks if task.host in hosts]
+    start_again(cluster, tasks, partial(cluster.restart_previous, hosts))

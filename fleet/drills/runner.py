@@ -55,7 +55,7 @@ def drill(
     outcomes: list[dict[str, Any]] = []
     with taken(cluster, console) as testbed:
         for each in chosen:
-            testbed.keep()
+            testbed.go_on()
             if each.name in refusals:
                 console.print(f"skip  {each.name}: {refusals[each.name]}")
                 continue

@@ -222,7 +222,7 @@ class SoakTest:
         for each in coming:
             if testbed.console.clock() >= end:
                 break
-            testbed.keep()
+            testbed.go_on()
             bound = each.bound(self._factor)
             outcome = self._do(each, bound)
             self.outcomes.append((each, outcome))

@@ -8,9 +8,11 @@ import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.exclusive import reject_stopped, start_again
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drain_records import describe
@@ -195,6 +197,11 @@ class Testbed:
                 f"fab start-cluster --run {run}"
             )
 
+    def go_on(self) -> None:
+        """Before each drill: keep starts away, and raise ClusterTrouble where the cluster was stopped meanwhile."""
+        self.keep()
+        reject_stopped(self.cluster)
+
     def _changed_by_others(self, selection: Mapping[str, Any]) -> str | None:
         """Say what differs from how the drills have left selection and settings, on the hosts that answer."""
         seen = self.cluster.observe([self.chief.host])
@@ -228,7 +235,7 @@ class Testbed:
         if disabled:
             self.cluster.disable(disabled)
         if up:
-            self.cluster.start(up)
+            start_again(self.cluster, self.inventory.tasks, partial(self.cluster.start, up))
 
     def stop_all(self) -> None:
         """Stop every task, the coordinator first, which saves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import subprocess
@@ -40,6 +41,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
 from fleet.hosts.ssh import Answer
+from fleet.hosts.units import Unit
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task
@@ -146,6 +148,37 @@ def test_drills_end_and_give_nothing_back_where_another_came_in_between(
     made.keep()
     made.give_back()
     assert len(hosts.scripts) == asked
+
+
+class Keeps(ScriptedHosts):
+    """Hosts of which the chief's keeps starts away."""
+
+    def is_holding(self) -> bool:
+        return True
+
+
+def test_drills_end_where_the_cluster_is_stopped_meanwhile_and_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, gone_through = Keeps(as_left()), list[str]()
+    made = drilled(hosts)
+    ran = {task.name: Unit(task.unit, active="active", file_state="enabled") for task in TASKS}
+    made._before = Observation(selection={"run": "big"}, units=ran)
+    monkeypatch.setattr(runner, "taken", lambda *_: contextlib.nullcontext(made))
+
+    def stopped(_: Testbed, each: Drill, **_more: bool) -> Findings:
+        gone_through.append(each.name)
+        hosts.answers["@selection"] = f"@stopped\na stop-cluster of bob@desk at 10:41:07 UTC\n{as_left()['@selection']}"
+        return Findings()
+
+    monkeypatch.setattr(runner, "_go_through", stopped)
+    with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
+        runner.drill(made.cluster, made.console, ["worker", "ps"])
+    assert gone_through == ["worker"]
+    hosts.scripts.clear()
+    with pytest.raises(ClusterTrouble, match="a stop-cluster of bob@desk at 10:41:07 UTC came meanwhile"):
+        made.give_back()
+    scripts = [script for _, script in hosts.scripts]
+    assert not any("systemctl start --no-block" in script for script in scripts)
+    assert "systemctl disable" in scripts[-1]
 
 
 def test_names_are_unique_and_the_dozen_are_drills() -> None:
