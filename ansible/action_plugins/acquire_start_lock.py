@@ -1,4 +1,4 @@
-"""Keep `fab`'s starts and drills, and other runs of site.yml, away until this run of Ansible is over."""
+"""Keep `fab`'s changes of the cluster, and other playbooks, away until this run of Ansible is over."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class ActionModule(ActionBase):
             chief = dataclasses.asdict(host_of(name, variables["hostvars"][name]))
         except OperatorMistake as mistake:
             return {"skipped": True, "msg": str(mistake)}
-        asked = {"chief": chief, "what": "run of site.yml", "process": os.getppid()}
+        playbook = Path(*(CLIARGS.get("args") or ["site.yml"])[:1]).name
+        asked = {"chief": chief, "what": f"run of {playbook}", "process": os.getppid()}
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
                 [sys.executable, "-m", "fleet.hosts.lock"],

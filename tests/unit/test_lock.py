@@ -1,4 +1,4 @@
-"""One start, drill or run of site.yml at a time."""
+"""One change of the cluster at a time."""
 
 from __future__ import annotations
 
@@ -227,6 +227,21 @@ def test_a_holder_that_can_t_begin_says_why(monkeypatch: pytest.MonkeyPatch, tmp
     [warning] = object.__new__(plugin.ActionModule).run(task_vars=variables)["warnings"]
     assert "since head can't be asked: " in warning
     assert "No module named" in warning
+
+
+@pytest.mark.parametrize("playbook", ["site.yml", "/opt/psfleet/ansible/reset.yml"])
+def test_the_lock_names_the_playbook_that_has_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, playbook: str
+) -> None:
+    holder = tmp_path / "fleet/hosts/lock.py"
+    holder.parent.mkdir(parents=True)
+    holder.write_text("import json, sys\nprint(json.dumps({'refused': json.load(sys.stdin)['what']}))\n")
+    monkeypatch.setattr(plugin.places, "CODE", tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setattr(plugin, "CLIARGS", {"args": (playbook,)})
+    variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}
+    done = object.__new__(plugin.ActionModule).run(task_vars=variables)
+    assert done == {"failed": True, "msg": f"run of {playbook.rpartition('/')[2]}"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--limit", "worker"), ("--check",)])
