@@ -155,7 +155,7 @@ def _groups(given: Sequence[str], site: Mapping[str, Any]) -> dict[str, Any]:
 def _reject_word(word: str) -> None:
     """Raise OperatorMistake for what other commands take for hosts: a range, a list with commas, a login."""
     name = word.partition("=")[0]
-    if "[" in name:
+    if "[" in name[1:]:  # an address may begin with one
         shell = name.translate({ord("["): "{", ord("]"): "}", ord(":"): ".."})
         raise OperatorMistake(
             f"host {show(name)} is a range; expected each host by itself, as the shell writes {shell}, or the range "

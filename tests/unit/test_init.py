@@ -133,6 +133,7 @@ def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
         (["w[01:40]"], "host 'w[01:40]' is a range; expected each host by itself, as the shell writes w{01..40}"),
         (["w[01:40:2]"], "expected each host by itself, as the shell writes w{01..40..2}"),
         (["w[01:40]=10.0.0.1"], "as the shell writes w{01..40}"),
+        (["[2001:db8::1]"], "expected an address such as 192.0.2.10 or node-1.example.org (leave out the brackets)"),
         (["a", "b,c"], "host 'b,c' has a comma; expected spaces between hosts: b c"),
         (["me@192.0.2.11"], "host 'me@192.0.2.11' has a login; expected it as ansible_user in group_vars/all.yml"),
         (["a=me@192.0.2.11"], "host 'a=me@192.0.2.11' has a login; expected it as ansible_user in group_vars/all.yml"),
