@@ -19,9 +19,11 @@ def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: 
     """
     if cluster.hosts.is_holding():
         return
+    chief = cluster.inventory.chief.host
     if not plan_only:
-        cluster.acquire_start_lock(what)
-    elif who := who_is_at_work(cluster.hosts, cluster.inventory.chief.host):
+        if why := cluster.acquire_start_lock(what):
+            console.print(f"others are not kept away from this cluster, since {chief} can't be asked: {why}")
+    elif who := who_is_at_work(cluster.hosts, chief):
         console.print(
             f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan"
         )

@@ -128,12 +128,12 @@ class Cluster:
         python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
         return f"root {shlex.quote(str(python))} -c {shlex.quote(RECEIVE)}"
 
-    def acquire_start_lock(self, what: str) -> None:
-        """Have no other start or drill begin until `release_start_lock`, or until this process or its connection ends.
+    def acquire_start_lock(self, what: str) -> str | None:
+        """Have no other change begin until `release_start_lock`, or until this process or its connection ends.
 
-        Raises OperatorMistake where another is at work. A chief's host that doesn't answer keeps no start away.
+        Raises OthersAtWork where another is at work. Returns why none is kept away, where the host can't do it.
         """
-        take_lock(self.hosts, self.inventory.chief.host, what)
+        return take_lock(self.hosts, self.inventory.chief.host, what)
 
     def reject_when_others_may_start(self) -> None:
         """Raise ClusterTrouble where `acquire_start_lock` keeps no start away any more."""

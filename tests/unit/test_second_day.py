@@ -757,6 +757,16 @@ def test_the_first_step_that_is_seen_after_a_rollback_is_its_end(back: Hosts, co
     assert len([done for done in looks if "go on chief-0" in done]) == 2
 
 
+@pytest.mark.parametrize("held", [Answer("sudo: a password is required"), Answer(unreachable="no answer")])
+def test_a_change_that_keeps_no_other_away_says_so(hosts: Hosts, console: Console, held: Answer) -> None:
+    hosts.held = held
+    drain(cluster(hosts), console, "w-b")
+    why = held.unreachable or held.stdout
+    said = f"others are not kept away from this cluster, since head can't be asked: {why}\n"
+    assert said in fake_hosts.printed(console)
+    assert set(hosts.recorded) == {"w-b"}
+
+
 def stop_meanwhile(hosts: Hosts) -> None:
     """Stop the cluster, as another operator does."""
     hosts.stopped = "a stop-cluster of bob@desk at 10:41:07 UTC"
