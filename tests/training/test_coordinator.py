@@ -43,6 +43,7 @@ from trainer.tasks import training as training_module
 from trainer.tasks.coordinator import run_coordinator
 from trainer.tasks.generation import Generation, finish_run
 from trainer.tasks.training import Training
+from trainer.telemetry.events import read_events
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.telemetry.status import read_status
@@ -129,6 +130,19 @@ def test_a_broken_device_is_tried_again_within_the_budget_by_new_processes(
     assert (read_record(directory.state) or {})["restart"] == MEMBERS
     assert run_coordinator(config, CLUSTER, Notifier()) == USER_ERROR
     assert "CUDA_ERROR_ECC_UNCORRECTABLE" in (read_record(directory.status) or {})["message"]
+
+
+def test_a_coordinator_whose_memory_ran_out_is_named_among_the_runs_events(
+    config: Config, directory: RunDirectory, ends_with: Any
+) -> None:
+    def load(name: str, arguments: object, *_: object, **__: object) -> Any:
+        raise UserError("it ends here")
+
+    ends_with(load)
+    lack = "out of memory, limit 2.0 GiB: take smaller batches"
+    run_coordinator(config, CLUSTER, Notifier(restarts=1, lack=lack))
+    [found] = [event for event in read_events(directory.event_log) if event["event"] == "out-of-memory"]
+    assert (found["task"], found["message"]) == ("chief-0", lack)
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,16 @@ def test_one_that_was_killed_while_memory_lacked_says_so(
     counts = iter([3, 3, 3, *[4] * 9])  # at the begin of each task, and as the server was killed
     monkeypatch.setattr(local_supervisor, "memory_kills", lambda: next(counts))
     monkeypatch.setattr(children, "memory_kills", lambda: 4)
-    server = "import os, signal, time; time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
+    server = (
+        "import os, signal, time; print('before:', os.environ['TRAINER_LACK'][:13], flush=True); time.sleep(0.5)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
     other = "import time; time.sleep(0.5); raise SystemExit(75)"
     chief = "import time; time.sleep(2)"
     assert LocalSupervisor([task("worker-0", server), task("worker-1", other), task("chief-0", chief)]).run() == 0
     out = capfd.readouterr().out
-    assert "worker-0    | ended with 137, while the kernel ended a process for lack of memory" in out
+    assert "worker-0    | ended with 137, out of memory, limit " in out
+    assert "worker-0    | before: out of memory\n" in out
     assert "worker-1    | ended with 75; starting it again" in out
 
 

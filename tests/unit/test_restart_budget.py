@@ -33,6 +33,13 @@ def test_more_crashes_than_the_limit_end_the_run_once(directory: RunDirectory) -
     assert crash(directory, 7, 2, limit=3) == [0, 0]
 
 
+def test_memory_that_ran_out_is_the_message_of_the_attempts_after(directory: RunDirectory) -> None:
+    begin_attempt(directory, 7, 1)
+    begin_attempt(directory, 7, 1, lack="out of memory, limit 2.0 GiB: take smaller batches")
+    with pytest.raises(UserError, match=r"the last one said: out of memory, limit 2\.0 GiB: take smaller batches"):
+        begin_attempt(directory, 7, 1)
+
+
 def test_native_crashes_of_the_import_end_the_run_at_the_third(directory: RunDirectory) -> None:
     assert [begin_attempt(directory, 7, 10, crash) for crash in ("", "SIGSEGV", "SIGSEGV")] == [0, 0, 0]
     with pytest.raises(UserError, match=r"native code crashed each time while .* imported, at last with SIGABRT"):

@@ -177,6 +177,20 @@ def test_the_next_process_hears_of_a_crash_in_native_code(start: Start, end: str
     assert (code, re.findall("before: (.*)[.]", logged)) == (0, ["", crash])
 
 
+def test_the_next_process_hears_that_memory_ran_out_and_systemd_shows_it(start: Start) -> None:
+    supervised = start(
+        "from trainer.process import children\nchildren.memory_kills = lambda: 10**9\n"
+        "def task(notifier):\n    print(f'before: {notifier.lack}.', file=sys.stderr)\n    notifier.ready('up')\n"
+        "    if count() == 1: return 0\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    code, logged = supervised.wait()
+    before = re.findall("before: (.*)[.]", logged)
+    assert (code, before[0]) == (0, "")
+    assert re.fullmatch(r"out of memory, limit \d+[.]\d GiB: .*shuffle.*batches.*more ps.*trainer_limits", before[1])
+    assert f"worker-0 ended with 137 (SIGKILL), {before[1]}: starting the next\n" in logged
+    assert supervised.heard == ["READY=1\nSTATUS=up", f"STATUS=up ({before[1].partition(':')[0]}; restart 1)"]
+
+
 def test_a_process_that_was_not_ready_is_followed_after_a_pause(start: Start) -> None:
     supervised = start(
         "supervisor.PAUSE_SECONDS = 0.7\n"

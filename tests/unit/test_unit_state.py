@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer.process.unit_state import UnitState
-from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, RESTARTS, Notifier
+from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, LACK, RESTARTS, Notifier
 
 
 @pytest.fixture
@@ -53,7 +53,23 @@ def test_a_restart_is_shown_and_its_crash_is_known_to_the_next_child(unit: UnitS
         child = unit.for_child(theirs)
         assert (child.restarts, child.crash) == (1, "SIGABRT")
         unit.restart(75)
-        assert unit.environment(theirs) == {CHANNEL: str(theirs.fileno()), RESTARTS: "2", CRASH: ""}
+        assert unit.environment(theirs) == {CHANNEL: str(theirs.fileno()), RESTARTS: "2", CRASH: "", LACK: ""}
+
+
+def test_memory_that_ran_out_is_shown_in_short_and_known_in_full(unit: UnitState, systemd: socket.socket) -> None:
+    lack = "out of memory, limit 2.0 GiB: take smaller batches"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        unit.restart(-signal.SIGKILL, lack)
+        unit.hear("serves", ready=True)
+        assert heard(systemd) == ["READY=1\nSTATUS=serves (out of memory, limit 2.0 GiB; restart 1)"]
+        assert unit.for_child(theirs).lack == lack
+        environment = {key: value for key, value in unit.environment(theirs).items() if key != CHANNEL}
+        assert Notifier.from_environment(environment).lack == lack
+        unit.restart(75)
+        unit.hear("serves", ready=True)
+        assert heard(systemd) == ["STATUS=serves (restart 2)"]
+        assert unit.for_child(theirs).lack == ""
 
 
 def test_a_parked_unit_has_started_and_its_next_child_is_the_first(unit: UnitState, systemd: socket.socket) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from trainer.core.memory_limit import GIB, memory_limit
+
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 # What native code raises by its own fault. SIGBUS isn't one: a file that is read through memory may be cut off.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
@@ -77,6 +79,13 @@ def describe_code(code: int) -> str:
 
 
 def describe_lack(code: int, kills: int) -> str:
-    """Say that memory may be what a process lacked that was killed; `kills` are those at its beginning."""
-    lacked = code in KILLED and memory_kills() > kills
-    return ", while the kernel ended a process for lack of memory (journalctl -k)" if lacked else ""
+    """Say that memory is what a process lacked that was killed, up to the colon in short; else nothing.
+
+    `kills` are those at its beginning.
+    """
+    if code not in KILLED or memory_kills() <= kills:
+        return ""
+    return (
+        f"out of memory, limit {memory_limit() / GIB:.1f} GiB: the kernel ended a process for it (journalctl -k). Take "
+        "fewer elements in shuffle(), smaller batches, more ps or a larger host, or raise memory_max in trainer_limits"
+    )

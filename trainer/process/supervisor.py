@@ -140,9 +140,10 @@ class Supervisor:
                 is_unsaid = code == FINISHED and not child.ends
                 if self._stopping or (code in passed_on and not is_unsaid) or child.restart_unit:
                     return self._pass_on(code)
-                self._unit.restart(code)
+                lack = describe_lack(code, child.kills)
+                self._unit.restart(code, lack)
                 why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
-                why += describe_lack(code, child.kills)
+                why += f", {lack}" if lack else ""
                 log.info("%s ended with %s%s: starting the next", self._task.name, describe_code(code), why)
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)

@@ -6,7 +6,7 @@ import socket
 import time
 
 from trainer.process.children import crash_of
-from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, RESTARTS, Notifier
+from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, LACK, RESTARTS, Notifier
 
 
 class UnitState:
@@ -17,7 +17,7 @@ class UnitState:
         self.is_ready = False
         """Whether systemd has heard that the unit has started."""
         self._restarts = 0
-        self._crash = ""
+        self._crash = self._lack = ""
         self._pinged = 0.0
 
     @property
@@ -26,15 +26,16 @@ class UnitState:
 
     def for_child(self, channel: socket.socket) -> Notifier:
         """Return the notifier of a child that was forked."""
-        return self.notifier.through(channel, self._restarts, self._crash)
+        return self.notifier.through(channel, self._restarts, self._crash, self._lack)
 
     def environment(self, channel: socket.socket) -> dict[str, str]:
         """Return what a child that is started afresh makes its notifier of."""
-        return {CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts), CRASH: self._crash}
+        return {CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts), CRASH: self._crash, LACK: self._lack}
 
-    def restart(self, code: int) -> None:
-        """Count a child that ended with this code, and is followed by another."""
+    def restart(self, code: int, lack: str = "") -> None:
+        """Count a child that ended with this code, and is followed by another; `lack` says that memory ran out."""
         self._restarts += 1
+        self._lack = lack
         self._crash = crash_of(code)
 
     def park(self, status: str) -> None:
@@ -44,7 +45,8 @@ class UnitState:
 
     def hear(self, status: str, *, ready: bool) -> None:
         """Say what a child says, which may be `ready`."""
-        self._say(f"{status} (restart {self._restarts})" if self._restarts else status, ready=ready)
+        restart = "; ".join(filter(None, (self._lack.partition(":")[0], f"restart {self._restarts}")))
+        self._say(f"{status} ({restart})" if self._restarts else status, ready=ready)
 
     def _say(self, status: str, *, ready: bool) -> None:
         say = self.notifier.ready if ready and not self.is_ready else self.notifier.status

@@ -33,6 +33,7 @@ RECOVERIES = {
 OTHERS = {
     "member-left": "member left in order",
     "member-joined": "worker joined",
+    "out-of-memory": "out of memory",
     "stopped": "stopped on request",
     "finished": "finished",
 }

@@ -21,18 +21,19 @@ FREE = 2  # so many restarts are made at once
 IMPORTS = 2  # crashes in a row that were seen to be the import's, after a first one
 
 
-def begin_attempt(directory: RunDirectory, step: int | None, limit: int, crash: str = "") -> float:
+def begin_attempt(directory: RunDirectory, step: int | None, limit: int, crash: str = "", lack: str = "") -> float:
     """Count this coordinator process; returns for how long (seconds) it should hold back before it tries again.
 
     `step` is the newest checkpoint's: only what was saved is a new step. `crash` is the signal by which native code
-    ended the process before. Raises UserError when more than `limit` processes crashed without a new step, or it is the
-    program's import; the start after that, which the operator asked for, begins with a new budget.
+    ended the process before, `lack` says that memory did. Raises UserError when more than `limit` processes crashed
+    without a new step, or it is the program's import; the start after that, which the operator asked for, begins with a
+    new budget.
     """
     record = read(directory)
     reached, before = -1 if step is None else step, int(record.get("step", -1))
     crashes = (0 if reached > before else int(record.get("crashes", 0))) + bool(record.get("open"))
     troubles = 0 if reached > before else int(record.get("troubles", 0))
-    message = str(record.get("message", ""))
+    message = lack or str(record.get("message", ""))
     imports = int(record.get("imports", 0)) + 1 if crash and record.get("open") and record.get("importing") else 0
     spent = crashes > limit or imports >= IMPORTS
     kept = {} if spent else {"crashes": crashes, "message": message if crashes else ""}

@@ -130,7 +130,7 @@ def run_coordinator(
                 return FINISHED
             phases = report(held, config, cluster, notifier, collector)
             if cluster.job == "chief":
-                begin(held, config, cluster, notifier.crash)
+                begin(held, config, cluster, notifier)
             train_run(held, config, cluster, phases, stopping, in_process)
             if held.membership is not None and not keeps_servers():
                 held.membership.shut_down_servers()
@@ -160,7 +160,7 @@ def report(
     return phases
 
 
-def begin(held: HeldResources, config: Config, cluster: ClusterConfig, crash: str) -> None:
+def begin(held: HeldResources, config: Config, cluster: ClusterConfig, notifier: Notifier) -> None:
     """Take the run over as its coordinator, and begin an attempt; waits where attempts came to nothing before."""
     assert held.progress is not None
     progress, directory = held.progress, held.directory
@@ -171,8 +171,11 @@ def begin(held: HeldResources, config: Config, cluster: ClusterConfig, crash: st
     record_resources(cluster.task, lambda: directory)
     if held.lease.taken_from:
         progress.events.write("lease-taken", message=f"from {held.lease.taken_from}")
+    if notifier.lack:
+        progress.events.write("out-of-memory", task=cluster.task, host=cluster.address, message=notifier.lack)
     newest = directory.catalogue.newest()
-    pause = begin_attempt(directory, newest, config.max_restarts_without_step, crash)
+    limit = config.max_restarts_without_step
+    pause = begin_attempt(directory, newest, limit, notifier.crash, notifier.lack)
     held.has_begun = True
     if pause:
         message = f"started again and again without a new checkpoint: going on in {pause:.0f} s"

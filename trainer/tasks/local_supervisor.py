@@ -13,7 +13,7 @@ from types import FrameType
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
 from trainer.process.children import describe_lack, memory_kills, shell_code
 from trainer.process.fork_server import Forked, ForkServer, start_process
-from trainer.telemetry.outlets.systemd import RESTARTS
+from trainer.telemetry.outlets.systemd import LACK, RESTARTS
 
 RESTART_SECONDS, STEADY_SECONDS = 1.0, 5.0
 POLL_SECONDS = 0.1
@@ -61,7 +61,7 @@ class LocalTask:
         self.name = name
         self.trains = trains
         self.process: Forked | subprocess.Popen[str] | None = None
-        self.kills = 0
+        self.kills, self.lack = 0, ""
         self.code: int | None = None
         self._arguments = arguments
         self._environment = environment
@@ -75,7 +75,7 @@ class LocalTask:
 
     def start(self) -> None:
         self.code, self.kills = None, memory_kills()
-        environment = {**self._environment, RESTARTS: str(self.restarts.starts)}
+        environment = {**self._environment, RESTARTS: str(self.restarts.starts), LACK: self.lack}
         self.process = start_process(self._forks, self._arguments, environment)
         self.restarts.started(time.monotonic())
         say(self.name, f"started, pid {self.process.pid}")
@@ -91,6 +91,7 @@ class LocalTask:
         """Return the exit code as a shell gives it, once the process has ended."""
         if self.process is not None and self.code is None and (code := self.process.poll()) is not None:
             self.code = shell_code(code)
+            self.lack = describe_lack(self.code, self.kills)
             if self._reader is not None:
                 self._reader.join(timeout=2)
         return self.code
@@ -155,7 +156,8 @@ class LocalSupervisor:
                     if stop_by is None and self._ends_all(task, code):
                         return code
                     after = "" if final(code) or stop_by else "; starting it again"
-                    say(task.name, f"ended with {code}{describe_lack(code, task.kills)}{after}")
+                    lack = f", {task.lack}" if task.lack else ""
+                    say(task.name, f"ended with {code}{lack}{after}")
                     if not final(code):
                         task.restarts.plan(time.monotonic())
             if stop_by is not None and not self._chief.alive and not left:

@@ -2,7 +2,8 @@
 
 started, waiting, formed, attached, restored, training, member-lost, member-left, member-silent, member-back,
 member-joined, member-given-up, member-half-connected, member-other-release, ps-lost, recovering, lease-taken,
-phase-overdue, checkpoint-saved, save-failed, checkpoint-set-aside, not-finite, evaluated, stopped, failed, finished
+phase-overdue, checkpoint-saved, save-failed, checkpoint-set-aside, not-finite, evaluated, stopped, failed, finished,
+out-of-memory
 """
 
 from __future__ import annotations

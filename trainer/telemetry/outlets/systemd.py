@@ -14,6 +14,7 @@ ENDS = "X_ENDS=1"  # likewise: the exit code that follows is the task's
 CHANNEL = "TRAINER_SUPERVISOR"  # the environment's name for the descriptor of a socket to the supervisor
 RESTARTS = "TRAINER_RESTARTS"  # the same for how many processes of this task came before
 CRASH = "TRAINER_CRASH"  # and for the signal by which native code ended the last of them
+LACK = "TRAINER_LACK"  # and for what is said of it where it was killed as memory ran out
 
 
 class Notifier:
@@ -26,6 +27,7 @@ class Notifier:
         channel: socket.socket | None = None,
         restarts: int = 0,
         crash: str = "",
+        lack: str = "",
     ) -> None:
         """Take systemd's socket, or a `channel` to the supervisor, and how often systemd wants a sign of life."""
         self.watchdog_seconds = watchdog_seconds
@@ -33,6 +35,8 @@ class Notifier:
         """How many processes of this task its supervisor has seen end before this one."""
         self.crash = crash
         """The signal by which native code ended the process before this one, if that was how it ended."""
+        self.lack = lack
+        """What is said of the process before this one, if it was killed as memory ran out."""
         self._address = address
         self._channel = channel
 
@@ -42,11 +46,11 @@ class Notifier:
         channel = socket.socket(fileno=int(descriptor)) if descriptor else None
         seconds = int(usec) / 1e6 if usec.isdigit() else None
         restarts, crash = int(environment.get(RESTARTS, "0")), environment.get(CRASH, "")
-        return cls(environment.get("NOTIFY_SOCKET"), seconds, channel, restarts, crash)
+        return cls(environment.get("NOTIFY_SOCKET"), seconds, channel, restarts, crash, environment.get(LACK, ""))
 
-    def through(self, channel: socket.socket, restarts: int = 0, crash: str = "") -> Notifier:
+    def through(self, channel: socket.socket, restarts: int = 0, crash: str = "", lack: str = "") -> Notifier:
         """Return the notifier of a child, whose states go to its supervisor."""
-        return Notifier(None, self.watchdog_seconds, channel, restarts, crash)
+        return Notifier(None, self.watchdog_seconds, channel, restarts, crash, lack)
 
     def ready(self, status: str) -> None:
         """Say that the process has started: systemd goes on with what waits for it."""
