@@ -15,6 +15,7 @@ from forks import RUN_POLL_SECONDS
 from processes import MINUTE, Process, Runs, until
 
 from trainer.cluster.probe import answers, incarnation, silent
+from trainer.cluster.reach.way_reader import read_ways
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
 from trainer.tasks.local import local_cluster
@@ -60,6 +61,19 @@ def test_a_port_that_another_process_has_is_named(runs: Runs, tmp_path: Path, jo
         assert held.wait(MINUTE) == 75
     assert f"another process has {job}-0's port {port}: ss -ltnp 'sport = :{port}' names it" in held.output
     assert "UnknownError" not in held.output
+
+
+def test_a_server_that_follows_one_whose_memory_ran_out_tells_the_coordinator(runs: Runs) -> None:
+    cluster = local_cluster(2, 1)
+    lack = "out of memory, limit 2.0 GiB: take smaller batches"
+    for job, index, expected in (("worker", 1, lack), ("ps", 0, lack), ("worker", 0, "")):
+        address = cluster[job][index]
+        config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+        runs.task(TF_CONFIG=config, TRAINER_LACK=expected)
+        process = until(lambda address=address: incarnation(address), "an answer")
+        task = f"{job}-{index}"
+        _, heard = until(lambda found=(task, address, process): read_ways(*found), "its ways")
+        assert heard == expected
 
 
 class Serving:

@@ -134,6 +134,21 @@ def test_nothing_is_said_of_members_that_answer(watched: Watched) -> None:
     assert not watched.membership.hurt
 
 
+def test_a_member_whose_memory_ran_out_is_named_by_the_first_coordinator_that_hears_it(watched: Watched) -> None:
+    lacked = watched.membership._ways._lacked
+    lacked("worker-1", "w1", "out of memory")
+    lacked("ps-0", "p0", "out of memory")
+    assert watched.reports == [("out-of-memory", "worker-1"), ("out-of-memory", "ps-0")]
+    watched.membership.leave()
+    watched.progress.close(5)
+    watched.begin()
+    lacked = watched.membership._ways._lacked
+    watched.reports.clear()
+    lacked("worker-1", "w1", "out of memory")
+    lacked("ps-0", "the next one", "out of memory")
+    assert watched.reports == [("out-of-memory", "ps-0")]
+
+
 def test_a_worker_that_is_replaced_is_told_twice_and_then_used(watched: Watched) -> None:
     watched.refuses("worker-1")
     assert watched.looks() == [("member-lost", "worker-1")]

@@ -73,11 +73,14 @@ def test_memory_that_ran_out_is_shown_in_short_and_known_in_full(unit: UnitState
 
 
 def test_a_parked_unit_has_started_and_its_next_child_is_the_first(unit: UnitState, systemd: socket.socket) -> None:
-    unit.restart(75)
+    unit.restart(-signal.SIGKILL, "out of memory, limit 2.0 GiB: take smaller batches")
     unit.park("parked")
     unit.park("parked again")
     unit.hear("trains", ready=True)
     assert heard(systemd) == ["READY=1\nSTATUS=parked", "STATUS=parked again", "STATUS=trains"]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert unit.for_child(theirs).lack == ""
 
 
 def test_it_lives_no_more_often_than_systemd_asks_for(

@@ -212,13 +212,14 @@ def test_what_has_no_room_at_first_is_written_later(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(way_probe, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(way_probe, "incarnation", lambda address: "mine")
     others = {"ps-0": "c:1"}
-    Ways("own:1", lambda: others, lambda address: WORKS).start()
+    Ways("own:1", lambda: others, lambda address: WORKS, "out of memory").start()
     time.sleep(0.1)
     (tmp_path / "full").mkdir()
     deadline = time.monotonic() + 10
-    while not (read_record(way_probe.record_path("mine")) or {}) and time.monotonic() < deadline:
+    while not (read_record(way_probe.record_path("mine")) or {}).get("ways") and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert (read_record(way_probe.record_path("mine")) or {}).keys() == {"ps-0"}
+    found = read_record(way_probe.record_path("mine")) or {}
+    assert (found["ways"].keys(), found["lack"]) == ({"ps-0"}, "out of memory")
     others.clear()  # its thread writes no more
 
 
@@ -265,8 +266,13 @@ class Read:
         self.members = {
             task: Member(task, address).answered(now, now, f"{task}'s") for task, address in SERVERS.items()
         }
-        self.reader = WayReader(lambda: self.members, lambda task, address, process: self.rows.get(task))
+        self.reader = WayReader(lambda: self.members, self.read, lambda *lacked: self.lacked.append(lacked))
         self.reader._started = True  # without its thread
+        self.lacks: dict[str, str] = {}
+        self.lacked: list[tuple[str, ...]] = []
+
+    def read(self, task: str, address: str, process: str) -> tuple[dict[str, Way], str] | None:
+        return (self.rows[task], self.lacks.get(task, "")) if task in self.rows else None
 
     def unfit(self, task: str, process: str = "", later: float = 0.0) -> str | None:
         now = time.monotonic()
@@ -322,6 +328,18 @@ def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:
     assert read.unfit("worker-0") == ""
     read.rows = ways()
     assert read.unfit("worker-1") == ""
+
+
+def test_memory_that_ran_out_is_heard_once_of_each_process() -> None:
+    read = Read(ways())
+    read.lacks = {"worker-1": "out of memory, limit 2.0 GiB: ...", "ps-0": "out of memory, limit 4.0 GiB: ..."}
+    read.unfit("worker-1")
+    read.unfit("worker-1")
+    expected = [("worker-1", "worker-1's", read.lacks["worker-1"]), ("ps-0", "ps-0's", read.lacks["ps-0"])]
+    assert read.lacked == expected
+    read.members["worker-1"] = read.members["worker-1"].answered(time.monotonic(), time.monotonic(), "the next one")
+    read.unfit("worker-1")
+    assert read.lacked[2:] == [("worker-1", "the next one", read.lacks["worker-1"])]
 
 
 def test_a_worker_waits_for_the_next_try_of_a_way_that_took_too_long() -> None:

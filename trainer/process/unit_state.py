@@ -41,7 +41,7 @@ class UnitState:
     def park(self, status: str) -> None:
         """Say that the unit has started, and has no child; the next one is the first again."""
         self._say(status, ready=True)
-        self._restarts = 0
+        self._restarts, self._lack = 0, ""
 
     def hear(self, status: str, *, ready: bool) -> None:
         """Say what a child says, which may be `ready`."""

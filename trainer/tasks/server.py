@@ -75,7 +75,7 @@ def run_server(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[]
     settings = LastRead(selected)
     follow_run(cluster.task, own, notifier, settings)
     record_resources(cluster.task, partial(served_run, settings))
-    Ways(own, partial(others_of, Growing(cluster))).start()
+    Ways(own, partial(others_of, Growing(cluster)), lack=notifier.lack).start()
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
     server.join()
 

@@ -122,6 +122,11 @@ class MemberNews:
             return
         self._report("ps-lost" if TaskId.parse(task).job == "ps" else "member-lost", task, "its process has ended")
 
+    def out_of_memory(self, known: Mapping[str, str], task: str, process: str, lack: str) -> None:
+        """Tell of a process that follows one whose memory ran out, unless an earlier coordinator has `known` it."""
+        if known.get(task) != process:
+            self._report("out-of-memory", task, lack)
+
     def _report(self, event: str, task: str, message: str) -> None:
         address = self._addresses[task]
         log.warning("%s (%s): %s", task, address, message)

@@ -93,7 +93,7 @@ class Membership:
             ServerReleases(release).other if release and config.local_run_dir else None,
             lambda task, process, now: self._ways.unfit(task, process, now),
         )
-        self._ways = WayReader(self.heartbeat.members)
+        self._ways = WayReader(self.heartbeat.members, lacked=partial(self._news.out_of_memory, known))
         self.heartbeat.on_beat = self.poll
         progress.counters.members, progress.counters.drained = self.seen, drained
         self._fence = Fence(self._silent_addresses)

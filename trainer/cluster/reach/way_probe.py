@@ -97,15 +97,20 @@ class Ways:
     """Tries a server's ways again and again, and writes down what it finds; a thread does."""
 
     def __init__(
-        self, own: str, others: Callable[[], Mapping[str, str]], attempt: Callable[[str], Way] = try_way
+        self,
+        own: str,
+        others: Callable[[], Mapping[str, str]],
+        attempt: Callable[[str], Way] = try_way,
+        lack: str = "",
     ) -> None:
         """Take the server's own address, where it is asked which process it is, and what returns the others' (by task).
 
-        Others may come to them.
+        Others may come to them. `lack` is what is said of the process before, if memory ran out.
         """
         self._own = own
         self._others = others
         self._attempt = attempt
+        self._lack = lack
         self._found: dict[str, Way] = {}
         self._tried_at: dict[str, float] = {}
 
@@ -152,7 +157,8 @@ class Ways:
     def _write(self, process: str) -> None:
         path = record_path(process)
         new = path.with_suffix(".new")
-        new.write_text(json.dumps({task: way.as_record() for task, way in self._found.items()}), encoding="utf-8")
+        ways = {task: way.as_record() for task, way in self._found.items()}
+        new.write_text(json.dumps({"ways": ways, "lack": self._lack}), encoding="utf-8")
         new.replace(path)
 
 

@@ -37,8 +37,11 @@ Row = tuple[str, float, Mapping[str, Way]]  # what a process has found: the proc
 OUT = (MemberState.AWAY, MemberState.GIVEN_UP, MemberState.OTHER_RELEASE, MemberState.SILENT)
 
 
-def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
-    """Return what a server's process has found, None where it has reported nothing; raises TensorFlow's OpError."""
+def read_ways(task: str, address: str, process: str) -> tuple[dict[str, Way], str] | None:
+    """Return what a server's process has found, and whether memory ran out for the one before.
+
+    None where it has reported nothing yet; raises TensorFlow's OpError.
+    """
     import tensorflow as tf
 
     try:
@@ -47,8 +50,9 @@ def read_ways(task: str, address: str, process: str) -> dict[str, Way] | None:
             if not session.run(tf.io.matching_files(path)).size:  # a server warns of each file that it can't find
                 return None
             record = json.loads(session.run(tf.io.read_file(path)))
-        return {str(other): Way.read(way) for other, way in record.items()} or None
-    except (tf.errors.NotFoundError, ValueError, TypeError, AttributeError):
+        ways = {str(other): Way.read(way) for other, way in record["ways"].items()}
+        return (ways, str(record["lack"])) if ways else None
+    except (tf.errors.NotFoundError, LookupError, ValueError, TypeError, AttributeError):
         return None
 
 
@@ -137,11 +141,16 @@ class WayReader:
     def __init__(
         self,
         members: Callable[[], Mapping[str, Member]],
-        read: Callable[[str, str, str], dict[str, Way] | None] = read_ways,
+        read: Callable[[str, str, str], tuple[dict[str, Way], str] | None] = read_ways,
+        lacked: Callable[[str, str, str], None] = lambda task, process, lack: None,
     ) -> None:
-        """Take what returns the members' records by task."""
+        """Take what returns the members' records by task.
+
+        `lacked` hears once of each process that follows one whose memory ran out.
+        """
         self._members = members
         self._read = read
+        self._lacked = lacked
         self._rows: dict[str, Row] = {}
         self._first: dict[str, tuple[str, float]] = {}  # a process, and when it was first asked for; by task
         self._news = threading.Event()
@@ -207,12 +216,15 @@ class WayReader:
 
     def _ask(self, task: str, address: str, process: str) -> None:
         try:
-            ways = self._read(task, address, process)
-            if ways is not None:
+            found = self._read(task, address, process)
+            if found is not None:
+                ways, lack = found
                 is_new = self._rows.get(task, ("",))[0] != process
                 self._rows[task] = process, time.monotonic(), ways
                 if is_new:
                     self._news.set()
+                if is_new and lack:
+                    self._lacked(task, process, lack)
         except Exception as error:
             log.info("cannot ask %s (%s) for its ways: %s", task, address, first_line(error))
         finally:
