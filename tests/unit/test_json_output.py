@@ -308,7 +308,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         monkeypatch.setattr(runner, "_go_through", lambda testbed, each, skips: found)
 
     class Empty:
-        def keep(self) -> None: ...
+        def go_on(self) -> None: ...
 
     monkeypatch.setattr(runner, "taken", contextlib.contextmanager(lambda cluster, console: iter([Empty()])))
     monkeypatch.setattr(
