@@ -26,7 +26,7 @@ NUMBERING = ("DynamicPartition", "Unique")
 GIVEN = "rows_of_keys"  # in the names of operations that give a dynamic table's rows
 GIVING = "gives_rows"  # in the names of all that finds these, and has keys get rows
 register_dispatchable_type(tf.Variable)
-row_gradients.register()
+row_gradients.register(ONCE, GIVEN)
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 Asked = tuple[Tensor, Tensor]  # the ids of a lookup, and the rows or keys that it asks for
 _deduplicates = [False]

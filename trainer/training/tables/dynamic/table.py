@@ -13,7 +13,7 @@ from trainer.core.failures import UserError
 from trainer.training.tables.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.tables.dynamic.shard import Shard
 from trainer.training.tables.dynamic.together import stand_in
-from trainer.training.tables.table_lookups import GIVEN, in_shape_of, lookups_of, note
+from trainer.training.tables.table_lookups import GIVEN, ONCE, in_shape_of, lookups_of, note
 from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
 from trainer.training.tf_internals.variables import Reserved
 
@@ -67,7 +67,7 @@ class Table:
         all_keys = keys = keys_of(tf.reshape(ids, [-1]))
         places = None
         if self.asks_once or not _giving[-1]:
-            keys, places = tf.unique(keys)
+            keys, places = tf.unique(keys, name=ONCE)
         note(self.name, all_keys, keys)
         count = len(self.shards)
         owner = stand_in(lambda: tf.cast(keys, tf.int32), owners_of, (keys, count))
