@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -28,8 +29,8 @@ pytestmark = pytest.mark.timeout(30)
 
 
 class Heard(Notifier):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, restarts: int = 0, lack: str = "") -> None:
+        super().__init__(restarts=restarts, lack=lack)
         self.was_ready = False
 
     def ready(self, status: str) -> None:
@@ -258,6 +259,61 @@ def test_a_program_that_says_exit_is_the_users_error(
     monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(errors=errors))
     monkeypatch.setattr(fake, "evaluate", lambda *arguments: sys.exit(0))
     assert run_evaluator(config, Heard(), lambda: config) == 78
+
+
+class Killed(BaseException):
+    """As a process ends that calls os._exit."""
+
+
+def test_a_program_that_ends_its_process_is_given_up_after_as_many_as_a_coordinators(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> NoReturn:
+        write_checkpoint(directory, 5 + next(steps))  # the training goes on
+        raise Killed
+
+    config, directory, steps = config.replace(max_restarts_without_step=2), RunDirectory(tmp_path, "a"), iter(range(99))
+    write_checkpoint(directory, 4)
+    monkeypatch.setattr(evaluator, "load_program", load)
+    for restarts in (0, 1, 0, 1, 2):  # the operator's start begins the count again
+        with pytest.raises(Killed):
+            run_evaluator(config, Heard(restarts), lambda: config)
+    assert run_evaluator(config, Heard(3), lambda: config) == 78
+    message = read_status(directory).message
+    assert re.search(
+        r"3 processes have ended .* max_restarts_without_step is 2; .* os\._exit.* training goes on", message
+    )
+    with pytest.raises(Killed):
+        run_evaluator(config, Heard(), lambda: config)
+
+
+def test_an_evaluation_that_succeeds_begins_the_count_of_its_processes_again(
+    config: Config, tmp_path: Path, fake: type[Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluate(self: Fake, step: int, saved: int | None = None) -> bool:
+        ends.append(step)
+        if len(ends) % 2:
+            raise Killed
+        write_checkpoint(directory, step + 1)
+        return True
+
+    config, directory = config.replace(max_restarts_without_step=1), RunDirectory(tmp_path, "a")
+    ends: list[int] = []
+    write_checkpoint(directory, 4)
+    monkeypatch.setattr(fake, "evaluate", evaluate)
+    for restarts in range(5):
+        with pytest.raises(Killed):
+            run_evaluator(config, Heard(restarts), lambda: config)
+    assert ends == [4, 4, 5, 5, 6, 6, 7, 7, 8]
+
+
+def test_memory_that_ran_out_for_each_evaluation_is_named(config: Config, tmp_path: Path, fake: type[Fake]) -> None:
+    directory = RunDirectory(tmp_path, "a")
+    write_checkpoint(directory, 4)
+    write_record(directory.evaluating, {"step": 4, "tries": 3})
+    config = config.replace(max_restarts_without_step=2)
+    assert run_evaluator(config, Heard(3, "out of memory, limit 2.0 GiB: take smaller batches"), lambda: config) == 78
+    assert "out of memory, limit 2.0 GiB: take smaller batches. The training" in read_status(directory).message
 
 
 def test_a_checkpoint_that_cannot_be_read_is_tried_again_but_not_for_ever(

@@ -136,7 +136,9 @@ class WatchedRun:
         config, directory = self.config, self.directory
         self.present = step
         self.phases.enter(Phase.EVALUATING)
-        if sweep_or_none(config) is not None and not begin_try(directory, step, saved):
+        if sweep_or_none(config) is None:
+            count_try(directory, step, config.max_restarts_without_step, self.notifier)
+        elif not begin_try(directory, step, saved):
             give_up(directory, step, f"{TRIES} processes have ended while they evaluated step {step}")
             self.last, self.last_saved = step, saved
             return
@@ -230,6 +232,21 @@ def begin_try(directory: RunDirectory, step: int, saved: int | None) -> bool:
         return False
     write_record(directory.evaluating, {"step": step, "saved": saved, "tries": tries})
     return True
+
+
+def count_try(directory: RunDirectory, step: int, limit: int, notifier: Notifier) -> None:
+    """Note that this process evaluates, of a run that has no sweep.
+
+    Raises UserError when more than `limit` in a row have ended in that. The unit's own start begins with a new budget.
+    """
+    tries = int(readable(directory.evaluating).get("tries", 0)) if notifier.restarts else 0
+    if tries > limit:
+        why = notifier.lack or "does the program call os._exit? The evaluator's journal has their last lines"
+        raise UserError(
+            f"{tries} processes have ended while they evaluated, and max_restarts_without_step is {limit}; {why}. "
+            "The training goes on. Start the evaluator again when that is fixed"
+        )
+    write_record(directory.evaluating, {"step": step, "tries": tries + 1})
 
 
 def end_try(directory: RunDirectory) -> None:
