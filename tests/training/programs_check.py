@@ -446,6 +446,33 @@ class FromNoise(Gan):
         return {"judged": self.seen.result()}
 
 
+class Labelling(keras.Model):
+    """Its test_step returns what no evaluation averages."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = keras.layers.Dense(1)
+
+    def call(self, words):
+        return self.line(tf.cast(words, tf.float32))
+
+    def test_step(self, data):
+        return {"labels": data[1]}
+
+
+class Labels(Program):
+    def build_model(self):
+        self.model = Labelling()
+        self.model.compile("sgd", "mse")
+        return self.model
+
+
+def labels():
+    """Refused by the coordinator, before the first step, though the evaluator evaluates."""
+    why = refused(Labels(), workers=2, directory=PLACE / "labels", evaluation="sidecar", export=False)
+    return {"why": why, "saved": [path.name for path in (PLACE / "labels").rglob("ckpt-*.index")]}
+
+
 class Makers(Adversaries):
     def build_model(self):
         self.model = FromNoise()
@@ -808,6 +835,7 @@ def features():
         "two_optimizers": tried(two_optimizers),
         "wide_and_deep": tried(wide_and_deep),
         "from_noise": tried(from_noise),
+        "labels": tried(labels),
         "weighted": tried(weighted),
         "several": tried(several),
         "adapted": tried(adapted),

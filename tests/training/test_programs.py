@@ -165,6 +165,11 @@ def test_a_model_whose_call_takes_other_than_the_data_is_evaluated_and_exported(
     assert features["from_noise"] == {"evaluation": ["judged"], "made": [3, 2], "trained": True}
 
 
+def test_what_the_evaluator_would_refuse_is_refused_before_the_first_step(features: dict[str, Any]) -> None:
+    assert "returns labels, which is no metric's and no number" in features["labels"]["why"]
+    assert features["labels"]["saved"] == []
+
+
 def test_rows_of_a_split_weight_are_taken_as_those_of_a_whole_one(features: dict[str, Any]) -> None:
     assert features["taken"] < 1e-6
 

@@ -74,23 +74,26 @@ def test_a_good_one_is_evaluated(directory: RunDirectory, evaluator: Evaluator) 
     assert [each.evaluation for each in directory.catalogue.saved()] == [None, record["metrics"]]
 
 
-def test_a_number_of_the_steps_own_is_refused(directory: RunDirectory) -> None:
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_number_of_the_steps_own_is_weighed_by_its_batchs_examples(directory: RunDirectory, compiled: bool) -> None:
     import tensorflow as tf
 
     class Own(tf.keras.Sequential):  # type: ignore[misc]
         def test_step(self, data: Any) -> dict[str, Any]:
-            x, y = data
-            loss = self.compiled_loss(y, self(x))
-            return {"loss": loss}
+            return {"loss": tf.reduce_mean(data[1])} | ({} if compiled else {"greatest": tf.reduce_max(data[1])})
 
     def build() -> Any:
         model = Own([tf.keras.layers.Dense(1, input_shape=(2,))])
-        model.compile(loss="mse")
+        model.compile(**({"loss": "mse"} if compiled else {}))
         return model
 
-    program = SimpleNamespace(build_model=build, eval_dataset=PROGRAM.eval_dataset)
-    with pytest.raises(UserError, match="a number of its own as loss"):
-        Evaluator(program, directory)
+    def data(context: Any) -> Any:
+        return tf.data.Dataset.from_tensor_slices((tf.ones([3, 2]), [[1.0], [2.0], [6.0]])).batch(2)
+
+    Evaluator(SimpleNamespace(build_model=build, eval_dataset=data), directory).evaluate(20)
+    record = read_record(directory.evaluation)
+    assert record is not None
+    assert record["metrics"] == {"loss": 3} | ({} if compiled else {"greatest": pytest.approx(10 / 3)})
 
 
 @pytest.mark.parametrize("before", [True, False])

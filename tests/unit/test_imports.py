@@ -52,7 +52,7 @@ LEVELS = {
         ("handover",),
         ("steps",),
         ("initial_weights",),
-        ("loop", "evaluation"),
+        ("loop", "evaluation", "evaluation_trial"),
     ),
     "fleet": (
         ("output", "signals", "files"),

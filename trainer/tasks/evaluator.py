@@ -307,8 +307,10 @@ class Evaluator:
     def __init__(
         self, program: Program, directory: RunDirectory, best_metric: str = "", counters: Counters | None = None
     ) -> None:
+        import tensorflow as tf
+
         from trainer.training.data.input import eval_dataset
-        from trainer.training.evaluation import Results, check_test_step
+        from trainer.training.evaluation import Results, TestStep, reject_own_evaluation
         from trainer.training.exports.export import bytes_of_checkpoint, lacks_evaluation
         from trainer.training.keras.adapters import keras_of
         from trainer.training.tables.dynamic.served import ServedTables
@@ -324,7 +326,9 @@ class Evaluator:
             self._dataset = eval_dataset(program)
             keras = keras_of(self._model)
             keras.ensure_built(self._dataset.element_spec)
-            check_test_step(program, self._model, self._dataset.element_spec)
+            self._step = TestStep(program, self._model, tf.distribute.get_strategy(), self._dataset.element_spec)
+        if self._step.own:
+            reject_own_evaluation(program, self._model, "have test_step return results of metrics alone")
         self._trained = keras.trained(with_optimizers=False)
         self._results = Results(directory, best_metric=best_metric)
         self._counters = counters or Counters()
@@ -353,8 +357,10 @@ class Evaluator:
         if wrong:
             log.warning("skipping step %d: %s", step, wrong)
             return False
-        results = self._model.evaluate(self._dataset, verbose=0, return_dict=True)
-        metrics = fetch_numbers(results)
+        if self._step.own:
+            metrics = self._step.evaluate(self._dataset)
+        else:
+            metrics = fetch_numbers(self._model.evaluate(self._dataset, verbose=0, return_dict=True))
         self._results.publish(step, metrics, time.monotonic() - started, saved, checkpointed=True)
         self._counters.evaluation = step, metrics
         return True

@@ -26,12 +26,14 @@ from trainer.tasks.waits import WAIT_POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import render_metrics
 from trainer.training.data.data_service import DataService
 from trainer.training.evaluation import make_evaluation, reject_best_metric
+from trainer.training.evaluation_trial import try_evaluation
 from trainer.training.exports.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.exports.export_trial import try_export
 from trainer.training.exports.reserved import least_bytes
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.base import has_test_step
 from trainer.training.loop.callbacks import callbacks_of
 from trainer.training.loop.controller import Controller
 from trainer.training.loop.custom_loop import train_in_epochs, train_with_loop
@@ -202,6 +204,8 @@ def build_generation(
         callbacks.append(EndWithTheData(runner))
     if config.export and progress.leads:
         try_export(program, context.directory, runner.element_spec)
+    if config.evaluation == "sidecar" and progress.leads and has_test_step(keras_of(runner.model)):
+        try_evaluation(program, context.directory)
     evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
     reject_best_metric(config, evaluate, runner.model, runner.output_names)
     read_weights = partial(read_initial_weights, config, program, runner)

@@ -23,8 +23,6 @@ from trainer.core.contracts import (
     Program,
     Strategy,
     Structure,
-    Traced,
-    Variable,
 )
 from trainer.core.failures import UserError, explain
 from trainer.core.program import reject_own_function
@@ -39,16 +37,8 @@ from trainer.training.data.places import tensors_in
 from trainer.training.exports.export import lacks_evaluation
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.measures.metrics import (
-    MAXIMUM,
-    MINIMUM,
-    SUM,
-    MetricStates,
-    merges,
-    metric_pieces,
-    metrics_of,
-    reached,
-)
+from trainer.training.measures.evaluation_outputs import checked_outputs, weighed
+from trainer.training.measures.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.outside import reject_changing_shapes
 
@@ -142,14 +132,18 @@ def make_evaluation(
         log.warning("%s", why)
     if config.evaluation == "sidecar":
         return None
-    for method in ("evaluate", "make_test_function"):
-        fix = "put what it does into test_step, or set evaluation to sidecar"
-        reject_own_function(program, model, method, fix)
+    reject_own_evaluation(program, model, "put what it does into test_step, or set evaluation to sidecar")
     if not config.traits.remote:
         return Replicated(program, model, strategy)
     way: Any = {"inline": Inline, "distributed": Distributed, "exact": Exact}[config.evaluation]
     evaluation: Callable[[], dict[str, float]] = way(program, model, strategy, workers)
     return evaluation
+
+
+def reject_own_evaluation(program: Program, model: Model, fix: str) -> None:
+    """Raise UserError where Keras's evaluation is replaced by the model's own, which is not called here."""
+    for method in ("evaluate", "make_test_function"):
+        reject_own_function(program, model, method, fix)
 
 
 class Inline:
@@ -282,7 +276,8 @@ class Replicated:
         with strategy.scope():
             self._examples = tf.keras.metrics.Sum(name="examples", dtype=tf.float64)
             step = tf.function(self._first_outputs).get_concrete_function(self._dataset.element_spec)
-            self.names = checked_outputs(name, model, step)
+            self.names, own = checked_outputs(name, model, step)
+            self._sums = {one: tf.keras.metrics.Sum(name=one, dtype=tf.float64) for one in own}
         self._evaluate = tf.function(self._run)
 
     def _first_outputs(self, batch: Structure) -> Structure:
@@ -294,17 +289,21 @@ class Replicated:
             self._strategy.run(self._test_step, args=(batch,))
 
     def _test_step(self, batch: Structure) -> None:
-        self._model.test_step(batch)
-        self._examples.update_state(batch_size(batch))
+        outputs, examples = self._model.test_step(batch), batch_size(batch)
+        self._examples.update_state(examples)
+        for name, value in weighed(outputs, self._sums, examples).items():
+            self._sums[name].update_state(value)
 
     def __call__(self) -> dict[str, float]:
         with self._strategy.scope():
             self._model.reset_metrics()
-            self._examples.reset_state()
+            for one in (self._examples, *self._sums.values()):
+                one.reset_state()
             self._evaluate(iter(self._dataset))
             results = self._model.get_metrics_result()
-            check_examples(int(self._examples.result()))
-            numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names})
+            check_examples(examples := int(self._examples.result()))
+            own = {name: float(one.result()) / examples for name, one in self._sums.items()}
+            numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names}) | own
             self._model.reset_metrics()
         return numbers_now
 
@@ -318,7 +317,7 @@ class TestStep:
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
             self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
-            self.names = checked_outputs(name, model, self._step)
+            self.names, self.own = checked_outputs(name, model, self._step)
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
 
@@ -340,24 +339,28 @@ class TestStep:
     def has_tables(self) -> bool:
         return bool(self._step.graph.deferred_external_captures)
 
-    def run(self, dataset: tf.data.Dataset) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return the number of examples and the metrics' state after them; call it in a tf.function."""
+    def run(self, dataset: tf.data.Dataset) -> tuple[tf.Tensor, dict[str, tf.Tensor], list[tf.Tensor]]:
+        """Return the number of examples, the step's own numbers and the metrics' state; call it in a tf.function."""
         state = self._states.in_call()
         self._states.exchange(self._step, state)
         iterator = iter(dataset)
 
-        def take_step(following: tf.experimental.Optional, examples: tf.Tensor) -> Structure:
+        def take_step(
+            following: tf.experimental.Optional, examples: tf.Tensor, sums: dict[str, tf.Tensor]
+        ) -> Structure:
             batch = following.get_value()
-            self._step(batch)
-            return iterator.get_next_as_optional(), examples + batch_size(batch)
+            more = weighed(self._step(batch), self.own, size := batch_size(batch))
+            sums = {name: sums[name] + more[name] for name in sums}
+            return iterator.get_next_as_optional(), examples + size, sums
 
         # Not by AutoGraph: its loop over an iterator has a condition in it, from where no lookup table can be reached.
-        _, examples = tf.while_loop(
-            lambda following, _: following.has_value(),
+        zeros = {name: tf.constant(0, tf.float64) for name in self.own}
+        _, examples, sums = tf.while_loop(
+            lambda following, *_: following.has_value(),
             take_step,
-            (iterator.get_next_as_optional(), tf.constant(0, tf.int64)),
+            (iterator.get_next_as_optional(), tf.constant(0, tf.int64), zeros),
         )
-        return examples, [variable.read_value() for variable in state]
+        return examples, sums, [variable.read_value() for variable in state]
 
     def evaluate(self, dataset: tf.data.Dataset) -> dict[str, float]:
         """Evaluate a dataset in this process."""
@@ -365,59 +368,15 @@ class TestStep:
 
     def results(self, parts: list[Any]) -> dict[str, float]:
         """Return what the metrics make of what `run` returned for the parts of the data; leaves them reset."""
-        check_examples(sum(int(examples) for examples, _ in parts))
-        merged = functools.reduce(self._states.merge, (state for _, state in parts))
+        check_examples(examples := sum(int(part) for part, *_ in parts))
+        own = {name: sum(float(sums[name]) for _, sums, _ in parts) / examples for name in self.own}
+        merged = functools.reduce(self._states.merge, (state for *_, state in parts))
         for piece, value in zip(self._states.pieces, merged, strict=True):
             piece.assign(value)
         results = self._model.get_metrics_result()
-        numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names})
+        numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names}) | own
         self._model.reset_metrics()
         return numbers_now
-
-
-def check_test_step(program: Program, model: Model, element_spec: ElementSpec) -> None:
-    """Refuse numbers of test_step's own, of a model that this process evaluates by Keras. Leaves the metrics reset."""
-    step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
-    checked_outputs(f"{type(program).__name__}'s model", model, step)
-
-
-def checked_outputs(name: str, model: Model, step: Traced) -> list[str]:
-    """Return the names of what a traced test_step returns; refuse numbers of its own. Leaves the metrics reset."""
-    model.reset_metrics()
-    names = checked_names(name, step.structured_outputs, model.get_metrics_result())
-    states = metric_pieces(model)
-    own = set(names) - outputs_depending_on(step, states)
-    # That of a metric whose state is not seen in its result is no number of the step's own.
-    if own and (
-        own := own & outputs_depending_on(tf.function(model.get_metrics_result).get_concrete_function(), states)
-    ):
-        raise UserError(
-            f"test_step of {name} returns a number of its own as {', '.join(sorted(own))}, though a metric has "
-            "that name: it would be the last batch's alone. Have it update the metric, and return its result"
-        )
-    return names
-
-
-def outputs_depending_on(function: Traced, states: Iterable[Variable]) -> set[str]:
-    """Return the names of what a traced function returns that it computes from these variables."""
-    inner = {id(outer): inner for outer, inner in function.graph.captures}
-    # Each replica has its own part of a mirrored variable.
-    handles = [id(part.handle) for one in states for part in getattr(one, "values", [one])]
-    found = reached(inner[handle] for handle in handles if handle in inner)
-    outputs = function.graph.structured_outputs
-    named = outputs.items() if isinstance(outputs, dict) else ()
-    return {name for name, value in named if getattr(value, "name", None) in found}
-
-
-def checked_names(name: str, outputs: Any, known: Collection[str]) -> list[str]:
-    """Return the names of what test_step returns, as the evaluation has; refuse what no metric holds, or no names."""
-    if not isinstance(outputs, dict) or not set(outputs) <= set(known):
-        raise UserError(
-            f"test_step of {name} returns {sorted(outputs) if isinstance(outputs, dict) else 'no dict'}, but the "
-            f"model's metrics are {', '.join(sorted(known)) or 'none'}. A number that is no metric's would be the last "
-            "batch's alone: keep it in a metrics.Mean, and return its result under its name"
-        )
-    return sorted(outputs)
 
 
 def call_watched(context: tf.distribute.InputContext, program: Program, make_dataset: Callable[[Any], Any]) -> Dataset:

@@ -138,11 +138,20 @@ class OwnTestFunction(Numbered):
 
 class StrayModel(tf.keras.Model):
     def test_step(self, data):
-        return {**super().test_step(data), "last_label": tf.reduce_max(data[1])}
+        return {**super().test_step(data), "mean_label": tf.reduce_mean(tf.cast(data[1], tf.float32))}
 
 
 class Stray(Uneven):
     model = StrayModel
+
+
+class LabelsModel(tf.keras.Model):
+    def test_step(self, data):
+        return {**super().test_step(data), "labels": data[1]}
+
+
+class Labels(Uneven):
+    model = LabelsModel
 
 
 class OwnLossModel(tf.keras.Model):

@@ -1,0 +1,99 @@
+"""What test_step may return, and that a run of the side-car's hears of the rest before its first step."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from trainer.core.failures import UserError
+from trainer.run.directory import RunDirectory
+from trainer.training.evaluation_trial import try_evaluation
+from trainer.training.keras.adapters import keras_of
+from trainer.training.measures.evaluation_outputs import checked_outputs, weighed
+
+BOTH = pytest.mark.parametrize("library", [keras, tf.keras])
+DATA = (tf.ones([4, 2]), tf.ones([4, 1]))
+
+
+def program_of(library: Any, returned: Any) -> Any:
+    """Return a program whose model has a test_step that updates a metric `seen`, and returns what this makes of it."""
+
+    class Own(library.Model):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = library.metrics.Mean(name="seen")
+            self.line = library.layers.Dense(1)
+
+        def call(self, rows: Any) -> Any:
+            return self.line(rows)
+
+        def test_step(self, data: Any) -> Any:
+            self.seen.update_state(data[1])
+            return returned(self.seen.result(), tf.reduce_mean(self(data[0])), data[1])
+
+    def build() -> Any:
+        model = Own()
+        model.compile("sgd")
+        return model
+
+    return SimpleNamespace(build_model=build, eval_dataset=lambda context: tf.data.Dataset.from_tensors(DATA))
+
+
+def outputs_of(program: Any) -> tuple[list[str], list[str]]:
+    model = program.build_model()
+    model(DATA[0])
+    spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, DATA)
+    step = tf.function(keras_of(model).test_step()).get_concrete_function(spec)
+    return checked_outputs("P's model", model, step)
+
+
+@BOTH
+def test_numbers_of_the_steps_own_are_known_from_results_of_metrics(library: Any) -> None:
+    program = program_of(library, lambda seen, own, labels: {"seen": seen, "loss": own, "rows": tf.size(labels)})
+    assert outputs_of(program) == (["loss", "rows", "seen"], ["loss", "rows"])
+
+
+@BOTH
+def test_a_number_of_the_steps_own_may_have_a_metrics_name(library: Any) -> None:
+    assert outputs_of(program_of(library, lambda seen, own, labels: {"seen": own})) == (["seen"], ["seen"])
+
+
+WRONG = {
+    "labels": (lambda seen, own, labels: {"seen": seen, "labels": labels}, r"labels, .* no number \(float32 of shape"),
+    "text": (lambda seen, own, labels: {"text": tf.constant("good")}, r"text, .* no number \(string of shape \(\)\)"),
+    "none": (lambda seen, own, labels: {"seen": None}, "returns None for 'seen'"),
+    "computed": (lambda seen, own, labels: {"double": 2 * seen}, "returns double, computed from metrics, under a name"),
+    "tensor": (lambda seen, own, labels: own, "returns no dict: have it return a dict of numbers"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", WRONG)
+def test_what_can_not_be_averaged_is_refused_before_the_first_step(library: Any, name: str, tmp_path: Path) -> None:
+    returned, reason = WRONG[name]
+    with pytest.raises(UserError, match=reason):
+        try_evaluation(program_of(library, returned), RunDirectory(tmp_path, "mine"))
+
+
+def test_data_that_are_not_here_keep_no_run_from_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = program_of(tf.keras, WRONG["labels"][0])
+
+    def lacking(context: Any) -> Any:
+        raise UserError("no files match /data/evaluation-*")
+
+    program.eval_dataset = lacking
+    with caplog.at_level(logging.WARNING):
+        try_evaluation(program, RunDirectory(tmp_path, "mine"))
+    assert "it is not known yet whether the model can be evaluated: " in caplog.text
+    assert "no files match /data/evaluation-*" in caplog.text
+
+
+def test_a_batch_without_examples_adds_nothing() -> None:
+    assert weighed({"loss": tf.constant(float("nan"))}, ["loss"], tf.constant(0, tf.int64))["loss"].numpy() == 0
+    assert weighed({"loss": tf.constant(2.0)}, ["loss"], tf.constant(3, tf.int64))["loss"].numpy() == 6
