@@ -306,6 +306,17 @@ def test_a_step_does_not_compute_shapes_of_rows_that_it_knows(make: Any) -> None
         np.testing.assert_array_equal(found(tf.constant(ids, tf.int64)), START[np.array(ids, int)])
 
 
+def test_a_table_of_which_no_shape_is_known_is_looked_up() -> None:
+    table = tf.Variable(START, shape=tf.TensorShape(None))
+
+    @tf.function
+    def look_up(ids: Any) -> Any:
+        with deduplicated_lookups(True):
+            return tf.nn.embedding_lookup(table, ids)
+
+    np.testing.assert_array_equal(look_up(tf.constant([[1, 1], [2, 0]])), START[[[1, 1], [2, 0]]])
+
+
 @pytest.mark.parametrize(
     ("numbers", "options"),
     [

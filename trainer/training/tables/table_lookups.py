@@ -82,7 +82,8 @@ def look_up(params: Variable, ids: Tensor, max_norm: float | None = None, name: 
 
 def in_shape_of(ids: Tensor, rows: Tensor, name: str | None = None) -> Tensor:
     """Return the rows of flat ids in the shape of the ids, which is computed only where the trace does not know it."""
-    lengths = [*ids.shape, *rows.shape[1:]] if ids.shape.rank is not None else [None, None]
+    is_known = None not in (ids.shape.rank, rows.shape.rank)
+    lengths = [*ids.shape, *rows.shape[1:]] if is_known else [None, None]
     if lengths.count(None) <= 1 and 0 not in lengths:
         return tf.reshape(rows, [-1 if length is None else length for length in lengths], name=name)
     return tf.reshape(rows, tf.concat([tf.shape(ids), tf.shape(rows)[1:]], axis=0), name=name)
