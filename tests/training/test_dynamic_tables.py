@@ -308,6 +308,31 @@ def test_lookups_that_wait_for_no_other_have_one_hash_and_one_condition_of_each_
     assert third.values(tf.constant([4, 8, 10], tf.int64)).numpy().all()
 
 
+def test_tables_of_one_condition_each_keep_their_own_room_and_admission() -> None:
+    """Workers look the same new keys up, twice in a step: one table is full, and one gives rows at the third look."""
+    full, late, plain = (
+        Made(f"mixed-{n}", servers=1, first=constant(WIDTH, float(n)), capacity=capacity, sightings=sightings)
+        for n, (capacity, sightings) in enumerate(((5, 1), (5000, 3), (5000, 1)), 1)
+    )
+
+    @tf.function(autograph=False)
+    def step(ids: Any) -> Any:
+        with giving_rows(), made_together():
+            return [made.table.look_up(keys) for keys in (ids, ids[::-1] + 1) for made in (full, late, plain)]
+
+    traced = step.get_concrete_function(tf.TensorSpec([None], tf.int64))
+    assert [one.type for one in traced.graph.get_operations()].count("If") == 1
+    first = traced(tf.constant([1000], tf.int64))
+    assert [float(one[0, 0]) for one in first] == [1, 0, 3, 1, 0, 3]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda start: traced(tf.range(start, start + 40, dtype=tf.int64)), [0, 0, 0, 0, 20, 20]))
+    assert [made.numbers(ROWS) for made in (full, late, plain)] == [5, 60, 63]
+    assert [len(made.rows()) for made in (full, late, plain)] == [5, 60, 63]
+    assert full.numbers(REFUSED) > 0
+    assert {*np.unique([each[2::3] for each in found])} == {3.0}
+    assert {*np.unique([each[::3] for each in found])} <= {0.0, 1.0}
+
+
 def test_what_a_worker_does_with_numbers_of_rows_it_does_with_their_keys() -> None:
     """A strategy copies the gradients there, and nothing needs the numbers that they name."""
     with tf.Graph().as_default():
