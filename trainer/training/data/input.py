@@ -24,7 +24,7 @@ from trainer.core.program import program_file
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
 from trainer.training.data.data_service import DataService
-from trainer.training.data.doubts import warn_of_one_order, warn_of_whole_data
+from trainer.training.data.doubts import warn_of_buffers, warn_of_one_order, warn_of_whole_data
 from trainer.training.data.file_names import names_of, patterns_of
 from trainer.training.data.given_files import GivenFile, GivenFiles
 from trainer.training.data.large_arrays import reject_large_arrays
@@ -168,6 +168,7 @@ class DataPass:
             warn_of_one_order(type(program).__name__)
         if self.pipelines > 1 and not (context.asked or context.gave_seed):
             warn_of_whole_data(type(program).__name__, self.pipelines)
+        warn_of_buffers(type(program).__name__, dataset)
         return dataset
 
 
