@@ -58,7 +58,8 @@ class Site:
         (self.inventory / "hosts.yml").write_text(yaml.safe_dump(hosts))
         (root / "password").write_text(PASSWORD)
         self.tell({"API_KEY": PLANTED})
-        keeping = next(each for each in self._tasks() if "task_secrets" in each)
+        tasks = yaml.safe_load((ROOT / "roles/trainer/tasks/main.yml").read_text())
+        keeping = next(each for each in tasks if "task_secrets" in each)
         play = {
             "hosts": "chief",
             "gather_facts": False,
@@ -69,11 +70,6 @@ class Site:
             ],
         }
         (root / "play.yml").write_text(yaml.safe_dump([play]))
-
-    @staticmethod
-    def _tasks() -> list[dict[str, Any]]:
-        tasks = yaml.safe_load((ROOT / "roles/trainer/tasks/main.yml").read_text())
-        return [task for block in tasks for task in block.get("block", [])]
 
     def tell(self, secrets: dict[str, Any]) -> None:
         text = yaml.safe_dump({"trainer_secrets": secrets})
