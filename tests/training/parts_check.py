@@ -68,27 +68,6 @@ def by_shape(gradients, weights):
     return [2 * one if v.shape[0] > 6 else one for one, v in zip(gradients, weights, strict=True)]
 
 
-class Keyed(tf.keras.optimizers.Optimizer):
-    """Keeps a slot for each variable by text of its name."""
-
-    def __init__(self):
-        super().__init__("keyed")
-        self._learning_rate = 0.125
-        self.slots = {}
-
-    def build(self, var_list):
-        super().build(var_list)
-        for one in [] if self.slots else var_list:
-            self.slots[one.name] = self.add_variable_from_reference(one, "of_name")
-            self.slots[f"{one.name}/text"] = self.add_variable_from_reference(one, "of_text")
-
-    def update_step(self, gradient, variable):
-        for key in (variable.name, f"{variable.name}/text"):
-            momentum = self.slots[key]
-            momentum.assign(0.5 * momentum + gradient)
-            variable.assign_sub(0.125 * momentum)
-
-
 def of_keras(of):
     def decayed(settings):
         def excluded(optimizer):
@@ -109,11 +88,7 @@ def of_keras(of):
 
 
 def main():
-    keyed = {
-        name: tried(train, Linear(tf.keras, optimizer=Keyed), each)
-        for name, each in (("split", SPLIT), ("whole", WHOLE))
-    }
-    found = {"keyed": keyed, "tf_keras": tried(of_keras, tf.keras), "keras3": tried(of_keras, keras3)}
+    found = {"tf_keras": tried(of_keras, tf.keras), "keras3": tried(of_keras, keras3)}
     print(json.dumps(found), flush=True)
     os._exit(0)
 

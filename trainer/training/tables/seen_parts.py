@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -20,7 +19,7 @@ import tensorflow as tf
 from trainer.core.contracts import Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import KINDS, beneath, track_by_text, whole_of
+from trainer.training.tf_internals.variables import KINDS, beneath, whole_of
 
 LIBRARIES = ("keras", "numpy", "tensorflow", "tf_keras", "trainer")
 NUMBERS = (int, float, np.number)
@@ -29,8 +28,7 @@ NUMBERS = (int, float, np.number)
 class PartName(str):
     """A weight's name, as of one part of it: equal to the same text, but not to the name of another part.
 
-    So what a program keeps by names belongs to each part. Text that it makes of a name, as f"{v.name}/m", has the
-    part's own. What is cut out of a name, as `v.name.split("/")[-1]`, is such a name again.
+    So a dictionary by names keeps what belongs to each part.
     """
 
     part: str
@@ -42,45 +40,10 @@ class PartName(str):
         return made
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) and (not isinstance(other, PartName) or self.part == other.part)
+        return self.part == other.part if isinstance(other, PartName) else str.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
-
-    def __str__(self) -> str:
-        return self.part
-
-    def __format__(self, spec: str) -> str:
-        return format(self.part, spec)
-
-    def __add__(self, other: str) -> str:
-        return self.part + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self.part
-
-    def __reduce__(self) -> Any:
-        return PartName, (str.__str__(self), self.part)
-
-
-def cutting(name: str) -> Callable[..., Any]:
-    """Return a method of text of which each piece is a name of the part again, with a number for text of its own."""
-    plain = getattr(str, name)
-
-    def cut(whole: PartName, *given: Any, **named: Any) -> Any:
-        found = plain(whole, *given, **named)
-        number = "".join(re.findall(r"part_\d+", whole.part)[-1:])
-        pieces = [PartName(one, f"{one}/{number}") for one in ([found] if isinstance(found, str) else found)]
-        return pieces[0] if isinstance(found, str) else type(found)(pieces)
-
-    return cut
-
-
-for _name in (
-    *("__getitem__", "lower", "lstrip", "partition", "removeprefix", "removesuffix"),
-    *("replace", "rpartition", "rsplit", "rstrip", "split", "strip", "upper"),
-):
-    setattr(PartName, _name, cutting(_name))
 
 
 class Rows(int):
@@ -190,7 +153,6 @@ def module_of(frame: FrameType) -> str:
 @functools.cache
 def see_whole_rules() -> None:
     """Have programs of this process see parts so: those of tf_keras's layers, and of variables made by hand."""
-    track_by_text()
     for kind in KINDS:
         see(kind, "name", whole_of, lambda part, own: PartName(f"{name_of(beneath(part))}:0", own))
         see(kind, "shape", whole_of, lambda part, own: PartShape(own, whole_of(part).shape, name_of(beneath(part))))

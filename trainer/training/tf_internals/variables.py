@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.python.distribute import ps_values
 from tensorflow.python.ops import embedding_ops, handle_data_util, resource_variable_ops
-from tensorflow.python.trackable import base
 from tensorflow.python.util import dispatch
 from tf_keras.src.initializers import initializers
 from tf_keras.src.mixed_precision import autocast_variable
@@ -34,17 +32,6 @@ def look_up_with(kind: type, look_up: Callable[..., Any]) -> None:
     Lookups of sparse ids and losses of sampled classes look rows up in a list, where no `dispatch_for_api` sees them.
     """
     dispatch.dispatch_for_types(embedding_ops.embedding_lookup, kind)(look_up)
-
-
-def track_by_text() -> None:
-    """Have checkpoints know what an object keeps by a name of one's own kind, as that of a part, by the name's text."""
-    plain = base.Trackable._track_trackable
-
-    @functools.wraps(plain)
-    def track(one: Any, child: Any, name: Any, *given: Any, **named: Any) -> Any:
-        return plain(one, child, str(name), *given, **named)
-
-    base.Trackable._track_trackable = track
 
 
 def whole_of(variable: Variable) -> Variable:
