@@ -19,7 +19,6 @@ import tensorflow as tf
 from trainer.core.contracts import Layer, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
-from trainer.training.tables.seen_parts import see_whole_rules
 from trainer.training.tables.table_lookups import look_up
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, fans_of, whole_of
@@ -125,7 +124,6 @@ def building_whole() -> Iterator[None]:
 @functools.cache
 def see_whole_weights() -> None:
     """Have tf_keras count split variables as whole ones where it reads or writes them as arrays, in this process."""
-    see_whole_rules()
     layer, model, legacy = tf.keras.layers.Layer, tf.keras.Model, tf.keras.optimizers.legacy.Optimizer
     layer._dedup_weights = joining(layer._dedup_weights)
     layer._handle_weight_regularization = regularizing_whole(layer._handle_weight_regularization)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
-from tensorflow.python.distribute import ps_values
 from tensorflow.python.ops import embedding_ops, handle_data_util, resource_variable_ops
 from tensorflow.python.util import dispatch
 from tf_keras.src.initializers import initializers
@@ -18,11 +17,6 @@ from trainer.core.contracts import Optimizer, Variable
 from trainer.core.failures import UserError
 
 OF_SOME_ROWS = "psfleet_some_rows"  # the scope of names of reads of a split variable that leave parts out
-# Of variables that may be parts of a split one.
-KINDS = (
-    *(resource_variable_ops.BaseResourceVariable, autocast_variable.AutoCastVariable),
-    *(ps_values.AggregatingVariable, ps_values.CachingVariable),
-)
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 

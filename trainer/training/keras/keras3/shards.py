@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.core.contracts import Layer, Tensor, Variable
-from trainer.training.tables.seen_parts import PartName, PartShape, see
 from trainer.training.tables.table_lookups import rows_of
 from trainer.training.tables.whole_weights import adds_up, whole_variables
 from trainer.training.tf_internals.saving import list_h5_weights
@@ -67,9 +66,6 @@ def train_shards() -> None:
         keras.Variable.numpy = lambda variable: np.array(variable)
         look_up_with(keras.Variable, look_up_beneath)
         keras.Variable.device = property(device_of)  # TensorFlow's lookups of sparse ids ask for it
-        see(keras.Variable, "name", whole_of_shard, lambda one, own: PartName(one._whole.name, one._path))
-        see(keras.Variable, "path", whole_of_shard, lambda one, own: PartName(one._whole.path, own))
-        see(keras.Variable, "shape", whole_of_shard, lambda one, own: PartShape(own, one._whole.shape, one._whole.path))
     if not hasattr(keras.layers.Embedding.call, "__wrapped__"):
         keras.layers.Embedding.call = by_rows(keras.layers.Embedding.call)
     if not hasattr(keras.Metric.add_variable, "__wrapped__"):
@@ -79,10 +75,6 @@ def train_shards() -> None:
         plain = vars(keras.Layer)[name]
         if not hasattr(plain, "of_shards"):
             setattr(keras.Layer, name, OfShards(plain.fget))
-
-
-def whole_of_shard(variable: Variable) -> Variable | None:
-    return vars(variable).get("_whole")
 
 
 def whole_weights(layer: Layer) -> list[Variable]:
