@@ -337,7 +337,8 @@ class Config:
     max_restarts_without_step: int = setting(
         10,
         "More than so many crashes of the coordinator, without a new checkpoint in between, end the run with an "
-        "error. Waiting for machines or storage does not count.",
+        "error; so many of the evaluator without an evaluation end it alone. Waiting for machines or storage does not "
+        "count.",
         at_least(1),
     )
     log_seconds: float = setting(
