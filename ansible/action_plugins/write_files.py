@@ -52,5 +52,6 @@ class ActionModule(ActionBase):
             named = dict(zip(("owner", "group"), owners, strict=False))
             text = now.wanted.texts.get(path)
             files.append({"path": path, "mode": mode, "content": text, "validate": checks.get(path), **named})
-        found: dict[str, Any] = self._execute_module(MODULE, module_args={"files": files}, task_vars=task_vars or {})
+        quiet = {**(task_vars or {}), "ansible_no_target_syslog": True}  # the host's journal would have the texts
+        found: dict[str, Any] = self._execute_module(MODULE, module_args={"files": files}, task_vars=quiet)
         return found

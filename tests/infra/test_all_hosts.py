@@ -45,6 +45,11 @@ def test_journal_has_its_limit(host):
     assert re.search(r" max 1(\.0)?G,", output.splitlines()[-1])  # systemd 252 writes 1.0G, 257 1G
 
 
+def test_journal_has_no_text_of_the_files_that_were_written(host):
+    """Ansible's modules note there what they were given."""
+    assert host.check_output("journalctl --quiet --output=cat --identifier=ansible-many_files") == ""
+
+
 def test_shared_path_is_mounted_and_writable_by_the_user(host):
     assert host.mount_point("/srv/trainer").exists
     # runuser: a strict sudo wants a terminal for all users but the login.

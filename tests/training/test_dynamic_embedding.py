@@ -201,10 +201,30 @@ def test_a_layer_that_no_step_calls_is_refused_for_that(library: Any, tmp_path: 
         testing.train(Found(library, called=False), 4, directory=tmp_path, evaluation="none", export=False)
 
 
-def test_a_layer_whose_name_is_counted_is_asked_for_one(tmp_path: Path) -> None:
-    """Keras 3 counts again with each model, as the trainer has it."""
-    with pytest.raises(UserError, match="and had another name when the model was built before: give it a name="):
-        testing.train(Found(tf.keras, name=None), 4, directory=tmp_path, evaluation="none", export=False)
+@BOTH
+def test_a_layer_may_have_a_name_that_keras_counts(library: Any, tmp_path: Path) -> None:
+    """Keras counts again with each model, as the trainer has it."""
+    testing.train(Found(library, name=None), 4, directory=tmp_path, evaluation="none", export=False)
+    [(name, seen)] = read_status(RunDirectory(tmp_path, "test")).tables.items()
+    assert "dynamic" in name
+    assert seen["rows"] == 1
+
+
+class Numbered(Found):
+    """A program that gives its layer another name in each model."""
+
+    made = 0
+
+    def build_model(self) -> Any:
+        type(self).made += 1
+        self.name = f"items_{self.made}"
+        return super().build_model()
+
+
+@BOTH
+def test_a_layer_that_has_another_name_in_each_model_is_refused(library: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another name when the model was built before: give it the same each time"):
+        testing.train(Numbered(library), 4, directory=tmp_path, evaluation="none", export=False)
 
 
 def test_the_settings_may_say_something_else_of_its_table(programs: Any, tmp_path: Path) -> None:

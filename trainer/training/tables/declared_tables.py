@@ -83,7 +83,7 @@ def reject_undeclared(layers: Iterable[Layer], made: Collection[str], known: Col
                 "build_model make a layer of its own"
             )
         if COUNTED.sub("", layer.name) in numbered:
-            raise UserError(f"{what} had another name when the model was built before: give it a name=")
+            raise UserError(f"{what} had another name when the model was built before: give it the same each time")
         raise UserError(
             f"{what} that was not known before the training: its class was imported within build_model, or it is made "
             "when the model is first called, or as a global. Import its class where the program's module begins, and "
