@@ -184,7 +184,7 @@ def find_shortages(inventory: Inventory, hosts: Collection[str], gone: Collectio
         least = minimum(inventory, job, len(members))
         if len(left) < least:
             strategy = inventory.run_settings.get("strategy", Config.strategy)
-            why = f"{len(left)} of {len(members)} {job} would be left, and the training needs {least}"
+            why = f"{len(left)} of {len(members)} {job} tasks would be left, and the training needs {least}"
             fix = "bring another host back (fab hosts), add one, or lower cluster_minimum"
             if STRATEGIES[strategy].in_step or not inventory.run_settings.get("elastic", Config.elastic):
                 fix = "its members wait for one another: `fab stop-cluster` first"

@@ -109,7 +109,7 @@ def test_a_drained_ps_has_its_variables_elsewhere_and_no_step_is_lost(training: 
     done("ok-to-stop", "ps-1", inventory=long_run)
     last = fab("drain", "ps-0", inventory=long_run)
     assert last.returncode == 2
-    assert "0 of 2 ps would be left" in last.stderr
+    assert "0 of 2 ps tasks would be left" in last.stderr
     begun = time.monotonic()
     done("undrain", "ps-1", inventory=long_run)
     print(f"undrain ps-1: {time.monotonic() - begun:.1f} s")

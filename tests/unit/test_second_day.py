@@ -255,8 +255,8 @@ def test_a_drain_that_was_broken_off_goes_on(hosts: Hosts, console: Console, mon
     ("host", "before", "message"),
     [
         ("head", [], "head has the coordinator, and the training stands still without it: `fab stop-cluster` saves"),
-        ("w-b", ["worker-0"], "0 of 2 worker would be left, and the training needs 1: bring another host back"),
-        ("ps-b", ["ps-0"], "0 of 2 ps would be left"),
+        ("w-b", ["worker-0"], "0 of 2 worker tasks would be left, and the training needs 1: bring another host back"),
+        ("ps-b", ["ps-0"], "0 of 2 ps tasks would be left"),
         ("nowhere", [], "has no host 'nowhere'. It has: head, ps-a"),
         ("w-bb", [], "has no host 'w-bb'. Did you mean w-b? It has: head, ps-a"),
         ("ps-0", [], "ps-0 is a task, on ps-a. Did you mean ps-a? It has"),
@@ -454,7 +454,7 @@ def test_hosts_are_shown_with_state_and_reason(hosts: Hosts, console: Console) -
         ("ps-b", "5 steps: the newest checkpoint has step 15, saved 10 s ago. Nothing is lost after: fab drain ps-b"),
         ("head", "head has the coordinator"),
         ("w-b,ps-b", "Nothing is lost after: fab drain w-b, then fab drain ps-b"),
-        ("w-a,w-b", "0 of 2 worker would be left"),
+        ("w-a,w-b", "0 of 2 worker tasks would be left"),
     ],
 )
 def test_hosts_that_must_not_go_now(hosts: Hosts, console: Console, host: str, message: str) -> None:
@@ -503,7 +503,7 @@ def test_where_nothing_runs_all_may_go_and_no_reason_is_named_why_not(hosts: Hos
 
 def test_a_plan_that_is_refused_names_no_command_that_would_be_too(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "w-a")
-    with pytest.raises(OperatorMistake, match="w-b stays: 0 of 2 worker would be left"):
+    with pytest.raises(OperatorMistake, match="w-b stays: 0 of 2 worker tasks would be left"):
         drain(cluster(hosts), console, "w-b", plan_only=True)
     assert fake_hosts.printed(console).splitlines()[-1] == "nothing was done"
 
@@ -513,7 +513,7 @@ def test_hosts_that_may_go_now(hosts: Hosts, console: Console) -> None:
     drain(cluster(hosts), console, "ps-b")
     ok_to_stop(cluster(hosts), console, ["ps-b"])
     assert "yes: ps-b may be taken away now" in fake_hosts.printed(console)
-    with pytest.raises(ClusterTrouble, match="0 of 2 ps would be left"):
+    with pytest.raises(ClusterTrouble, match="0 of 2 ps tasks would be left"):
         ok_to_stop(cluster(hosts), console, ["ps-a"])
     assert "away    ps-1: drained" in fake_hosts.printed(console)
 
@@ -1006,7 +1006,7 @@ def test_new_hosts_make_no_earlier_state_the_target(back: Hosts, console: Consol
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        ({key: FEWER[key] for key in ("head", "ps-a", "ps-b")}, "stays    w-b: 0 of 2 worker would be left"),
+        ({key: FEWER[key] for key in ("head", "ps-a", "ps-b")}, "stays    w-b: 0 of 2 worker tasks would be left"),
         ({**FEWER, "w-b": ["worker-1"], "w-c": ["worker-2"]}, "gone     worker-2 on w-c: to have it again, add it to"),
         ({**FEWER, "head": ["chief-0"], "w-b": ["worker-1"]}, "stays    evaluator-0: head has tasks of then too"),
         ({**FEWER, "w-old": ["worker-1"]}, "release  abc123 -> old1"),  # a replaced host keeps its task

@@ -282,7 +282,7 @@ def test_the_coordinators_host_is_left_in_step_and_updated_once_it_is_stopped(ho
 def test_too_few_members_are_never_left(hosts: Hosts, console: Console) -> None:
     hosts.updates = {"ps-a": ["openssl"], "w-a": ["openssl"]}
     drain(cluster(hosts), replace(console, json_out=None), "ps-b")
-    with pytest.raises(ClusterTrouble, match="ps-a was left: 0 of 2 ps would be left"):
+    with pytest.raises(ClusterTrouble, match="ps-a was left: 0 of 2 ps tasks would be left"):
         update_hosts(cluster(hosts), console, UpdateRequest())
     assert hosts.work == ["update w-a of ps-1,worker-0"]
 
