@@ -66,18 +66,20 @@ esac""",
 
 def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
     """Say who has the lock now, without waiting for it; None where it is free, and where the host can't be asked."""
-    look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
-    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
-    lines = hosts.run({chief: script})[chief].stdout.splitlines()
-    return lines[-1] if lines else None
+    return _ask(hosts, chief, f"root cat {START_LOCK}")
 
 
 def note_stop(hosts: Hosts, chief: str) -> str | None:
     """Have what is at work start no task any more, and say what it is; None where nothing is."""
-    look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
     write = f'umask 022; echo "$1 at $(date --utc +%H:%M:%S) UTC" >{STOPPED}'
     note = f"root sh -c {shlex.quote(write)} sh {shlex.quote(f'a stop-cluster of {origin()}')}"
-    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || {{ {note}; root cat {START_LOCK}; }}"
+    return _ask(hosts, chief, f"{{ {note}; root cat {START_LOCK}; }}")
+
+
+def _ask(hosts: Hosts, chief: str, when_taken: str) -> str | None:
+    """Return the last line of a command that is run where another has the lock, without waiting for it."""
+    look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
+    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || {when_taken}"
     lines = hosts.run({chief: script})[chief].stdout.splitlines()
     return lines[-1] if lines else None
 
