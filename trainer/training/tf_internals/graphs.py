@@ -107,9 +107,10 @@ def is_stateful(operation: Operation) -> bool:
     return bool(auto_control_deps.op_is_stateful(operation))
 
 
-def set_input(operation: Any, number: int, tensor: Any) -> None:
-    """Have an operation of a graph that is being traced take another tensor for one of its inputs."""
-    operation._update_input(number, tensor)
+def take_instead(operation: Any, given: Tensor, other: Tensor) -> None:
+    """Have an operation of a graph that is being traced take another tensor wherever it takes this one."""
+    for number in [number for number, one in enumerate(operation.inputs) if one is given]:
+        operation._update_input(number, other)
 
 
 def place(devices: Mapping[Any, str | None]) -> None:

@@ -23,7 +23,7 @@ from trainer.training.tf_internals.graphs import (
     CALLS,
     CHOICES,
     LOOPS,
-    set_input,
+    take_instead,
 )
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.orders import added_orders, handles_of, is_small, sources
@@ -153,9 +153,7 @@ def send_together(graph: Graph, stage: TransferPath, tensors: Sequence[Tensor], 
     for tensor, other, mine in zip(tensors, arrived, users, strict=True):
         graph.add_to_collection(SENT, (tensor, other))
         for user in mine.values():
-            for number, given in enumerate(user.inputs):
-                if given is tensor:
-                    set_input(user, number, other)
+            take_instead(user, tensor, other)
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from trainer.training.tables.dynamic.hashing import checked, keys_of, owner_of
 from trainer.training.tables.dynamic.shard import Shard
 from trainer.training.tables.dynamic.together import stand_in
 from trainer.training.tables.table_lookups import GIVEN, ONCE, in_shape_of, lookups_of, note
-from trainer.training.tf_internals.graphs import register_dispatchable_type, set_input
+from trainer.training.tf_internals.graphs import register_dispatchable_type, take_instead
 from trainer.training.tf_internals.variables import Reserved
 
 Change = Callable[[Tensor, Tensor | None, Reserved, Mapping[str, Any], Tensor], None]
@@ -139,8 +139,7 @@ def leave_at_ps(rows: Tensor, keys: Tensor) -> None:
     """
     for operation in rows.consumers():
         if operation.device != rows.device:
-            for number in [number for number, given in enumerate(operation.inputs) if given is rows]:
-                set_input(operation, number, keys)
+            take_instead(operation, rows, keys)
 
 
 @tf.experimental.dispatch_for_api(tf.nn.embedding_lookup, {"params": Table})

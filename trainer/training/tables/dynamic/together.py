@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Operation, Tensor
-from trainer.training.tf_internals.graphs import set_input
+from trainer.training.tf_internals.graphs import take_instead
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.joined import rounds_of
 
@@ -77,8 +77,7 @@ def make_all(found: Sequence[StandIn]) -> None:
             made = make([one.given for one in group])
         for one, other in zip(group, made, strict=True):
             for user in list(one.tensor.consumers()):
-                for number in [number for number, given in enumerate(user.inputs) if given is one.tensor]:
-                    set_input(user, number, other)
+                take_instead(user, one.tensor, other)
 
 
 def rounds(found: Sequence[StandIn]) -> Sequence[int]:
