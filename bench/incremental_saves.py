@@ -26,7 +26,7 @@ from trainer.training.tables.dynamic.shard import FIRST, Shard
 from trainer.training.tables.dynamic.table import Table
 from trainer.training.tables.dynamic.tables import run_once
 from trainer.training.tables.row_saves import RowSnapshot
-from trainer.training.updates.row_marks import RowMarks
+from trainer.training.updates.row_marks import MARKED, RowMarks
 
 WIDTH, SHARDS, CPU = 16, 2, "/device:CPU:0"
 BATCH = 10_240  # ids a step: 1,024 examples of 10
@@ -89,7 +89,7 @@ class Fixed:
                 rows = tf.constant(keys[keys % SHARDS == number] // SHARDS % shard.shape[0])
                 shard.scatter_add(tf.IndexedSlices(tf.fill([len(rows), WIDTH], 0.1), rows))
                 if (marks := self._marks.of(shard)) is not None:
-                    marks.scatter_update(tf.IndexedSlices(tf.fill([len(rows)], True), rows))
+                    marks.scatter_update(tf.IndexedSlices(tf.fill([len(rows)], tf.constant(MARKED, tf.int8)), rows))
 
     def save(self, prefix: str) -> None:
         began = time.perf_counter()
