@@ -1,10 +1,12 @@
 """The release role's modules, in the parts that need neither a host nor the index."""
 
 import base64
+import errno
 import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +20,6 @@ import release_archive
 import release_prune
 import wheelhouse
 
-from fleet.hosts import agent
 from tests.unit.stand_ins import result_of
 
 LOCK = """\
@@ -301,24 +302,63 @@ def test_headers_may_be_missing_and_are_compared_where_they_are_not(environment)
     assert thorough(environment[0]) == {}
 
 
-def test_an_installation_takes_the_headers_away(environment, compare, monkeypatch):
-    site = environment[1]
-    header = add_header(site)
-    (site / "my_tool.py").unlink()  # the one thing that makes it install
-    sync = []
+def write_wheel(place, name, *paths):
+    """Write a wheel with these files, as the compressed ones of an index are; returns its line of a lock."""
+    wheel = place / f"{name}-1.0-py3-none-any.whl"
+    about = f"{name}-1.0.dist-info"
+    texts = {path: f"# {path}\n".encode() * 100 for path in paths}
+    texts[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()
+    texts[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    digests = {path: base64.urlsafe_b64encode(hashlib.sha256(text).digest()) for path, text in texts.items()}
+    rows = [f"{path},sha256={digests[path].decode().rstrip('=')},{len(text)}\n" for path, text in texts.items()]
+    texts[f"{about}/RECORD"] = "".join([*rows, f"{about}/RECORD,,\n"]).encode()
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path, text in texts.items():
+            packed.writestr(path, text)
+    return f"{name.replace('_', '-')}==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
-    def run_command(_module, command, **_options):
-        if "sync" in command:
-            sync.append(header.exists())
-            (site / "my_tool.py").write_bytes(b"answer = 42\n")
-        return 0, "", ""
 
-    monkeypatch.setattr(python_environment, "_unpack_uv", lambda *_: "uv")
-    monkeypatch.setattr(agent.AnsibleModule, "run_command", run_command)
-    assert compare() == [f"{site}/my_tool.py is missing"]
-    assert sync == [True]
-    assert not header.exists()
-    assert compare(thorough=True) == []
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install TensorFlow's wheel and another one into a new environment, by uv."""
+    (wheels := tmp_path / "wheels").mkdir()
+    header = "tensorflow/include/op.h"
+    lines = [
+        write_wheel(wheels, "tensorflow_cpu", "tensorflow/first.py", header, "tensorflow/second.py"),
+        write_wheel(wheels, "my_tool", "my_tool.py"),
+    ]
+    (tmp_path / "lock.txt").write_text("".join(lines))
+    monkeypatch.setattr(python_environment, "_unpack_uv", lambda *_: shutil.which("uv"))
+    asked = {"dest": str(tmp_path / "env"), "lock": str(tmp_path / "lock.txt"), "wheels": str(wheels)}
+    return lambda **more: result_of(python_environment, **asked, python=sys.executable, **more)
+
+
+def test_an_installation_leaves_the_headers_out(install, tmp_path):
+    assert install()["changed"]
+    (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
+    assert sorted(path.name for path in site.glob("tensorflow/*")) == ["__pycache__", "first.py", "second.py"]
+    assert install(thorough=True)["problems"] == []
+
+
+def test_an_installation_that_was_broken_off_begins_again(install, tmp_path):
+    (tmp_path / ".env.cache/wheels").mkdir(parents=True)
+    assert install()["changed"]
+    assert not (tmp_path / ".env.cache").exists()
+
+
+def test_a_wheel_of_tensorflow_that_is_not_as_locked_is_refused(install, tmp_path):
+    write_wheel(tmp_path / "wheels", "tensorflow_cpu", "tensorflow/third.py")
+    said = install()["msg"]
+    assert "uv could not install" in said
+    assert "Hash mismatch for `tensorflow-cpu==1.0`" in said
+
+
+def test_a_disk_that_is_full_before_uv_begins_is_said_in_the_first_words(install, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(python_environment, "write_without_headers", refuse)
+    assert install()["msg"].startswith("an environment does not fit into")
 
 
 def test_a_wrong_version_a_missing_and_an_extra_distribution_are_found(environment):

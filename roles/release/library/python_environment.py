@@ -4,7 +4,7 @@
 Compares the environment with its lock and with the records of the installed wheels, file by file, on every run. A
 file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code). Installs what is
 missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests. TensorFlow's headers are
-taken away then. That they are missing is no damage. What wheel_bytecode has compiled beside the wheels is taken from
+left out. That they are missing is no damage. What wheel_bytecode has compiled beside the wheels is taken from
 there, if its hash is right. An interrupted installation is completed by the next run. Everybody may read and run what
 it holds, whatever root's umask is; wrong modes are found and fixed on every run. A comparison that found all right
 notes when each file changed last (its ctime), outside of check mode. With `quick` an environment whose files have these
@@ -189,11 +189,15 @@ def _damaged_files(site: Path, directory: Path, hashed: int | None) -> list[str]
 
 
 def _record_digest(file: str) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(_digest(file)).rstrip(b"=").decode()
+
+
+def _digest(file: str) -> bytes:
     with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
         digest = hashlib.sha256()
         while part := stream.read(PART_BYTES):
             digest.update(part)
-    return "sha256=" + base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+    return digest.digest()
 
 
 def _normal(name: str) -> str:
@@ -259,7 +263,8 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
     wheels = Path(module.params["wheels"])
     # The cache lies beside the environment, so that files are linked rather than copied; it goes when all is installed.
     cache = environment.with_name(f".{environment.name}.cache")
-    cache.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.mkdir(parents=True)
     uv = _unpack_uv(module, wheels, lock_text, cache / "uv")
     run = {"environ_update": {"UV_CACHE_DIR": str(cache), "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}}
     if "" in problems:
@@ -269,9 +274,13 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
             **run,
         )
     command = [uv, "pip", "sync", "--quiet", "--python", str(environment / "bin" / "python"), "--require-hashes"]
-    command += ["--no-index", "--find-links", str(wheels)]
+    command += ["--no-index", "--find-links", str(cache / "wheels")]
     command += [f"--reinstall-package={name}" for name in problems if name]
-    code, _out, error = module.run_command([*command, module.params["lock"]], **run)
+    try:
+        (cache / "lock.txt").write_text(link_wheels(wheels, cache / "wheels", lock_text))
+        code, _out, error = module.run_command([*command, str(cache / "lock.txt")], **run)
+    except OSError as full:
+        code, error = 1, str(full)
     shutil.rmtree(cache, ignore_errors=True)
     if code != 0:
         what = f"uv could not install {module.params['lock']} from {wheels}:\n{error.strip()}"
@@ -279,12 +288,42 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
     python = str(environment / "bin" / "python")
     _code, magic, _ = module.run_command([python, "-c", "import importlib.util as u; print(u.MAGIC_NUMBER.hex())"])
     for site in environment.glob("lib/python3.*/site-packages"):
-        shutil.rmtree(site / HEADERS, ignore_errors=True)
         if put_bytecode(site, wheels / BYTECODE, module.params["bytecode"], magic.strip()):
             continue
         # Not the packages' own tests, which are a fifth of all and which are not imported. Some hold examples of what
         # can't be compiled: those stay as they are, and the exit code says no more than that.
         module.run_command([python, "-m", "compileall", "-q", "-q", "-j", "0", "-x", "/tests/", str(site)])
+
+
+def link_wheels(wheels: Path, links: Path, lock_text: str) -> str:
+    """Link to wheels from a directory, but put a copy of TensorFlow's there, without headers.
+
+    Returns the lock with the copy's hash. A wheel that the lock does not know is linked, for uv to refuse.
+    """
+    links.mkdir()
+    for wheel in wheels.glob("*.whl"):
+        data = wheel.read_bytes() if wheel.name.startswith("tensorflow") else b""
+        if (digest := hashlib.sha256(data).hexdigest()) not in lock_text:
+            (links / wheel.name).symlink_to(wheel)
+            continue
+        write_without_headers(data, links / wheel.name)
+        lock_text = lock_text.replace(digest, _digest(str(links / wheel.name)).hex())
+    return lock_text
+
+
+def write_without_headers(wheel: bytes, path: Path) -> None:
+    """Write a wheel without TensorFlow's headers; the other members' bytes stay as they are."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as whole, path.open("wb") as file, zipfile.ZipFile(file, "w") as rest:
+        members = sorted(whole.infolist(), key=lambda each: each.header_offset)
+        ends = [*(each.header_offset for each in members[1:]), whole.start_dir]
+        for each, end in zip(members, ends, strict=True):
+            if not each.filename.startswith(f"{HEADERS}/"):
+                part = wheel[each.header_offset : end]
+                each.header_offset = file.tell()
+                file.write(part)
+                rest.filelist.append(each)
+        rest.start_dir = file.tell()
+        rest.comment = b"without headers"  # and so the list of members is written
 
 
 def say_full(environment: Path, error: str) -> str:
