@@ -19,7 +19,7 @@ from trainer.run.directory import RunDirectory  # isort: skip
 from trainer.telemetry import resources  # isort: skip
 from trainer.training.exports import export as exports  # isort: skip
 from trainer.training.exports.export_shards import slices_of  # isort: skip
-from trainer.training.exports.export_trial import trace_export  # isort: skip
+from trainer.training.exports.trial import try_new_run  # isort: skip
 from trainer.training.tf_internals.variables import full_names  # isort: skip
 
 keras = tf.keras
@@ -281,7 +281,8 @@ def memory():
             return super().serving_signature(model)
 
     program = Large()
-    trace_export(program, RunDirectory(Path("/nowhere"), "test"), (tf.TensorSpec([None], tf.int64), None))
+    spec = (tf.TensorSpec([None], tf.int64), None)
+    try_new_run(program, RunDirectory(Path("/nowhere"), "test"), spec, exports=True, evaluates=False)
     kept = hasattr(program, "row_of") or bool(program.tables["rows"]) or hasattr(program.helper, "row_of")
     return {"variables": during[0], "grown": during[1], "kept": kept}
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.run.directory import RunDirectory
-from trainer.training.evaluation_trial import try_evaluation
+from trainer.training.exports.trial import try_new_run
 from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.evaluation_outputs import checked_outputs, weighed
 
@@ -77,8 +77,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_what_can_not_be_averaged_is_refused_before_the_first_step(library: Any, name: str, tmp_path: Path) -> None:
     returned, reason = WRONG[name]
+    program = program_of(library, returned)
     with pytest.raises(UserError, match=reason):
-        try_evaluation(program_of(library, returned), RunDirectory(tmp_path, "mine"))
+        try_new_run(program, RunDirectory(tmp_path, "mine"), None, exports=False, evaluates=True)
 
 
 def test_data_that_are_not_here_keep_no_run_from_its_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,9 +90,24 @@ def test_data_that_are_not_here_keep_no_run_from_its_start(tmp_path: Path, caplo
 
     program.eval_dataset = lacking
     with caplog.at_level(logging.WARNING):
-        try_evaluation(program, RunDirectory(tmp_path, "mine"))
+        try_new_run(program, RunDirectory(tmp_path, "mine"), None, exports=False, evaluates=True)
     assert "it is not known yet whether the model can be evaluated: " in caplog.text
     assert "no files match /data/evaluation-*" in caplog.text
+
+
+@BOTH
+def test_one_model_is_built_for_both_trials(library: Any, tmp_path: Path) -> None:
+    program, built = program_of(library, WRONG["labels"][0]), list[Any]()
+    build, spec = program.build_model, tf.TensorSpec([4, 2], tf.float32)
+
+    def count() -> Any:
+        built.append(build())
+        return built[-1]
+
+    program.build_model = count
+    with pytest.raises(UserError, match=WRONG["labels"][1]):
+        try_new_run(program, RunDirectory(tmp_path, "mine"), (spec, None), exports=True, evaluates=True)
+    assert len(built) == 1
 
 
 def test_a_batch_without_examples_adds_nothing() -> None:

@@ -18,9 +18,10 @@ from trainer.core.failures import Infrastructure, UserError
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
 from trainer.run.records import write_record
-from trainer.training.exports import export, export_trial
+from trainer.training.exports import export, trial
 from trainer.training.exports.export_shards import LargeVariables
-from trainer.training.exports.export_trial import is_new
+from trainer.training.exports.trial import is_new
+from trainer.training.tables.dynamic.served import ServedTables
 
 pytestmark = pytest.mark.timeout(500)
 BEFORE = "the model could not be exported at the end of the run: "
@@ -107,13 +108,12 @@ def test_the_trial_takes_no_memory_for_tables_and_leaves_the_program_alone(found
     ],
 )
 def test_a_call_that_takes_other_than_the_data_is_shown_a_way_out(
-    program: Any, way: str, monkeypatch: pytest.MonkeyPatch
+    program: Any, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     error = ValueError("The model provided has never called. It must be called at least once before export.")
-    monkeypatch.setattr(export_trial, "is_new", lambda _: True)
-    monkeypatch.setattr(export_trial, "trace_export", Mock(side_effect=error))
+    monkeypatch.setattr(trial, "build_model", Mock(side_effect=error))
     with pytest.raises(UserError) as raised:
-        export_trial.try_export(program, Mock(), None)
+        trial.try_export(program, RunDirectory(tmp_path, "new"), None, ServedTables([]))
     assert str(raised.value).endswith(f"before export. {way}")
 
 

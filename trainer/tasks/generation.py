@@ -26,10 +26,9 @@ from trainer.tasks.waits import WAIT_POLL_SECONDS, wait_for_data_service
 from trainer.telemetry.status import render_metrics
 from trainer.training.data.data_service import DataService
 from trainer.training.evaluation import make_evaluation, reject_best_metric
-from trainer.training.evaluation_trial import try_evaluation
 from trainer.training.exports.export import export_what_is_due, make_export_due, not_exported
-from trainer.training.exports.export_trial import try_export
 from trainer.training.exports.reserved import least_bytes
+from trainer.training.exports.trial import try_new_run
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
@@ -202,10 +201,10 @@ def build_generation(
         callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
     if config.input_new_files_seconds:
         callbacks.append(EndWithTheData(runner))
-    if config.export and progress.leads:
-        try_export(program, context.directory, runner.element_spec)
-    if config.evaluation == "sidecar" and progress.leads and has_test_step(keras_of(runner.model)):
-        try_evaluation(program, context.directory)
+    evaluates = config.evaluation == "sidecar" and has_test_step(keras_of(runner.model))
+    if progress.leads and (config.export or evaluates):
+        spec = runner.element_spec
+        try_new_run(program, context.directory, spec, exports=config.export, evaluates=evaluates)
     evaluate = make_evaluation(config, program, runner.model, strategy, cluster.workers)
     reject_best_metric(config, evaluate, runner.model, runner.output_names)
     read_weights = partial(read_initial_weights, config, program, runner)

@@ -18,8 +18,8 @@ from trainer.core.contracts import Layer, Program
 from trainer.core.failures import UserError
 from trainer.core.program import build_model
 from trainer.core.settings.config import Config, ConfigError
-from trainer.training.exports.export_trial import apart_from, kept_randomness
 from trainer.training.exports.reserved import reserving
+from trainer.training.exports.trial import apart_from, kept_randomness
 from trainer.training.keras.adapters import keras_of
 from trainer.training.outside import places
 

@@ -1,6 +1,6 @@
-"""Trace a new run's export before its first step: what can't be exported is known at once, and not after days.
+"""Trace a new run's export and evaluation before its first step: what can't be done is known at once, not after days.
 
-The model is built as for the export, and all of it is traced; nothing is written. Large variables are reserved and
+A model is built as for the export, and all of it is traced; nothing is written. Large variables are reserved and
 never filled, so that tables take no memory, and nothing that the trial draws changes what the training draws.
 """
 
@@ -18,14 +18,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import ElementSpec, Program
+from trainer.core.contracts import ElementSpec, Model, Program
 from trainer.core.failures import UserError, explain
 from trainer.core.program import build_model, program_file
 from trainer.core.settings.formats import SOURCE
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record
+from trainer.training.data.input import eval_dataset
 from trainer.training.exports.export import save_model
 from trainer.training.exports.reserved import reserving
+from trainer.training.keras.adapters import keras_of
+from trainer.training.measures.evaluation_outputs import checked_outputs
 from trainer.training.tables.dynamic.served import ServedTables
 from trainer.training.tf_internals.saving import tracing_saves
 from trainer.training.tf_internals.seeds import kept_seeds
@@ -36,15 +39,38 @@ Trackable = tf.__internal__.tracking.Trackable
 UNSURE = (tf.errors.OpError, OSError, MemoryError)
 
 
-def try_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
-    """Trace the export of a run that has not trained yet; raises UserError that says why it would fail."""
+def try_new_run(
+    program: Program, directory: RunDirectory, element_spec: ElementSpec, *, exports: bool, evaluates: bool
+) -> None:
+    """Trace the export, and the model's own test_step, of a run that has not trained yet; one model serves both.
+
+    Raises UserError that says why the export would fail, or what test_step returns that no evaluation takes.
+    """
     if not is_new(directory):
         return
+    own, tables = apart_from(program), ServedTables.from_directory(directory)
+    try:
+        with kept_randomness(), tf.variable_creator_scope(reserving()):
+            model = try_export(own, directory, element_spec, tables) if exports else None
+            if evaluates:
+                try_evaluation(own, model, tables if model else ServedTables.from_directory(directory))
+    finally:
+        gc.collect()  # layers refer to one another
+
+
+def try_export(
+    program: Program, directory: RunDirectory, element_spec: ElementSpec, tables: ServedTables
+) -> Model | None:
+    """Do what the export does but for the values; returns the model, None where it is not known whether it can be."""
     began = time.monotonic()
     try:
-        trace_export(program, directory, element_spec)
+        with tables.of_layers():
+            model = build_model(program)
+        with tracing_saves():
+            save_model(program, model, str(directory.export), element_spec, tables=tables)
     except UNSURE as error:
         log.warning("it is not known yet whether the model can be exported: %s", explain(error, program_file(program)))
+        return None
     except (Exception, SystemExit) as error:  # a program may say sys.exit
         why = str(error) if isinstance(error, UserError) else explain(error, program_file(program))
         has_way = isinstance(error, UserError) or getattr(program, "serving_signature", None) is not None
@@ -53,9 +79,24 @@ def try_export(program: Program, directory: RunDirectory, element_spec: ElementS
             f"the model could not be exported at the end of the run: {why.rstrip('.')}. Correct that{way}, or set "
             "export: false"
         ) from error
-    finally:
-        gc.collect()  # layers refer to one another
     log.info("tried the export in %.1f s", time.monotonic() - began)
+    return model
+
+
+def try_evaluation(program: Program, model: Model | None, tables: ServedTables) -> None:
+    """Trace test_step as the evaluator will.
+
+    Trouble but with what it returns proves nothing: the evaluation's files may lie on the evaluator's host alone.
+    """
+    try:
+        with tables.of_layers():
+            model, spec = model or build_model(program), eval_dataset(program).element_spec
+            keras_of(model).ensure_built(spec)
+            step = tf.function(keras_of(model).test_step()).get_concrete_function(spec)
+    except Exception as error:
+        log.warning("it is not known yet whether the model can be evaluated: %s", explain(error, program_file(program)))
+        return
+    checked_outputs(f"{type(program).__name__}'s model", model, step)
 
 
 def is_new(directory: RunDirectory) -> bool:
@@ -65,16 +106,6 @@ def is_new(directory: RunDirectory) -> bool:
         return True
     begun_from = SOURCE.fullmatch(str((read_record(directory.settings) or {}).get("from", "")))
     return begun_from is not None and int(begun_from["step"]) == newest
-
-
-def trace_export(program: Program, directory: RunDirectory, element_spec: ElementSpec) -> None:
-    """Do what the export does but for the values; raises what goes wrong."""
-    own = apart_from(program)
-    with kept_randomness(), tf.variable_creator_scope(reserving()), tracing_saves():
-        tables = ServedTables.from_directory(directory)
-        with tables.of_layers():
-            model = build_model(own)
-        save_model(own, model, str(directory.export), element_spec, tables=tables)
 
 
 def apart_from(program: Program) -> Program:
