@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer.process.children import Lack
 from trainer.process.unit_state import UnitState
 from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, LACK, RESTARTS, Notifier
 
@@ -57,15 +58,15 @@ def test_a_restart_is_shown_and_its_crash_is_known_to_the_next_child(unit: UnitS
 
 
 def test_memory_that_ran_out_is_shown_in_short_and_known_in_full(unit: UnitState, systemd: socket.socket) -> None:
-    lack = "out of memory, limit 2.0 GiB: take smaller batches"
+    lack = Lack("out of memory, limit 2.0 GiB", "take smaller batches")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         unit.restart(-signal.SIGKILL, lack)
         unit.hear("serves", ready=True)
         assert heard(systemd) == ["READY=1\nSTATUS=serves (out of memory, limit 2.0 GiB; restart 1)"]
-        assert unit.for_child(theirs).lack == lack
+        assert unit.for_child(theirs).lack == str(lack)
         environment = {key: value for key, value in unit.environment(theirs).items() if key != CHANNEL}
-        assert Notifier.from_environment(environment).lack == lack
+        assert Notifier.from_environment(environment).lack == str(lack)
         unit.restart(75)
         unit.hear("serves", ready=True)
         assert heard(systemd) == ["STATUS=serves (restart 2)"]
@@ -73,7 +74,7 @@ def test_memory_that_ran_out_is_shown_in_short_and_known_in_full(unit: UnitState
 
 
 def test_a_parked_unit_has_started_and_its_next_child_is_the_first(unit: UnitState, systemd: socket.socket) -> None:
-    unit.restart(-signal.SIGKILL, "out of memory, limit 2.0 GiB: take smaller batches")
+    unit.restart(-signal.SIGKILL, Lack("out of memory, limit 2.0 GiB", "take smaller batches"))
     unit.park("parked")
     unit.park("parked again")
     unit.hear("trains", ready=True)

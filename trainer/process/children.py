@@ -10,6 +10,7 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from trainer.core.memory_limit import GIB, memory_limit
 
@@ -78,14 +79,22 @@ def describe_code(code: int) -> str:
         return f"{shell_code(code)} (signal {-code})"
 
 
-def describe_lack(code: int, kills: int) -> str:
-    """Say that memory is what a process lacked that was killed, up to the colon in short; else nothing.
+class Lack(NamedTuple):
+    """What a process lacked that was killed; nothing where it was not for a lack."""
 
-    `kills` are those at its beginning.
-    """
+    short: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.short}: {self.fix}" if self.short else ""
+
+
+def describe_lack(code: int, kills: int) -> Lack:
+    """Say that memory is what a process lacked that was killed; `kills` are those at its beginning."""
     if code not in KILLED or memory_kills() <= kills:
-        return ""
-    return (
-        f"out of memory, limit {memory_limit() / GIB:.1f} GiB: the kernel ended a process for it (journalctl -k). Take "
-        "fewer elements in shuffle(), smaller batches, more ps or a larger host, or raise memory_max in trainer_limits"
+        return Lack()
+    return Lack(
+        f"out of memory, limit {memory_limit() / GIB:.1f} GiB",
+        "the kernel ended a process for it (journalctl -k). Take fewer elements in shuffle(), smaller batches, more ps "
+        "or a larger host, or raise memory_max in trainer_limits",
     )

@@ -143,7 +143,7 @@ class Supervisor:
                 lack = describe_lack(code, child.kills)
                 self._unit.restart(code, lack)
                 why = " before its task was over (does the program call os._exit?)" if is_unsaid else ""
-                why += f", {lack}" if lack else ""
+                why += f", {lack}" if lack.short else ""
                 log.info("%s ended with %s%s: starting the next", self._task.name, describe_code(code), why)
                 if not child.ready:
                     self._wait(PAUSE_SECONDS)

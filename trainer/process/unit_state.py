@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 
-from trainer.process.children import crash_of
+from trainer.process.children import Lack, crash_of
 from trainer.telemetry.outlets.systemd import CHANNEL, CRASH, LACK, RESTARTS, Notifier
 
 
@@ -17,7 +17,7 @@ class UnitState:
         self.is_ready = False
         """Whether systemd has heard that the unit has started."""
         self._restarts = 0
-        self._crash = self._lack = ""
+        self._crash, self._lack = "", Lack()
         self._pinged = 0.0
 
     @property
@@ -26,13 +26,18 @@ class UnitState:
 
     def for_child(self, channel: socket.socket) -> Notifier:
         """Return the notifier of a child that was forked."""
-        return self.notifier.through(channel, self._restarts, self._crash, self._lack)
+        return self.notifier.through(channel, self._restarts, self._crash, str(self._lack))
 
     def environment(self, channel: socket.socket) -> dict[str, str]:
         """Return what a child that is started afresh makes its notifier of."""
-        return {CHANNEL: str(channel.fileno()), RESTARTS: str(self._restarts), CRASH: self._crash, LACK: self._lack}
+        return {
+            CHANNEL: str(channel.fileno()),
+            RESTARTS: str(self._restarts),
+            CRASH: self._crash,
+            LACK: str(self._lack),
+        }
 
-    def restart(self, code: int, lack: str = "") -> None:
+    def restart(self, code: int, lack: Lack = Lack()) -> None:  # noqa: B008 - it can't change
         """Count a child that ended with this code, and is followed by another; `lack` says that memory ran out."""
         self._restarts += 1
         self._lack = lack
@@ -41,11 +46,11 @@ class UnitState:
     def park(self, status: str) -> None:
         """Say that the unit has started, and has no child; the next one is the first again."""
         self._say(status, ready=True)
-        self._restarts, self._lack = 0, ""
+        self._restarts, self._lack = 0, Lack()
 
     def hear(self, status: str, *, ready: bool) -> None:
         """Say what a child says, which may be `ready`."""
-        restart = "; ".join(filter(None, (self._lack.partition(":")[0], f"restart {self._restarts}")))
+        restart = "; ".join(filter(None, (self._lack.short, f"restart {self._restarts}")))
         self._say(f"{status} ({restart})" if self._restarts else status, ready=ready)
 
     def _say(self, status: str, *, ready: bool) -> None:

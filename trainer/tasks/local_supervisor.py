@@ -91,7 +91,7 @@ class LocalTask:
         """Return the exit code as a shell gives it, once the process has ended."""
         if self.process is not None and self.code is None and (code := self.process.poll()) is not None:
             self.code = shell_code(code)
-            self.lack = describe_lack(self.code, self.kills)
+            self.lack = str(describe_lack(self.code, self.kills))
             if self._reader is not None:
                 self._reader.join(timeout=2)
         return self.code
