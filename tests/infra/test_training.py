@@ -75,7 +75,8 @@ def branch(lab):
 
 @pytest.mark.slow
 def test_a_run_begins_from_a_checkpoint_of_another(lab, trained, branch):
-    files = lab["head"].check_output(f"ls /srv/trainer/runs/{RUN}/checkpoints").split()
+    with lab["head"].sudo("trainer"):
+        files = lab["head"].check_output(f"ls /srv/trainer/runs/{RUN}/checkpoints").split()
     step = min(int(file.split("-")[1].split(".")[0]) for file in files if file.endswith(".index"))
     assert step < 3000, files
     done = fab("start-cluster", "--run", branch, "--from", f"{RUN}@{step}")
