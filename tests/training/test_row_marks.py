@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from trainer.training.tables import row_saves
-from trainer.training.tables.row_restores import reading
+from trainer.training.tables.row_restores import reading, row_files
 from trainer.training.tables.row_saves import snapshots_of
 from trainer.training.tf_internals.graphs import inner_graphs, outermost
 from trainer.training.updates.row_marks import RowMarks, rows_changed
@@ -147,6 +147,46 @@ def test_rows_that_steps_have_changed_are_found_by_marks(
     assert training.values() != expected
     assert training.saves.restore() == step
     assert training.values() == expected
+
+
+@pytest.mark.parametrize("why", ["much is written", pytest.param("many files", marks=pytest.mark.matrix)])
+def test_incremental_saves_of_the_same_rows_are_joined(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save after them links the whole one alone, and has what has changed since, before and after the others."""
+    monkeypatch.setattr(row_saves, "rows_that_differ", lambda *_: tf.zeros([0], tf.int64))
+    monkeypatch.setattr(row_saves, "MAX_WRITTEN_SHARE" if why == "much is written" else "MAX_LINKED", 0.05)
+    monkeypatch.setattr(row_saves, "MAX_JOINED", 1.0)
+    training, values, rows = Training(Items(tf.keras, two.Adagrad), tmp_path), dict[int, list[bytes]](), []
+
+    def save(calls: int) -> None:
+        training.begin(calls)
+        training.runner.join()
+        training.saves.save_and_wait()
+        step = int(training.runner.step.numpy())
+        values[step] = training.values()
+        rows.append(sorted(row_files(training.saves._catalogue.prefix(step)).values()))
+
+    for calls in (1, 12, 1, 1):
+        save(calls)
+    training.begin(1)
+    training.runner.join()
+    for step in reversed(values):
+        assert training.saves.restore([step]) == step
+        assert training.values() == values[step]
+    assert [len(one) for one in rows] == [0, 4, 4, 4], "two files of each ps, of one save"
+
+
+def test_a_save_is_whole_where_joined_ones_would_be_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_saves, "MAX_WRITTEN_SHARE", 0.01)
+    monkeypatch.setattr(row_saves, "MAX_JOINED", 0.02)
+    training, found = Training(Items(tf.keras, two.SGD), tmp_path), []
+    for _ in range(3):
+        training.begin(8)
+        training.runner.join()
+        training.saves.save_and_wait()
+        found.append(bool(row_files(training.saves._catalogue.prefix(int(training.runner.step.numpy())))))
+    assert found == [False, True, False]
 
 
 def test_the_rows_of_each_kind_of_write_are_known() -> None:

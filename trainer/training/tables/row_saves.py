@@ -6,7 +6,8 @@
 
 The rows are those that steps have marked, of variables that nothing has changed otherwise. For the rest a ps keeps its
 copy after a save, and the next save compares: whatever has changed a row, it is found. Rows count as equal if their
-bits are. docs/decisions/0244 and 0263 say why; row_restores.py reads them.
+bits are. Where incremental saves have written the same rows again and again, the next one links the whole one alone,
+and has all rows that are marked since. docs/decisions/0244 and 0263 say why; row_restores.py reads them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from trainer.run.saves.snapshot import Snapshot, copy_each, no_copy_yet, take_va
 from trainer.training.tables.row_restores import BASE, ROWS, RowRange, base_files, key_of, row_files
 from trainer.training.tf_internals.graphs import outermost
 from trainer.training.tf_internals.saving import saving_by
-from trainer.training.updates.row_marks import RowMarks, take_marked
+from trainer.training.updates.row_marks import MARKED, SAVED, UNMARKED, RowMarks, take_marked
 
 log = logging.getLogger(__name__)
 MIN_BYTES = 1 << 20  # of a variable, or a shard of one; to write less takes no time that anybody feels
 COMPARED_BYTES = 1 << 22  # at once; with more, no faster
-MAX_WRITTEN_SHARE = 0.5  # of all rows; once incremental saves have written more, the next one is a whole one
+# Of all rows; once incremental saves have written more, the next one joins them, or is whole where that is much, too.
+MAX_WRITTEN_SHARE, MAX_JOINED = 0.5, 0.25
+MAX_LINKED = 50  # incremental saves; a file takes as long to link as some thousand rows to write
 BITS = {
     tf.float16: tf.int16,
     tf.bfloat16: tf.int16,
@@ -69,10 +72,14 @@ class PreviousRowSave:
     """What an incremental save builds on: the save before it."""
 
     prefix: str
-    increments: int
+    increments: int = 0
     """How many incremental saves there were since the whole one."""
-    written: int
-    """How many bytes of rows these have written."""
+    linked: int = 0
+    """Of how many of these it has the rows."""
+    written: int = 0
+    """How many bytes these rows take."""
+    is_marked: bool = True
+    """Whether marks have all rows that have changed since the whole one."""
 
 
 class RowTraces(NamedTuple):
@@ -80,6 +87,10 @@ class RowTraces(NamedTuple):
 
     compare: Traced
     take_marked: Traced
+    take_joined: Traced
+    """What has changed since the whole save."""
+    count_joined: Traced
+    """Returns the bytes of what this would take."""
     put: Traced
     """Brings the copies up to date."""
     write_rest: Traced
@@ -106,7 +117,7 @@ class RowSnapshot(Snapshot):
         """
         self._most, self._io_device, self._marks = incremental_saves, io_device, marks or RowMarks([], no_mutex)
         self._before: PreviousRowSave | None = None
-        self._increment: PreviousRowSave | None = None
+        self._builds_on: PreviousRowSave | None = None
         written: dict[str, list[tuple[str, Tensor]]] = {}
 
         def write_all(prefix: Tensor) -> Any:
@@ -133,51 +144,68 @@ class RowSnapshot(Snapshot):
         rest = self._trace_of_copies(write_rest)
         # Else whole tables might be read for nothing.
         redirect([rest], {id(large.copy.handle): large.empty.handle for large in self._large})
-        compare = traced(partial(self._assign_changes, compared=True))
-        take_marked = traced(partial(self._assign_changes, compared=False)) if self._marked else compare
-        put, drop_rest = traced(self._put_changes), traced(self._assign_nothing_to_small)
+        compare = traced(partial(self._assign_changes, None))
+        by_marks = [traced(partial(self._assign_changes, one)) if self._marked else compare for one in (MARKED, SAVED)]
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
-        return RowTraces(compare, take_marked, put, rest, traced(self._write_changes, text, number), drop_rest)
+        write_rows, drop_rest = traced(self._write_changes, text, number), traced(self._assign_nothing_to_small)
+        count, put = traced(self._count_joined), traced(self._put_changes)
+        return RowTraces(compare, *by_marks, count, put, rest, write_rows, drop_rest)
 
     def copy_variables(self) -> int:
         """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
-        before, self._before, self._increment = self._before, None, None
+        before, self._before, self._builds_on = self._before, None, None
         is_doubted = self._marks.end_doubt()
         if before is None:
             return super().copy_variables()
-        is_compared = is_doubted or any(self._marks.of(one) is None for one in self._marked)
-        changes = self._traces.compare if is_compared else self._traces.take_marked
+        if is_doubted or any(self._marks.of(one) is None for one in self._marked):
+            changes, before = self._traces.compare, dataclasses.replace(before, is_marked=False)
+        elif self._is_long(before):
+            changes, before = self._traces.take_joined, dataclasses.replace(before, linked=0, written=0)
+        else:
+            changes = self._traces.take_marked
         step, sizes = (each.numpy() for each in changes())
         rows = zip(sizes, (row_bytes(large.variable) for large in self._large), strict=True)
         written = before.written + sum(int(size) * width for size, width in rows)
-        self._increment = dataclasses.replace(before, increments=before.increments + 1, written=written)
+        self._builds_on = dataclasses.replace(before, written=written)
         return int(step)
 
     def write(self, prefix: str) -> None:
         """Write the copies as the checkpoint of this name, or what has changed with links to the save before."""
         if not self._large:
             return super().write(prefix)
-        increment, self._increment = self._increment, None
+        before, self._builds_on = self._builds_on, None
         try:
-            if increment is not None:
+            if before is not None:
                 self._traces.put()
-            if increment is not None and link(increment.prefix, increment.increments - 1, prefix):
+            if before is not None and link(before, prefix):
                 self._traces.write_rest(tf.constant(prefix)).numpy()
-                self._traces.write_rows(tf.constant(prefix), tf.constant(increment.increments - 1, tf.int64)).numpy()
+                self._traces.write_rows(tf.constant(prefix), tf.constant(before.linked, tf.int64)).numpy()
+                more = {"increments": before.increments + 1, "linked": before.linked + 1}
+                saved = dataclasses.replace(before, prefix=prefix, **more)
             else:
-                increment = PreviousRowSave(prefix, 0, 0)
+                saved = PreviousRowSave(prefix)
                 self._write(tf.constant(prefix)).numpy()
-            in_all = sum(bytes_of(large.variable) for large in self._large)
-            if increment.increments < self._most and increment.written <= MAX_WRITTEN_SHARE * in_all:
-                self._before = dataclasses.replace(increment, prefix=prefix)
+            if saved.increments < self._most and (not self._is_long(saved) or self._may_join(saved)):
+                self._before = saved
         finally:
             with contextlib.suppress(tf.errors.OpError):  # of a ps that is gone
                 self._traces.drop_rest()
                 if self._before is None:
                     self._renew_large()
 
+    @property
+    def _bytes(self) -> int:
+        return sum(bytes_of(large.variable) for large in self._large)
+
+    def _is_long(self, saved: PreviousRowSave) -> bool:
+        """Return whether a save has so much to link, or to read, that the next one must not add to it."""
+        return saved.written > MAX_WRITTEN_SHARE * self._bytes or saved.linked >= MAX_LINKED
+
+    def _may_join(self, saved: PreviousRowSave) -> bool:
+        return saved.is_marked and int(self._traces.count_joined().numpy()) <= MAX_JOINED * self._bytes
+
     def start_again(self) -> None:
-        self._before = self._increment = None
+        self._before = self._builds_on = None
         if self._large:
             with contextlib.suppress(tf.errors.OpError):
                 self._renew_large()
@@ -199,12 +227,16 @@ class RowSnapshot(Snapshot):
     def _assign_values(self) -> Tensor:
         def take_all(variable: Variable, source: Tensor, target: Tensor) -> Operation:
             marks = self._marks.of(variable)
-            with tf.control_dependencies([] if marks is None else [take_marked(marks)[1]]):
+            with tf.control_dependencies([] if marks is None else [take_marked(marks, SAVED, UNMARKED)[1]]):
                 return take_value(variable, source, target)
 
         return self._assign_by(take_all)
 
-    def _assign_changes(self, *, compared: bool) -> tuple[Tensor, Tensor]:
+    def _assign_changes(self, least: int | None) -> tuple[Tensor, Tensor]:
+        """Take the rows whose mark is at least this; those that differ from the copy where it is None.
+
+        Of variables without marks these are all rows in a save that joins others.
+        """
         large = {id(one.variable.handle): one for one in self._large}
         sizes: dict[int, Tensor] = {}
         taken: dict[int, tuple[Tensor, Operation]] = {}  # once of what a variable shares with its slots
@@ -214,9 +246,13 @@ class RowSnapshot(Snapshot):
             if number not in large:
                 return take_value(variable, source, target)
             if marks is not None and id(marks) not in taken:
-                taken[id(marks)] = take_marked(marks)
-            by_marks = None if compared or marks is None else taken[id(marks)][0]
-            rows = rows_that_differ(variable, source, target) if by_marks is None else by_marks
+                taken[id(marks)] = take_marked(marks, least or MARKED, SAVED)
+            if least is not None and marks is not None:
+                rows = taken[id(marks)][0]
+            elif least == SAVED:
+                rows = tf.range(variable.shape[0], dtype=tf.int64)
+            else:
+                rows = rows_that_differ(variable, source, target)
             values = tf.raw_ops.ResourceGather(resource=source, indices=rows, dtype=variable.dtype)
             sizes[number] = tf.size(rows, tf.int64)
             put = tf.raw_ops.AssignVariableOp(resource=large[number].changed.handle, value=rows)
@@ -225,6 +261,15 @@ class RowSnapshot(Snapshot):
 
         step = self._assign_by(take_changes)
         return step, tf.stack([sizes[number] for number in large])
+
+    def _count_joined(self) -> Tensor:
+        sizes = []
+        for large in self._large:
+            marks = self._marks.of(large.variable)
+            with tf.device(large.variable.device):
+                rows = tf.constant(large.variable.shape[0], tf.int64) if marks is None else tf.math.count_nonzero(marks)
+                sizes.append(rows * row_bytes(large.variable))
+        return tf.add_n(sizes)
 
     def _put_changes(self) -> None:
         """Bring the copies up to date."""
@@ -274,7 +319,8 @@ class RowSnapshot(Snapshot):
         """
         new = {id(large.copy): no_copy_yet(large.variable) for large in self._large}
         handles = {id(large.copy.handle): new[id(large.copy)].handle for large in self._large}
-        rows = (self._traces.compare, self._traces.take_marked, self._traces.put)
+        traces = self._traces
+        rows = (traces.compare, traces.take_marked, traces.take_joined, traces.put)
         redirect([self._write, self._copy, self._drop, *rows], handles)
         self._pairs = [(variable, new.get(id(copy), copy)) for variable, copy in self._pairs]
         for large in self._large:
@@ -373,24 +419,22 @@ def rows_that_differ(variable: Variable, source: Tensor, target: Tensor) -> Tens
     return found.concat()
 
 
-def link(before: str, increments: int, prefix: str) -> bool:
-    """Link what a save builds on into this one; returns False where that can't be done, and leaves none.
-
-    It has so many `increments` since the whole one.
-    """
-    source, target, linked = Path(before), Path(prefix), list[Path]()
+def link(before: PreviousRowSave, prefix: str) -> bool:
+    """Link what a save builds on into this one; returns False where that can't be done, and leaves none."""
+    source, target, linked = Path(before.prefix), Path(prefix), list[Path]()
     try:
-        whole = {f".table-{BASE}.0-of-1.000000{ending}": name for ending, name in whole_files(before).items()}
-        base, rows = (base_files(before) if increments else whole), row_files(before)
+        whole = {f".table-{BASE}.0-of-1.000000{ending}": name for ending, name in whole_files(before.prefix).items()}
+        base, rows = (base_files(before.prefix) if before.increments else whole), row_files(before.prefix)
+        rows = rows if before.linked else {}
         saves = {name.split(".")[-2] for name in rows.values() if name.endswith(".index")}
-        if before == prefix or not base or len(saves) != increments:
+        if before.prefix == prefix or not base or len(saves) != before.linked:
             return False  # it was removed, or a part of it
         found = {**base, **rows}
         for ending, name in found.items():
             linked.append(target.with_name(target.name + ending))  # also where the answer is lost
             linked[-1].hardlink_to(source.with_name(name))
     except (OSError, tf.errors.NotFoundError) as error:
-        log.warning("large variables are saved whole: can't link the files of %s: %s", before, error)
+        log.warning("large variables are saved whole: can't link the files of %s: %s", before.prefix, error)
         for new in linked:
             new.unlink(missing_ok=True)
         return False

@@ -16,7 +16,9 @@ from trainer.training.updates.atomic_updates import written_handles
 
 # How the names of operations begin that change rows alone and say which, and of those that say it otherwise.
 BY_ROWS, BY_ELEMENTS = ("ResourceScatter", "ResourceSparseApply"), "ResourceScatterNd"
-UNMARKED, MARKED = 0, 1  # int8: TensorFlow writes single bools to rows eight times as slowly
+# What marks say of a row since the last whole save: unchanged, changed before the last save, changed after it. As int8,
+# since TensorFlow writes single bools to rows eight times as slowly.
+UNMARKED, SAVED, MARKED = 0, 1, 2
 
 
 class RowMarks:
@@ -96,8 +98,8 @@ def mark(marks: Variable, rows: Tensor, locks: Sequence[Operation]) -> Operation
             return tf.raw_ops.ResourceScatterUpdate(resource=marks.handle, indices=number, updates=marked)
 
 
-def take_marked(marks: Variable) -> tuple[Tensor, Operation]:
-    """Return the rows that are marked, in what is traced, and what ends that they are."""
-    rows = tf.where(tf.raw_ops.ReadVariableOp(resource=marks.handle, dtype=marks.dtype) == MARKED)[:, 0]
-    unmarked = tf.constant(UNMARKED, marks.dtype)
-    return rows, tf.raw_ops.ResourceScatterUpdate(resource=marks.handle, indices=rows, updates=unmarked)
+def take_marked(marks: Variable, least: int, then: int) -> tuple[Tensor, Operation]:
+    """Return the rows whose mark is at least this, in what is traced, and what gives them another one."""
+    rows = tf.where(tf.raw_ops.ReadVariableOp(resource=marks.handle, dtype=marks.dtype) >= least)[:, 0]
+    mark = tf.constant(then, marks.dtype)
+    return rows, tf.raw_ops.ResourceScatterUpdate(resource=marks.handle, indices=rows, updates=mark)
