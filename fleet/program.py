@@ -38,16 +38,30 @@ from trainer.core.settings.config import DECLARED
 
 # Invoke's messages.
 _UNKNOWN = re.compile(r"No idea what '(.*)' is!", re.DOTALL)
-# What others call a verb.
+# What others call a verb, and a flag. By its letters alone, kill would be drill.
 _SYNONYMS = {
     "help": "--help",
+    "version": "--version",
     "reboot": "update-hosts --reboot only",
     "cordon": "drain",
     "uncordon": "undrain",
-    "train": "start-cluster",
     "local": "`python -m trainer local`",
-    **dict.fromkeys(("deploy", "install", "setup", "site", "site.yml"), "playbook site.yml"),
-    **dict.fromkeys(("reset", "reset.yml", "uninstall"), "playbook reset.yml"),
+    "plan": "start-cluster --plan",
+    "list": "runs",
+    "delete": "delete-run, or remove-host",
+    "ssh": "`ssh HOST`",
+    **dict.fromkeys(("train", "run", "up", "resume", "launch", "submit"), "start-cluster"),
+    **dict.fromkeys(("kill", "down", "pause", "cancel", "abort", "exit", "quit"), "stop-cluster"),
+    **dict.fromkeys(("ps", "top", "info", "ls"), "status"),
+    **dict.fromkeys(("check", "test", "ping", "debug"), "doctor"),
+    **dict.fromkeys(("deploy", "install", "setup", "provision", "apply", "site", "site.yml"), "playbook site.yml"),
+    **dict.fromkeys(("add-host", "add-hosts", "add-worker", "scale"), "a line of hosts.yml, and playbook site.yml"),
+    **dict.fromkeys(("reset", "reset.yml", "uninstall", "destroy"), "playbook reset.yml"),
+}
+_FLAGS = {
+    **dict.fromkeys(("--dry-run", "--check", "--diff"), "--plan"),
+    **dict.fromkeys(("--force", "-y"), "--yes"),
+    "--name": "--run",
 }
 _TASK = re.compile(rf"({'|'.join(JOBS)})-\d+")
 _LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
@@ -171,6 +185,8 @@ class Psfleet(Fab):
         close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
         if not flag and word in _SYNONYMS:
             close = [_SYNONYMS[word]]
+        elif flag and _FLAGS.get(name) in known:
+            close = [_FLAGS[name]]
         after = context.name if context and context.name else ""
         given_as = "--task" if _TASK.fullmatch(word) else "--run"
         if context and after and not flag and not close and given_as in context.flags:
