@@ -109,6 +109,7 @@ UNKNOWN: list[tuple[str, Any]] = [
     ("storage_path", "/x"), ("storage_free_mb", 1), ("common_packges", []), ("common_uid", 7),
     ("nfs_server_path", "/etc"),
     ("nfs_option", "x"), ("tensorboard_prot", 7), ("evaluator_task", 1), ("drill_poweroff", "x"), ("Worker_tasks", 2),
+    ("user", "x"), ("port", 99),
     ("psfleet_spec", {}), ("workertasks", 2), ("ansible_ssh_host", "10.0.3.99"), ("ansible_ssh_port", 99),
     ("ansible_ssh_user", "x"), ("ansible_usr", "x"), ("ansible_prot", 99), ("ansible_hosts", "10.0.3.99"),
     ("ansible_ssh_private_key", "x"), ("ansible_become_user", "nobody"), ("steps", 5), ("shared_dir", "/x"),

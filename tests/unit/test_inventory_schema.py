@@ -81,7 +81,8 @@ def test_the_group_that_was_meant_is_found(name: str, meant: str | None) -> None
     ("name", "meant"),
     [
         ("cluster_sharde_dir", "cluster_shared_dir"), ("worker_count", "worker_tasks"), ("gpu_num", "gpu_count"),
-        ("nvidia_driver_flavor", "nvidia_driver_flavour"), ("cluster_zzzzz", None),
+        ("nvidia_driver_flavor", "nvidia_driver_flavour"), ("cluster_zzzzz", None), ("user", "ansible_user"),
+        ("port", "ansible_port"), ("identity_file", "ansible_ssh_private_key_file"), ("become", "ansible_become"),
     ],
 )  # fmt: skip
 def test_the_variable_that_was_meant_is_found(name: str, meant: str | None) -> None:

@@ -110,7 +110,7 @@ def _unknown(reading: InventoryReading) -> Iterator[Problem]:
     ours = set(our_hosts(reading.groups)) or set(reading.places)
     for host, names in reading.places.items():
         for name in names:
-            if host not in ours and (name in RUN_SETTINGS or name.startswith("ansible_")):
+            if host not in ours and (name in RUN_SETTINGS or not name.startswith(definition().prefixes)):
                 continue
             if name not in known or known[name].scope == "derived":
                 unknown.setdefault(name, []).append(host)
