@@ -186,8 +186,8 @@ def leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 def test_one_that_leaves_in_order_is_no_fault(watched: Watched, leaves: Callable[[str], None]) -> None:
     leaves("worker-1")
-    assert watched.membership.leaves("worker-1")
-    assert not watched.membership.leaves("worker-0")
+    assert draining.is_leaving("worker-1")
+    assert not draining.is_leaving("worker-0")
     assert watched.membership.drained_workers() == []  # whose data others would read
     watched.refuses("worker-1")
     assert watched.looks() == [("member-left", "worker-1")]
@@ -217,7 +217,7 @@ def test_nobody_leaves_where_the_names_can_t_be_read(
     monkeypatch.setattr(draining, "LEAVING", tmp_path / "file")
     (tmp_path / "file").touch()
     assert watched.membership.leaving_ps() == []
-    assert not watched.membership.leaves("worker-1")
+    assert not draining.is_leaving("worker-1")
 
 
 def test_a_ps_that_leaves_is_not_taken_in_again_while_it_still_answers(

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Collection
 
-from trainer.core.failures import first_line
+from trainer.core.failures import UserError, explain, first_line
 from trainer.core.transport_errors import OF_A_CALL
 
 FAILURES = 3  # with one message
@@ -59,3 +59,13 @@ class RepeatedFailures:
     def any(self) -> bool:
         """Whether a call has failed since one ended well."""
         return bool(self._seen)
+
+
+def failed_alike(error: Exception) -> UserError:
+    """Return the error that the program has, where every worker reports it and none has ended."""
+    return UserError(
+        f"every worker fails in the same way, again and again, and none of them has ended: {explain(error)}. "
+        "So the program or its data are at fault, not a machine. Where it names a device: make in build_model what a "
+        "step or a dataset uses. A variable, table, optimizer or generator that is made elsewhere lies in the "
+        "coordinator, where workers can't reach it (docs/programs.md)"
+    )

@@ -25,7 +25,7 @@ from trainer.core.failures import (
     is_stale,
 )
 from trainer.core.program import program_file
-from trainer.core.repeated_failures import RepeatedFailures
+from trainer.core.repeated_failures import RepeatedFailures, failed_alike
 from trainer.core.settings.config import Config
 from trainer.core.signals import StopRequest, leave_when_asked
 from trainer.core.states import Phase, RunState
@@ -87,7 +87,7 @@ class Training:
             except Exception as error:
                 lacks_ps = self._lacks_ps(error)
                 if membership is not None and self._is_failing_alike(error, membership):
-                    raise membership.failed_alike(error) from error
+                    raise failed_alike(error) from error
                 if membership is None or not (lacks_ps or self._is_fixable_here(error)):
                     raise
                 # One that trained well shows that this process can: it is not its fault that nothing was saved.
@@ -98,7 +98,7 @@ class Training:
                 if isinstance(error, EmptyPart):
                     message = "a worker's data ended in the middle of a call, as a fault leaves it"
                 if self._fails_alike(error):
-                    raise membership.failed_alike(error) from error
+                    raise failed_alike(error) from error
                 if in_vain == GENERATIONS_IN_VAIN:
                     raise Infrastructure(message) from error
             if why := self._end_generation(message):

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from trainer.cluster import call_errors
 from trainer.cluster.deadlines import Phases
 from trainer.cluster.final_write import LEAVE_SECONDS, make_final_write
 from trainer.cluster.member import Member, MemberState
@@ -59,25 +58,18 @@ class Membership:
         release: str | None = None,
     ) -> None:
         """Begin to ask the members. `release` is the coordinator's own, where it comes from one."""
-        self._phases = phases
         self.began = self._asked_since = time.monotonic()
         """When the time without training began that the present generation ends."""
-        self._config = config
-        self._cluster = cluster
-        self._growing = Growing(cluster)
+        self._config, self._cluster, self._growing = config, cluster, Growing(cluster)
         self._addresses = dict(cluster.servers)
-        self._directory = directory
-        self._progress = progress
+        self._directory, self._progress, self._phases = directory, progress, phases
         record = directory.read_state()
-        stale = record["restart"]
-        known = {**record["members"], **stale}
-        self._first = not record["members"]
-        self._every_ps = False
+        known = {**record["members"], **record["restart"]}
+        self._first, self._every_ps = not record["members"], False
         self._without = set(record["without"])
         self._members: dict[str, str] = {}  # the process of each that this generation trains on
         self._workers: list[str] = []
-        self._news = MemberNews(progress, self._addresses)
-        self._troubles = MemberTroubles()
+        self._news, self._troubles = MemberNews(progress, self._addresses), MemberTroubles()
         self._watching = False
         self._missing_ways = MissingWays()
         self.handler: WorkersHandler | None = None
@@ -85,10 +77,7 @@ class Membership:
         messenger = Messenger(self._addresses) if config.local_run_dir else None
         self._restarts = RestartRequests(directory, record["restart"], progress.post, messenger)
         self.heartbeat = Heartbeat(
-            {
-                task: Member(task, address, since=self.began, incarnation=known.get(task), must_restart=stale.get(task))
-                for task, address in cluster.servers.items()
-            },
+            known_members(cluster, known, record["restart"], self.began),
             config.heartbeat_timeout_seconds,
             ServerReleases(release).other if release and config.local_run_dir else None,
             lambda task, process, now: self._ways.unfit(task, process, now),
@@ -195,10 +184,6 @@ class Membership:
         found = [task for task in self.workers if task in names]
         return found if len(found) < len(self.workers) else []
 
-    def leaves(self, task: str) -> bool:
-        """Return whether a member leaves in order, so that its end is no fault."""
-        return is_leaving(task)
-
     def workers_serving(self, since: float = 0.0) -> set[str]:
         """Return the workers of this generation that answered a question asked after `since` (of time.monotonic)."""
         members = self.heartbeat.members()
@@ -290,11 +275,11 @@ class Membership:
 
     def killed_by_call(self, tasks: list[str], steps: int) -> UserError:
         """Return the error that a call is which killed worker after worker."""
-        return call_errors.killed_by_call(tasks, steps, self._progress.status.step)
-
-    def failed_alike(self, error: Exception) -> UserError:
-        """Return the error that the program has, where every worker reports it and none has ended."""
-        return call_errors.failed_alike(error)
+        return UserError(
+            f"the same call of {steps} steps, after step {self._progress.status.step}, ended the processes of "
+            f"{', '.join(tasks)} one after the other. Their journals say why (fab logs --task {tasks[-1]}): too little "
+            "memory for a batch, or an operation that fails a check"
+        )
 
     def seen(self) -> dict[str, MemberHealth]:
         """Return each member as it was seen last."""
@@ -398,3 +383,13 @@ class Membership:
         end_attempt(self._directory, counted=not tasks, trouble=bool(tasks), message=message)
         self._progress.enter(RunState.WAITING, message)
         self._progress.close(LEAVE_SECONDS)
+
+
+def known_members(
+    cluster: ClusterConfig, known: Mapping[str, str], restart: Mapping[str, str], now: float
+) -> dict[str, Member]:
+    """Return the members' records to begin with, with the processes that an earlier coordinator knew."""
+    return {
+        task: Member(task, address, since=now, incarnation=known.get(task), must_restart=restart.get(task))
+        for task, address in cluster.servers.items()
+    }

@@ -24,10 +24,11 @@ from tensorflow.python.eager import context, executor
 from tensorflow.python.eager.polymorphic_function import polymorphic_function
 
 from trainer.cluster.member import LostWorkers
+from trainer.cluster.members.draining import is_leaving
 from trainer.cluster.members.membership import Membership
 from trainer.core.contracts import Coordinator, Strategy
 from trainer.core.own_frames import cause
-from trainer.core.repeated_failures import RepeatedFailures
+from trainer.core.repeated_failures import RepeatedFailures, failed_alike
 from trainer.training.tf_internals.executors import delete_executor, keep_function
 from trainer.training.tf_internals.per_worker import PerWorkerResources
 
@@ -210,7 +211,7 @@ class CallBudget:
 
     def _failed(self, task: str, put_back: Callable[[Any, Any], None], closure: Any, error: object) -> None:
         """Have the call run again, unless it has killed too many; this worker's own thread waits meanwhile."""
-        if self._members.leaves(task) or isinstance(error, WayLost):
+        if is_leaving(task) or isinstance(error, WayLost):
             put_back(closure, error)
             return
         deaths = [death for death in self._deaths.get(closure, []) if self._members.has_ended(*death)]
@@ -257,7 +258,7 @@ class AlikeFailures:
             classes = [kind.__name__ for kind in type(error).__mro__]
             self.failures.add(task, self._members.process(task), classes, str(error))
             if self.have_all_failed(error):
-                raise self._members.failed_alike(error) from error
+                raise failed_alike(error) from error
             raise
 
     def have_all_failed(self, error: Exception) -> bool:
