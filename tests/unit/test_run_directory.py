@@ -28,10 +28,10 @@ def test_a_shared_path_without_runs_has_none(tmp_path: Path) -> None:
 
 
 def test_the_state_keeps_what_is_not_written_again(directory: RunDirectory) -> None:
-    directory.set_state(
-        RunState.TRAINING, 0, epoch=3, members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"}
-    )
-    directory.set_state(RunState.FINISHED, 10, asked=10, restart={})
+    directory.set_state(RunState.TRAINING, 0, epoch=3)
+    directory.set_members(members={"ps-0": "a"}, without=["worker-1"], restart={"ps-0": "b"})
+    directory.set_state(RunState.FINISHED, 10, asked=10)
+    directory.set_members(restart={})
     assert read_record(directory.state) == {
         "state": "finished",
         "step": 10,
@@ -45,10 +45,11 @@ def test_the_state_keeps_what_is_not_written_again(directory: RunDirectory) -> N
 
 @pytest.mark.parametrize("damage", ["", "{", "[]"])
 def test_a_state_that_is_damaged_meanwhile_is_written_again(directory: RunDirectory, damage: str) -> None:
-    directory.set_state(RunState.TRAINING, 5, members={"ps-0": "a"})
+    directory.set_state(RunState.TRAINING, 5)
+    directory.set_members(members={"ps-0": "a"})
     directory.state.write_text(damage)
-    directory.set_state(RunState.TRAINING, 7, restart={"ps-0": "a"})
-    directory.set_members(without=["worker-1"])
+    directory.set_state(RunState.TRAINING, 7)
+    directory.set_members(without=["worker-1"], restart={"ps-0": "a"})
     record = read_record(directory.state)
     assert record is not None
     found = record["state"], record["step"], record["members"], record["without"], record["restart"]
@@ -70,7 +71,7 @@ def test_what_two_threads_say_of_the_state_is_kept(directory: RunDirectory, monk
     first = threading.Thread(target=directory.set_state, args=("stopped", 6))
     first.start()
     assert reading.wait(60)
-    directory.set_state(RunState.STOPPED, 6, without=["worker-1"])
+    directory.set_members(without=["worker-1"])
     first.join()
     monkeypatch.undo()
     record = read_record(directory.state)

@@ -41,7 +41,8 @@ def config(tmp_path: Path) -> Config:
 def test_a_finished_run_ends_its_servers_and_a_question_to_another_process_does_not(config: Config) -> None:
     directory = RunDirectory(config.shared_dir, config.run)
     assert ending(TASK, ADDRESS, lambda: config) == (None, "")
-    directory.set_state(RunState.TRAINING, 5, restart={TASK: "another process"})
+    directory.set_state(RunState.TRAINING, 5)
+    directory.set_members(restart={TASK: "another process"})
     assert ending(TASK, ADDRESS, lambda: config) == (None, "")
     directory.set_state(RunState.FINISHED, 10, asked=10)
     assert ending(TASK, ADDRESS, lambda: config) == (0, "run r finished at step 10")

@@ -46,7 +46,8 @@ def make(
     directory.claim(config.replace(run=run))
     for step in steps:
         save(directory, step)
-    directory.set_state(state, max(steps, default=0), epoch=3, members={"ps-0": "abc"})
+    directory.set_state(state, max(steps, default=0), epoch=3)
+    directory.set_members(members={"ps-0": "abc"})
     Status(run, str(directory.path), state=state, step=max(steps, default=0), export=str(directory.export)).write(
         directory
     )

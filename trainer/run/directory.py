@@ -209,26 +209,14 @@ class RunDirectory(LeasedDirectory):
         return int(record["step"]) if max(record["step"], record.get("asked", 0)) >= steps else None
 
     def set_state(
-        self,
-        state: RunState,
-        step: int,
-        *,
-        asked: int = 0,
-        epoch: int | None = None,
-        members: Mapping[str, str] | None = None,
-        without: Sequence[str] | None = None,
-        restart: Mapping[str, str] | None = None,
-        model_bytes: int | None = None,
+        self, state: RunState, step: int, *, asked: int = 0, epoch: int | None = None, model_bytes: int | None = None
     ) -> None:
         """Record the run's state for its other tasks. What is None stays as it was.
 
-        `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's, `members` the
-        tasks that the coordinator uses, with their incarnations, `without` those that it goes on
-        without, `restart` the ps, with their incarnations, that must restart. `model_bytes` is what the model
-        takes, without its optimizer's slots.
+        `asked`, of a finished run, is the number of steps that it was to train. `epoch` is the lease's. `model_bytes`
+        is what the model takes, without its optimizer's slots.
         """
-        more = {"epoch": epoch, "members": members, "without": without, "restart": restart, "model_bytes": model_bytes}
-        self._change_state({"state": state, "step": step, "asked": asked, **more})
+        self._change_state({"state": state, "step": step, "asked": asked, "epoch": epoch, "model_bytes": model_bytes})
 
     def set_members(
         self,
@@ -236,7 +224,10 @@ class RunDirectory(LeasedDirectory):
         without: Sequence[str] | None = None,
         restart: Mapping[str, str] | None = None,
     ) -> None:
-        """Record whom the coordinator uses, as `set_state` does; the state stays as it was."""
+        """Record the tasks that the coordinator uses, those that it goes on without, and the ps that must restart.
+
+        The first and the last are given with their incarnations. What is None stays as it was.
+        """
         self._change_state({"members": members, "without": without, "restart": restart})
 
     def read_state(self) -> dict[str, Any]:
