@@ -14,7 +14,7 @@ from checks import tried  # isort: skip
 from trainer.core.settings.config import Config  # isort: skip
 from trainer.core.failures import UserError  # isort: skip
 from trainer.training.data.data_service import DataService  # isort: skip
-from trainer.training.data.input import element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
+from trainer.training.data.input import ReadingPlan, element_spec_of, eval_dataset, own_train_dataset, train_dataset_fn  # isort: skip
 from trainer.training.data.worker_files import WorkerFiles, number_of, reject_unwritable, tag_of  # isort: skip
 
 PLACE = Path(tempfile.mkdtemp(prefix="psfleet-files-"))
@@ -72,7 +72,9 @@ def names():
 def read(program, strategy, files, batches=4):
     """What each worker reads in its first batches."""
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    iterator = iter(coordinator.create_per_worker_dataset(train_dataset_fn(program, 2, strategy, files=files)))
+    iterator = iter(
+        coordinator.create_per_worker_dataset(train_dataset_fn(program, 2, strategy, ReadingPlan(files=files)))
+    )
 
     @tf.function
     def some(iterator):
@@ -113,7 +115,7 @@ def workers():
     found["snapshots"] = sorted(path.name for path in PLACE.glob("snapshot*"))
     found["twice"] = refused(lambda: read(Twice(), strategy, files))
     found["saving"] = refused(lambda: element_spec_of(Saving(), strategy))
-    exact = tf.function(train_dataset_fn(Cached(), 2, strategy, exact=True, files=files))
+    exact = tf.function(train_dataset_fn(Cached(), 2, strategy, ReadingPlan(exact=True, files=files)))
     graph = exact.get_concrete_function().graph.as_graph_def()
     functions = [node.op for one in graph.library.function for node in one.node_def]
     found["service"] = refused(lambda: in_service(strategy))

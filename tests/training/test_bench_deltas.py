@@ -12,7 +12,7 @@ from bench.deltas import last_megabytes
 from bench.full_table import PROGRAMS
 from bench.programs import TableFilled
 from trainer.core.program import load_program
-from trainer.training.data.input import InputContext
+from trainer.training.data.context import InputContext
 
 
 def test_the_first_steps_of_two_workers_name_each_key_and_later_ones_some_more_often(

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.training.data import doubts
-from trainer.training.data.input import DataPass
+from trainer.training.data.context import DataPass
 
 KIB = 2**10
 Make = Callable[[], tf.data.Dataset]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from trainer.examples.criteo import DLRM, KINDS, NUMBERS, SCATTERED, WideAndDeep, examples, parsed, true_logit
-from trainer.training.data.input import InputContext
+from trainer.training.data.context import InputContext
 
 CONTEXT = InputContext(2, 1)
 

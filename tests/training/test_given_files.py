@@ -16,8 +16,8 @@ from counting import counts
 from processes import MINUTE, Process, Runs, kill, run_check, until
 
 from trainer.core.failures import Infrastructure, UserError, is_infrastructure, is_stale
+from trainer.training.data.context import InputContext
 from trainer.training.data.file_names import matching
-from trainer.training.data.input import InputContext
 
 pytestmark = pytest.mark.timeout(600)
 SIZE = 8  # examples of a file of given_files_check.py

@@ -11,7 +11,7 @@ import tensorflow as tf
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
 from trainer.training.data.doubts import warn_of_one_order, warn_of_whole_data
-from trainer.training.data.input import own_train_dataset, train_dataset_fn
+from trainer.training.data.input import ReadingPlan, own_train_dataset, train_dataset_fn
 
 Dataset = tf.data.Dataset
 Make = Callable[[Any], Any]
@@ -60,8 +60,8 @@ def test_it_is_told_once_and_not_where_a_run_reads_on(
     exact: bool, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        begins = {"begins": lambda worker: Beginning(1)}
-        read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, on_cpu(), **begins, exact=exact)
+        plan = ReadingPlan(lambda worker: Beginning(1), exact=exact)
+        read: Any = train_dataset_fn(Reader(lambda context: Dataset.range(9)), 1, on_cpu(), plan)
         read.get_concrete_function()
     assert caplog.text.count("shuffles nothing") == times
 
@@ -80,6 +80,6 @@ def test_a_program_that_gives_each_worker_all_data_is_told_once(
     make: Make, workers: int, times: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
-        read: Any = train_dataset_fn(Reader(make), workers, on_cpu(), lambda worker: Beginning(1))
+        read: Any = train_dataset_fn(Reader(make), workers, on_cpu(), ReadingPlan(lambda worker: Beginning(1)))
         read.get_concrete_function()
     assert caplog.text.count("Reader.train_dataset does not use its context: each of 2 workers reads all") == times

@@ -32,7 +32,8 @@ from trainer.run.records import to_json, write_record
 from trainer.telemetry.events import append, at_once
 from trainer.telemetry.outlets.tensorboard import EventWriter
 from trainer.telemetry.status import render_metrics
-from trainer.training.data.input import WHOLE, InputContext, eval_dataset, own_eval_dataset, trace_eval_dataset
+from trainer.training.data.context import WHOLE, InputContext
+from trainer.training.data.input import eval_dataset, own_eval_dataset, trace_eval_dataset
 from trainer.training.data.places import tensors_in
 from trainer.training.exports.export import lacks_evaluation
 from trainer.training.keras.adapters import keras_of

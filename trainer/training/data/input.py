@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -23,9 +23,8 @@ from trainer.core.failures import UserError, explain
 from trainer.core.program import program_file
 from trainer.core.settings.config import Config
 from trainer.run.data_position import Beginning
+from trainer.training.data.context import WHOLE, DataPass, Found
 from trainer.training.data.data_service import DataService
-from trainer.training.data.doubts import warn_of_buffers, warn_of_one_order, warn_of_whole_data
-from trainer.training.data.file_names import names_of, patterns_of
 from trainer.training.data.given_files import GivenFile, GivenFiles
 from trainer.training.data.large_arrays import reject_large_arrays
 from trainer.training.data.other_data import fix_of
@@ -43,7 +42,6 @@ from trainer.training.data.worker_files import (
 from trainer.training.tf_internals.datasets import converting_as_ever, drawing_from, for_each_worker, refusing_loops
 
 log = logging.getLogger(__name__)
-Found = Callable[[Sequence[str]], object]
 
 POLICIES = {
     "auto": tf.data.experimental.AutoShardPolicy.AUTO,
@@ -86,135 +84,48 @@ TRACED = (
 NEEDS_NUMBERS = ("ymbolic", "Tensor", "indices must be integers", "eager mode", "inside a `tf.function`")
 
 
-class InputContext(tf.distribute.InputContext):
-    """TensorFlow's context, with a seed for what a program draws by itself, and its files (docs/input.md)."""
-
-    def __init__(
-        self,
-        pipelines: int = 1,
-        number: Any = 0,
-        replicas: int = 1,
-        seed: Any = 0,
-        given: GivenFile | None = None,
-        found: Found = lambda names: None,
-    ) -> None:
-        """With a `given` file that is all there is to read. `found` is given the names of all parts' files."""
-        super().__init__(pipelines, number, replicas)
-        self._seed = seed
-        self._given = given
-        self._found = found
-        self.gave_seed = False
-        """Whether the program has asked for the seed."""
-        self.asked = False
-        """Whether the program has asked for the number of the part."""
-
-    @property
-    def input_pipeline_id(self) -> Any:
-        self.asked = True
-        return super().input_pipeline_id
-
-    def files(self, pattern: str | Sequence[str]) -> tf.data.Dataset:
-        """Return the names of this part's files, of those that match a pattern, or one of several, as "/data/train-*".
-
-        With `input_sharding: dynamic` that is one file, and this is asked for each. Else the names are shuffled.
-        Python lists them, once for all workers: TensorFlow would pass over a folder that can't be read. Workers list
-        themselves what is on disks of their own, and the coordinator's host lacks.
-        """
-        if self._given is not None:
-            return self._given.dataset(pattern)
-        names = names_of(patterns_of(pattern), elsewhere=not tf.executing_eagerly(), found=self._found)
-        names = names.shard(self.num_input_pipelines, tf.cast(self.input_pipeline_id, tf.int64))
-        return names.shuffle(tf.maximum(names.cardinality(), 1))
-
-    @property
-    def seed(self) -> Any:
-        """Another number below 2^31 for each part and each reading of it, as an integer tensor; 0 of an evaluation."""
-        self.gave_seed = True
-        return self._seed
-
-
-# The context of a program that must give all its data.
-WHOLE = InputContext()
-
-
 @dataclasses.dataclass(frozen=True)
-class DataPass:
-    """Which part of the data is read once more, and in which order: that of this seed and of the reading's number.
+class ReadingPlan:
+    """How the workers of a cluster read their parts of the data."""
 
-    The run's first reading has the number 0. Where they are not `seeded`, each iterator draws its own order.
-    `goes_on` says that the reading begins where the one before was.
-    """
-
-    pipelines: int
-    part: Any
-    replicas: int
-    seed: Any
-    number: Any
+    begins: Callable[[int], Beginning] = lambda worker: Beginning(0)
+    """Says where a worker's reading begins, each time that it does."""
     seeded: bool = True
-    goes_on: bool = False
-    given: GivenFile | None = None
+    """Whether its order follows from that alone."""
+    exact: bool = False
+    """Whether iterators give pairs: how far they are (the pass, and the examples taken of it), and the batch."""
+    files: WorkerFiles = dataclasses.field(default_factory=WorkerFiles)
+    """Those that the workers write."""
     found: Found = lambda names: None
-
-    def ask(self, program: Program, call: Callable[[InputContext], tf.data.Dataset]) -> tf.data.Dataset:
-        """Return what the program's `train_dataset`, which `call` calls, gives of it."""
-        both = tf.stack([tf.cast(self.seed, tf.int64), tf.cast(self.part, tf.int64)])
-        number = tf.cast(self.number, tf.int64)
-        folded = tf.random.experimental.stateless_fold_in(both, number)
-        drawn = tf.random.stateless_uniform([], folded, maxval=2**31 - 1, dtype=tf.int64)
-        context = InputContext(self.pipelines, self.part, self.replicas, drawn, self.given, self.found)
-        with drawing_from(drawn if self.seeded else None, number) as draws:
-            dataset = call(context)
-        if not (draws or context.gave_seed or self.goes_on):
-            warn_of_one_order(type(program).__name__)
-        if self.pipelines > 1 and not (context.asked or context.gave_seed):
-            warn_of_whole_data(type(program).__name__, self.pipelines)
-        warn_of_buffers(type(program).__name__, dataset)
-        return dataset
+    """Gets the names of the files that they divide, in order."""
+    part_of: Callable[[int], int] = lambda worker: worker
+    """Gives the number of a worker's part."""
 
 
 def train_dataset_fn(
     program: Program,
     workers: int,
     strategy: Strategy,
-    begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
-    service: DataService | None = None,
+    plan: ReadingPlan = ReadingPlan(),
     *,
-    seeded: bool = True,
-    exact: bool = False,
-    batches: Callable[[int | None], object] = lambda size: None,
-    files: WorkerFiles | None = None,
+    service: DataService | None = None,
     given: GivenFiles | None = None,
-    found: Found = lambda names: None,
-    part_of: Callable[[int], int] = lambda worker: worker,
+    batches: Callable[[int | None], object] = lambda size: None,
 ) -> Callable[[], Dataset]:
     """Return a dataset function for `ClusterCoordinator.create_per_worker_dataset`; it repeats the program's data.
 
-    `begins` is asked each time that a worker's reading begins. `seeded` says that its order follows from that alone.
-    With `exact`, which needs it, the iterator gives pairs: how far it is (the pass, and the examples taken of it),
-    and the batch. Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them. With a
-    `service` that one reads, for all workers. `batches` is given the size of the program's batches, where it is known.
-    `files` are those that the workers write. `found` is given the names of those that they divide, in order. Where
-    files are `given` out one by one, the iterator gives the ticket, and the examples taken of its file. `part_of` has
-    the number of a worker's part.
+    Where a worker has several GPUs, its iterator gives `strategy.run` a batch for each of them. With a `service` that
+    one reads, for all workers. Where files are `given` out one by one, the iterator gives the ticket, and the examples
+    taken of its file. `batches` is given the size of the program's batches, where it is known.
     """
 
     def part(_: object = None) -> tf.data.Dataset:
         if service is not None:
-            dataset = service_train_dataset(program, strategy, begins, service, seeded=seeded)
+            dataset = service_train_dataset(program, strategy, plan, service)
         elif given is not None:
             dataset = files_train_dataset(program, strategy, given)
         else:
-            dataset = worker_train_dataset(
-                program,
-                workers,
-                strategy,
-                begins,
-                seeded=seeded,
-                exact=exact,
-                files=files,
-                found=found,
-                part_of=part_of,
-            )
+            dataset = worker_train_dataset(program, workers, strategy, plan)
         batches(batch_size(tf.compat.v1.get_default_graph()))
         return dataset
 
@@ -225,20 +136,15 @@ def train_dataset_fn(
 
 
 def service_train_dataset(
-    program: Program,
-    strategy: Strategy,
-    begins: Callable[[int], Beginning],
-    service: DataService,
-    *,
-    seeded: bool = True,
+    program: Program, strategy: Strategy, plan: ReadingPlan, service: DataService
 ) -> tf.data.Dataset:
     """Return what one worker is given of the data that the data service reads, without end; call it while tracing.
 
     The data service divides the data: the program gives all of them. It repeats them as well, so that its job never
     ends: those that train would have to agree on when the next one begins.
     """
-    seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(begins(worker)), 3))
-    whole = DataPass(1, 0, strategy.num_replicas_in_sync, seed, number, seeded)
+    seed, number, _ = tf.unstack(for_each_worker(lambda worker: dataclasses.astuple(plan.begins(worker)), 3))
+    whole = DataPass(1, 0, strategy.num_replicas_in_sync, seed, number, plan.seeded)
     with rejecting_files_in_service(f"{type(program).__name__}.train_dataset"):
         dataset = whole.ask(program, functools.partial(call_program, program, "train_dataset"))
     return service.read(check_pipeline(program, "train_dataset", dataset))
@@ -248,33 +154,30 @@ def worker_train_dataset(
     program: Program,
     workers: int,
     strategy: Strategy,
-    begins: Callable[[int], Beginning] = lambda worker: Beginning(0),
-    *,
-    seeded: bool = True,
-    exact: bool = False,
-    files: WorkerFiles | None = None,
-    found: Found = lambda names: None,
-    part_of: Callable[[int], int] = lambda worker: worker,
+    plan: ReadingPlan = ReadingPlan(),
 ) -> tf.data.Dataset:
     """Return one worker's part of the training data, without end; call it while tracing a dataset function.
 
     A batch is what one replica gets.
     """
-    number = tf.distribute.coordinator.experimental_get_current_worker_index()
-    numbers = for_each_worker(lambda worker: [*dataclasses.astuple(begins(worker)), part_of(worker)], 4)
-    seed, first, taken, own = tf.unstack(numbers)
+
+    def numbers(worker: int) -> list[int]:
+        return [*dataclasses.astuple(plan.begins(worker)), plan.part_of(worker)]
+
+    seed, first, taken, own = tf.unstack(for_each_worker(numbers, 4))
+    replicas = strategy.num_replicas_in_sync  # of one worker: workers don't wait for each other
 
     def read(turn: tf.Tensor) -> tf.data.Dataset:
-        # Replicas of one worker: workers don't wait for each other.
-        part = DataPass(workers, own, strategy.num_replicas_in_sync, seed, turn, seeded, goes_on=exact, found=found)
+        part = DataPass(workers, own, replicas, seed, turn, plan.seeded, goes_on=plan.exact, found=plan.found)
         return part.ask(program, functools.partial(call_program, program, "train_dataset"))
 
     what = f"{type(program).__name__}.train_dataset"
-    if exact:
+    if plan.exact:
         with left_out(what, "with input_position: exact each pass is read in an order of its own"):
             dataset = pass_after_pass(read, first, taken)
     else:
-        with kept_apart((files or WorkerFiles()).for_worker(number), what):
+        number = tf.distribute.coordinator.experimental_get_current_worker_index()
+        with kept_apart(plan.files.for_worker(number), what):
             dataset = read(first).repeat()
     return check_pipeline(program, "train_dataset", dataset)
 

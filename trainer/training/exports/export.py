@@ -27,7 +27,7 @@ from trainer.run.copies import alone, clear
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, sync, sync_tree, write_record
 from trainer.run.saves.checkpoint_reader import read_model
-from trainer.training.data.input import WHOLE
+from trainer.training.data.context import WHOLE
 from trainer.training.export_changes import VARIABLES, write_changes
 from trainer.training.exports.export_shards import LargeVariables, ReadsLarge, slices_of
 from trainer.training.exports.export_tables import UNTRACKED, track_tables

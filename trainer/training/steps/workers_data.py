@@ -16,7 +16,7 @@ from trainer.training.data.arrivals import Arrivals
 from trainer.training.data.data_service import DataService
 from trainer.training.data.file_sizes import FileSizes
 from trainer.training.data.given_files import GivenFiles, TicketQueue
-from trainer.training.data.input import replica_element_spec, train_dataset_fn
+from trainer.training.data.input import ReadingPlan, replica_element_spec, train_dataset_fn
 from trainer.training.data.places import ENDLESS
 from trainer.training.data.worker_files import UNWRITABLE, WorkerFiles, reject_unwritable
 from trainer.training.steps.division import Division, part_of
@@ -58,19 +58,15 @@ class WorkersData:
 
         def trace(readers: Sequence[int]) -> Dataset:
             self._sizes.begin()
-            make = train_dataset_fn(
-                program,
-                len(readers),
-                strategy,
-                *((order.beginning, service) if isinstance(order, ReadOrder) else ()),
-                seeded=order.seeded,
-                exact=order.exact,
-                batches=count,
-                files=files(readers),
-                part_of=lambda worker: part_of(worker, readers),
-                given=given,
-                found=self._sizes.found,
+            plan = ReadingPlan(
+                order.beginning if isinstance(order, ReadOrder) else ReadingPlan.begins,
+                order.seeded,
+                order.exact,
+                files(readers),
+                self._sizes.found,
+                partial(part_of, readers=readers),
             )
+            make = train_dataset_fn(program, len(readers), strategy, plan, service=service, given=given, batches=count)
             return coordinator.create_per_worker_dataset(make)
 
         self._division = Division(order.workers, trace, partial(iterator_type_spec, strategy))
