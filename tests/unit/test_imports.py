@@ -52,7 +52,7 @@ LEVELS = {
         ("handover",),
         ("steps",),
         ("initial_weights",),
-        ("loop", "evaluation", "evaluation_trial"),
+        ("loop", "evaluation"),
     ),
     "fleet": (
         ("output", "signals", "files"),

@@ -14,12 +14,7 @@ from typing import Any
 from trainer.core.failures import UserError
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-ROWS = (
-    collections.abc.Sequence,
-    collections.abc.MutableSequence,
-    collections.abc.Collection,
-    collections.abc.Iterable,
-)
+ROWS = (collections.abc.Sequence, collections.abc.MutableSequence, collections.abc.Collection, collections.abc.Iterable)
 
 
 class WrongArgumentType(Exception):

@@ -23,10 +23,7 @@ from trainer.core.slow_code import naming_slow_code
 log = logging.getLogger(__name__)
 OTHER_BACKENDS = ("jax", "openvino", "torch")  # Keras 3's, named as their libraries
 # Methods of a model that the trainer does not call as Keras's `fit` does, with what can do the same.
-NOT_CALLED = {
-    "fit": "train_step, callbacks, or the program's train_dataset",
-    "make_train_function": "train_step",
-}
+NOT_CALLED = {"fit": "train_step, callbacks, or the program's train_dataset", "make_train_function": "train_step"}
 FITTED_TO_THE_LOSS = ("accuracy", "acc", "crossentropy", "ce")  # names of metrics for which tf_keras looks at the loss
 EVAL = "eval_dataset"  # which no run needs that evaluates nothing
 REQUIRED = ("build_model", "train_dataset", EVAL)
@@ -38,11 +35,7 @@ def required_methods(evaluates: bool) -> list[str]:
 
 
 def load_program(
-    name: str,
-    arguments: Mapping[str, Any],
-    once_imported: Callable[[], None] = lambda: None,
-    *,
-    evaluates: bool = True,
+    name: str, arguments: Mapping[str, Any], once_imported: Callable[[], None] = lambda: None, *, evaluates: bool = True
 ) -> Program:
     """Import the module and build the object with these arguments; raises UserError that says what is wrong.
 

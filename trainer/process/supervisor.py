@@ -24,14 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
-from trainer.process.children import (
-    Child,
-    describe_code,
-    describe_lack,
-    end_orphans,
-    read_process,
-    shell_code,
-)
+from trainer.process.children import Child, describe_code, describe_lack, end_orphans, read_process, shell_code
 from trainer.process.fork_socket import ForkSocket
 from trainer.process.parking import PARKED_SECONDS, Parking
 from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time

@@ -14,11 +14,7 @@ from trainer.run.records import write_record
 
 
 def begin_from(
-    shared_dir: Path,
-    run: str,
-    source: str,
-    program: str | None = None,
-    program_args: Mapping[str, Any] | None = None,
+    shared_dir: Path, run: str, source: str, program: str | None = None, program_args: Mapping[str, Any] | None = None
 ) -> bool:
     """Make the run `run` with the checkpoint that `source`, RUN@STEP, names; returns False when that was done before.
 

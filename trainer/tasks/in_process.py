@@ -29,12 +29,7 @@ _servers: list[Any] = []
 
 
 def run_in_process(
-    config: Config,
-    workers: int,
-    servers: int,
-    evaluator: bool,
-    data: int,
-    scraped: Mapping[str, str],
+    config: Config, workers: int, servers: int, evaluator: bool, data: int, scraped: Mapping[str, str]
 ) -> int:
     """Train as the coordinator of a cluster in this process, then evaluate; returns the exit code.
 

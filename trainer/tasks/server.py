@@ -159,10 +159,7 @@ def keep_limited(settings: LastRead) -> None:
 
 
 def ending(
-    task: str,
-    address: str,
-    selected: Callable[[], Config],
-    serves: Callable[[Config], bool] = trains_here,
+    task: str, address: str, selected: Callable[[], Config], serves: Callable[[Config], bool] = trains_here
 ) -> tuple[int | None, str]:
     """Return what this server should exit with now and why, or None; what can't be read asks for nothing.
 

@@ -15,15 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import (
-    DataIterator,
-    Dataset,
-    ElementSpec,
-    Model,
-    Program,
-    Strategy,
-    Structure,
-)
+from trainer.core.contracts import DataIterator, Dataset, ElementSpec, Model, Program, Strategy, Structure
 from trainer.core.failures import UserError, explain
 from trainer.core.program import reject_own_function
 from trainer.core.settings.config import Config
@@ -54,10 +46,7 @@ class Results:
     """Where evaluations are published: TensorBoard's events, evaluation.json (which status shows) and the log."""
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        post: Callable[[Callable[[], None]], object] = at_once,
-        best_metric: str = "",
+        self, directory: RunDirectory, post: Callable[[Callable[[], None]], object] = at_once, best_metric: str = ""
     ) -> None:
         """`post` says on which thread they are written, `best_metric` by which metric checkpoints are kept."""
         self._best_metric = best_metric
@@ -301,12 +290,9 @@ class Replicated:
             for one in (self._examples, *self._sums.values()):
                 one.reset_state()
             self._evaluate(iter(self._dataset))
-            results = self._model.get_metrics_result()
             check_examples(examples := int(self._examples.result()))
             own = {name: float(one.result()) / examples for name, one in self._sums.items()}
-            numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names}) | own
-            self._model.reset_metrics()
-        return numbers_now
+            return take_results(self._model, self.names) | own
 
 
 class TestStep:
@@ -374,10 +360,15 @@ class TestStep:
         merged = functools.reduce(self._states.merge, (state for *_, state in parts))
         for piece, value in zip(self._states.pieces, merged, strict=True):
             piece.assign(value)
-        results = self._model.get_metrics_result()
-        numbers_now = fetch_numbers({name: results[name] for name in results if name in self.names}) | own
-        self._model.reset_metrics()
-        return numbers_now
+        return take_results(self._model, self.names) | own
+
+
+def take_results(model: Model, names: Collection[str]) -> dict[str, float]:
+    """Return what the model's metrics of these names say; leaves all reset."""
+    results = model.get_metrics_result()
+    numbers = fetch_numbers({name: results[name] for name in results if name in names})
+    model.reset_metrics()
+    return numbers
 
 
 def call_watched(context: tf.distribute.InputContext, program: Program, make_dataset: Callable[[Any], Any]) -> Dataset:

@@ -146,11 +146,7 @@ class Handover:
         return True
 
     def offer(
-        self,
-        model: Model,
-        step: Variable,
-        position: Position | None = None,
-        tables: DynamicTables | None = None,
+        self, model: Model, step: Variable, position: Position | None = None, tables: DynamicTables | None = None
     ) -> None:
         """Leave these variables, and dynamic tables, to the next coordinator; free what the one before has left.
 

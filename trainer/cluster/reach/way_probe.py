@@ -97,11 +97,7 @@ class Ways:
     """Tries a server's ways again and again, and writes down what it finds; a thread does."""
 
     def __init__(
-        self,
-        own: str,
-        others: Callable[[], Mapping[str, str]],
-        attempt: Callable[[str], Way] = try_way,
-        lack: str = "",
+        self, own: str, others: Callable[[], Mapping[str, str]], attempt: Callable[[str], Way] = try_way, lack: str = ""
     ) -> None:
         """Take the server's own address, where it is asked which process it is, and what returns the others' (by task).
 

@@ -308,20 +308,14 @@ class Config:
         above_zero,
     )
     compiling_timeout_seconds: float = setting(
-        1800.0,
-        "Deadline of making the strategy, building the model and tracing its calls.",
-        above_zero,
+        1800.0, "Deadline of making the strategy, building the model and tracing its calls.", above_zero
     )
     training_timeout_seconds: float = setting(
-        3600.0,
-        "How long no call may end; as long as the longest call at least.",
-        above_zero,
+        3600.0, "How long no call may end; as long as the longest call at least.", above_zero
     )
     evaluating_timeout_seconds: float = setting(7200.0, "Deadline of an evaluation by any task.", above_zero)
     saving_timeout_seconds: float = setting(
-        1800.0,
-        "Deadline of a save that the training waits for, and of the export.",
-        above_zero,
+        1800.0, "Deadline of a save that the training waits for, and of the export.", above_zero
     )
     storage_timeout_seconds: float = setting(
         3600.0,
@@ -342,15 +336,9 @@ class Config:
         at_least(1),
     )
     log_seconds: float = setting(
-        5.0,
-        "Log, write TensorBoard events and update the status every so many seconds.",
-        above_zero,
+        5.0, "Log, write TensorBoard events and update the status every so many seconds.", above_zero
     )
-    evaluate_poll_seconds: float = setting(
-        2.0,
-        "How often the evaluator looks for a new checkpoint.",
-        above_zero,
-    )
+    evaluate_poll_seconds: float = setting(2.0, "How often the evaluator looks for a new checkpoint.", above_zero)
     notify_webhook: str = setting(
         "",
         "An `http://` or `https://` address that gets a message of the run's end and of members that are away "

@@ -151,10 +151,7 @@ def service_train_dataset(
 
 
 def worker_train_dataset(
-    program: Program,
-    workers: int,
-    strategy: Strategy,
-    plan: ReadingPlan = ReadingPlan(),
+    program: Program, workers: int, strategy: Strategy, plan: ReadingPlan = ReadingPlan()
 ) -> tf.data.Dataset:
     """Return one worker's part of the training data, without end; call it while tracing a dataset function.
 

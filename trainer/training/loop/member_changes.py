@@ -16,12 +16,7 @@ class MemberChanges:
     """The members that are lost, that leave and that have returned, as the last look found them."""
 
     def __init__(
-        self,
-        members: Membership | None,
-        storage: Checkpoints,
-        joining: Joining | None = None,
-        *,
-        elastic: bool,
+        self, members: Membership | None, storage: Checkpoints, joining: Joining | None = None, *, elastic: bool
     ) -> None:
         """`elastic` says that members which return are taken in; without `members` nothing changes."""
         self._members = members

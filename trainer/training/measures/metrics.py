@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -220,20 +220,27 @@ def changes(handle: Tensor, tainted: Sequence[Tensor], others: Sequence[Tensor])
                 yield found
         elif operation.type in ADDING:
             yield None if operation.inputs[-1].name in of_state | of_others else SUM
-        elif called := called_graphs(operation):
-            for inner, inputs in called:
-                pairs = list(zip(inputs, inner.inputs, strict=True))
-                handles = [given for one, given in pairs if one.name == handle.name]
-                more = [given for one, given in pairs if one.name in of_state and one.name != handle.name]
-                rest = [given for one, given in pairs if one.name in of_others]
-                if operation.type in LOOPS:
-                    more, rest = in_rounds(inner, handles, more), in_rounds(inner, [], rest)
-                for each in handles:
-                    for found in changes(each, more, rest):
-                        # Where it is not written, it has its first value, which is no last one.
-                        yield None if found == LAST and operation.type not in CALLS else found
+        elif called_graphs(operation):
+            for found in changes_in_calls(operation, handle, of_state, of_others):
+                # Where it is not written, it has its first value, which is no last one.
+                yield None if found == LAST and operation.type not in CALLS else found
         else:
             yield None
+
+
+def changes_in_calls(
+    operation: Operation, handle: Tensor, of_state: Collection[str], of_others: Collection[str]
+) -> Iterator[str | None]:
+    """Yield what `changes` does of the functions that an operation calls; these names depend on the states."""
+    for inner, inputs in called_graphs(operation):
+        pairs = list(zip(inputs, inner.inputs, strict=True))
+        handles = [given for one, given in pairs if one.name == handle.name]
+        more = [given for one, given in pairs if one.name in of_state and one.name != handle.name]
+        rest = [given for one, given in pairs if one.name in of_others]
+        if operation.type in LOOPS:
+            more, rest = in_rounds(inner, handles, more), in_rounds(inner, [], rest)
+        for each in handles:
+            yield from changes(each, more, rest)
 
 
 def reached(tensors: Iterable[Tensor]) -> set[str]:

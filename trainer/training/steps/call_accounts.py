@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from trainer.core.contracts import Model, Strategy, Traced, Variable
+import tensorflow as tf
+
+from trainer.core.contracts import Model, Strategy, Structure, Traced, Variable
 from trainer.core.variables import flatten
 from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.input_wait import InputWait
@@ -75,6 +78,15 @@ class CallAccounts:
         if self.tables is not None:
             self.tables.mutex_of = self.updates.mutex_of
         self.metrics = CallMetrics(self.model, train_step, self.counts)
+
+    def tell(
+        self, number: tf.Tensor, counter: Variable, steps: tf.Tensor, outputs: Structure, kept: Sequence[Variable]
+    ) -> None:
+        """Have a call of this number tell, in what is traced, of its end: the metrics' states were `kept` in it."""
+        self.rate.show()
+        waited, numbers = self.updates.waited(), self.tables.numbers() if self.tables else []
+        states = [state.read_value() for state in kept]
+        self.reports.put(number, counter.read_value(), steps, (outputs, states, waited, numbers))
 
     def add_report(self, call: Call, report: Report) -> None:
         """Add what a call's report tells, also to the call."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -79,10 +79,7 @@ class RemoteStepRunner(StepRunner):
         order = order_of(config, workers, service)
         self._members, self._gpus = members, strategy.num_replicas_in_sync
         self._takes_in = takes_in(config, strategy, members)
-
-        def files(readers: Sequence[int]) -> WorkerFiles:
-            return WorkerFiles(tag_of(config.shared_dir, config.run), processes_of(members), readers)
-
+        files = functools.partial(WorkerFiles, tag_of(config.shared_dir, config.run), processes_of(members))
         with worker_threads() as self._threads:
             self._coordinator = make_coordinator(strategy, members)
         tables = DynamicTables.from_config(config, strategy, handover)
@@ -95,8 +92,7 @@ class RemoteStepRunner(StepRunner):
             keras.build(self.element_spec)
         # What reads ahead may come after nothing but reads, and a batch that is given has been waited for elsewhere.
         wait, ask = not config.weights_ahead and not self._data.waits, not config.weights_ahead
-        mark = config.incremental_saves > 0
-        self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask, mark=mark)
+        self._accounts = CallAccounts(model, strategy, tables, wait=wait, ask=ask, mark=config.incremental_saves > 0)
         train_step = trace_for_workers(program, strategy, self._accounts, self._data)
         super().__init__(
             model,

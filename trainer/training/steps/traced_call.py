@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,8 +41,8 @@ def trace_call(
     there is none. With `ahead` the steps of a round read weights one step ahead; raises UserError where they can't.
     """
     copy, unrolled = copy_for(train_step, 1 if waits else unrolled, ahead=ahead)
-
     take_round = round_of(train_step, copy)
+    do_steps: Callable[..., Done] = steps_while_given if waits else functools.partial(all_steps, unrolled=unrolled)
 
     # AutoGraph would translate the loops' source, which takes longer than all the rest.
     @tf.function(autograph=False)
@@ -50,20 +51,11 @@ def trace_call(
         if accounts:
             accounts.metrics.states.exchange(train_step, kept)
         with strategy.scope():
-            if waits:
-                steps, ended, outputs = steps_while_given(train_step, take_round, (iterator, *value), order[0])
-            else:
-                steps, ended, outputs = all_steps(train_step, take_round, (iterator, *value), order[0], unrolled)
+            steps, ended, outputs = do_steps(train_step, take_round, (iterator, *value), order[0])
             # Once a call and at its end, so that a call that is run again on another worker counts once.
             with tf.control_dependencies(ended):
                 counter.assign_add(steps)
-            if accounts is None:
-                return outputs
-            accounts.rate.show()
-            waited, numbers = accounts.updates.waited(), accounts.tables.numbers() if accounts.tables else []
-            kept_states = [state.read_value() for state in kept]
-            accounts.reports.put(order[1], counter.read_value(), steps, (outputs, kept_states, waited, numbers))
-            return None
+            return accounts.tell(order[1], counter, steps, outputs, kept) if accounts else outputs
 
     takes = (iterator, tf.TensorSpec([None], tf.int64), *((accounts.rate.spec,) if accounts else ()))
     return train_call.get_concrete_function(*takes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ import tensorflow as tf
 from trainer.core.contracts import DataIterator, Model, Strategy, Structure, Tensor, Traced, Variable
 from trainer.core.failures import UserError
 from trainer.training.keras.adapters import keras_of
+from trainer.training.keras.base import KerasModel
 from trainer.training.measures.metrics import metric_pieces
 from trainer.training.measures.outputs import outputs_of, problem
 from trainer.training.steps.call_accounts import CallAccounts
@@ -23,12 +24,7 @@ from trainer.training.updates.transfers import sending_together
 
 
 def one_step(
-    strategy: Strategy,
-    own_step: Callable[[Any], Any],
-    accounts: CallAccounts | None,
-    *,
-    placed: bool,
-    given: bool,
+    strategy: Strategy, own_step: Callable[[Any], Any], accounts: CallAccounts | None, *, placed: bool, given: bool
 ) -> Callable[[DataIterator], Structure]:
     """Return what does a model's train_step with an iterator's next batches, one for each replica of this process.
 
@@ -73,26 +69,15 @@ def trace_step(
     """
     keras = keras_of(model)
     own_step, first = keras.step(), FirstTrace()
-    translated = by_autograph(own_step)
-
-    def states() -> list[Variable]:
-        counted = [one for one, _ in accounts.counts] if accounts else []
-        return [*metric_pieces(model), *counted, *keras.counts]
+    step = one_step(strategy, by_autograph(own_step), accounts, placed=placed, given=given)
 
     def trace() -> Traced:
         @tf.function(autograph=False)
         def train_step(iterator: DataIterator, *value: tf.Tensor) -> Structure:
             if not seeded:
                 tf.compat.v1.get_default_graph().seed = None
-            with contextlib.ExitStack() as stack:
-                if accounts:
-                    stack.enter_context(accounts.rate.given(*value))
-                    stack.enter_context(first.watched())
-                    stack.enter_context(sending_together(functools.partial(metric_pieces, model)))
-                    stack.enter_context(accounts.updates.active(states))
-                    stack.enter_context(rejecting_numbers_of_parts(lambda: keras.variables))
-                    stack.enter_context(made_together())
-                return one_step(strategy, translated, accounts, placed=placed, given=given)(iterator)
+            with for_workers(keras, model, accounts, first, *value) if accounts else contextlib.nullcontext():
+                return step(iterator)
 
         return accounts.rate.trace(train_step, iterator) if accounts else train_step.get_concrete_function(iterator)
 
@@ -110,6 +95,26 @@ def trace_step(
             f'{type(model).__name__}.train_step returned {wrong}; expected tensors alone, such as {{"loss": loss}}'
         )
     return traced
+
+
+@contextlib.contextmanager
+def for_workers(
+    keras: KerasModel, model: Model, accounts: CallAccounts, first: FirstTrace, *rate: tf.Tensor
+) -> Iterator[None]:
+    """Have each update that is traced meanwhile be one act, and small tensors travel together."""
+
+    def states() -> list[Variable]:
+        return [*metric_pieces(model), *(one for one, _ in accounts.counts), *keras.counts]
+
+    with (
+        accounts.rate.given(*rate),
+        first.watched(),
+        sending_together(functools.partial(metric_pieces, model)),
+        accounts.updates.active(states),
+        rejecting_numbers_of_parts(lambda: keras.variables),
+        made_together(),
+    ):
+        yield
 
 
 def by_autograph(step: Callable[..., Any]) -> Callable[..., Any]:

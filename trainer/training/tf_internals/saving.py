@@ -18,11 +18,7 @@ from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.core.contracts import Tensor, Variable
 
-HDF5_FUNCTIONS = (
-    "load_weights_from_hdf5_group",
-    "load_weights_from_hdf5_group_by_name",
-    "save_weights_to_hdf5_group",
-)
+HDF5_FUNCTIONS = ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name", "save_weights_to_hdf5_group")
 
 
 def patch_hdf5_format(

@@ -18,13 +18,7 @@ import tensorflow as tf
 
 from trainer.core.contracts import Graph, Operation, Tensor, Variable
 from trainer.training.measures.staleness import SCOPE
-from trainer.training.tf_internals.graphs import (
-    APART,
-    CALLS,
-    CHOICES,
-    LOOPS,
-    take_instead,
-)
+from trainer.training.tf_internals.graphs import APART, CALLS, CHOICES, LOOPS, take_instead
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.orders import added_orders, handles_of, is_small, sources
 
