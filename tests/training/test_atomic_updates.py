@@ -252,12 +252,16 @@ class Late:
     """Gives a tensor, in a step, only when `go` is set."""
 
     def __init__(self) -> None:
-        self.go = Event()
+        self.asked, self.go = Event(), Event()
 
     def __call__(self, value: Any) -> Any:
-        late = tf.numpy_function(lambda one: one if self.go.wait(60) else None, [value], value.dtype)
+        late = tf.numpy_function(self._given, [value], value.dtype)
         late.set_shape(value.shape)
         return late
+
+    def _given(self, value: Any) -> Any:
+        self.asked.set()
+        return value if self.go.wait(60) else None
 
 
 def ends(step: Any) -> bool:
@@ -358,6 +362,30 @@ def test_what_a_step_computes_of_a_variable_is_not_lost() -> None:
     count, found = recorded.replay()
     assert (count, differing(found)) == (5 * WORKERS * 20, {})
     assert len(found) == 6  # SGD has a slot
+
+
+@pytest.mark.parametrize("form", ["average", "step"])
+def test_a_moving_average_of_what_is_computed_of_itself_loses_nothing(form: str) -> None:
+    """As the rows of a codebook follow what is nearest to each: a late worker keeps what another has added."""
+    codes, late = tf.Variable([[0.0], [8.0]]), Late()
+
+    def step(data: Any) -> None:
+        nearest = tf.one_hot(tf.argmin((data - tf.transpose(codes)) ** 2, axis=1), 2)
+        mean = tf.matmul(nearest, data, transpose_a=True) / tf.reduce_sum(nearest, axis=0)[:, None]
+        if form == "average":
+            codes.assign(0.5 * codes + 0.5 * mean)
+        else:
+            codes.assign(codes - 0.5 * (codes - mean))
+
+    first, second = tf.constant([[1.0], [9.0]]), tf.constant([[2.0], [12.0]])
+    waiting = Thread(target=active(lambda: step(late(first))), daemon=True)
+    quick = active(lambda: step(second))
+    waiting.start()
+    assert late.asked.wait(60)
+    assert ends(quick)
+    late.go.set()
+    waiting.join(60)
+    np.testing.assert_allclose(codes, [[1.0], [9.5]])
 
 
 def test_a_counter_that_is_added_to_needs_no_mutex() -> None:

@@ -23,6 +23,7 @@ from trainer.training.tf_internals.graphs import APART, arrival, handle_shape, m
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.joined import joined
 from trainer.training.updates.orders import sources, waits_for
+from trainer.training.updates.terms import is_light, path_from_reads, terms_of
 
 log = logging.getLogger(__name__)
 WAITED = "psfleet/seconds_waited_for_updates"  # a variable on each ps
@@ -32,13 +33,6 @@ GATE = "/gate"  # what the name of a gate's mutex ends with
 MUTEX_OPERATIONS = ("MutexV2", "MutexLock")
 # How the names of operations begin that write the variable which is their first input.
 WRITING = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
-# What a step computes of a variable's value to write it again, and what a ps can do as well as a worker.
-LIGHT = (
-    *("Abs", "Add", "AddN", "AddV2", "BroadcastTo", "Cast", "ClipByValue", "Div", "DivNoNan", "Equal", "Exp"),
-    *("ExpandDims", "FloorMod", "Greater", "GreaterEqual", "Identity", "Less", "LessEqual", "Log", "Maximum"),
-    *("Minimum", "Mul", "Neg", "NotEqual", "Pow", "RealDiv", "Reciprocal", "Reshape", "Rsqrt", "Select", "SelectV2"),
-    *("Sqrt", "Square", "SquaredDifference", "Squeeze", "Sub"),
-)
 
 
 @dataclasses.dataclass
@@ -348,36 +342,20 @@ def change_by(writes: Sequence[Operation]) -> Update | None:
     """
     handle = writes[0].inputs[0]
     path = path_from_reads(handle, writes)
+    if not all(map(is_light, path)):
+        path = terms_of(writes[0].inputs[1], path) if len(writes) == 1 else []
     chosen = sorted([*path, *writes], key=lambda one: int(one._id))
     names = {one.name for one in chosen}
     between = [one for one in handle.consumers() if chosen[0]._id < one._id < chosen[-1]._id and one.name not in names]
     if not path or any(one.type != "ReadVariableOp" for one in between):
         return None
-    if any(one.type not in LIGHT and all(given is not handle for given in one.inputs) for one in path):
-        return None
     change = Update({handle.name: handle}, chosen)
-    # What else uses a value that was read may be what the update needs, which would wait for itself.
-    used = [one for each in [*path, *between] for given in each.outputs for one in given.consumers()]
+    # What else uses a value that was read may be what the update needs, which would wait for itself. So may what is
+    # read after a write of its own.
+    read = path if len(writes) == 1 else [*path, *between]
+    used = [one for each in read for given in each.outputs for one in given.consumers()]
     others = [one for one in used if one.name not in names]
     return None if others and waits_for([one.op for one in change.needs], others) else change
-
-
-def path_from_reads(handle: Tensor, writes: Sequence[Operation]) -> list[Operation]:
-    """Return what lies between a variable's reads and writes that are computed from them, with these reads."""
-    last = writes[-1]._id
-    reads = [one for one in handle.consumers() if one.type in READING and one._id < last]
-    after, todo = {one.name for one in reads}, list(reads)
-    while todo:
-        new = {one.name: one for given in todo.pop().outputs for one in given.consumers()}
-        todo += [one for name, one in new.items() if name not in after and one._id < last]
-        after |= set(new)
-    found: dict[str, Operation] = {}
-    todo = list(writes)
-    while todo:
-        inputs = {one.op.name: one.op for one in todo.pop().inputs if one.op.name in after}
-        todo += [one for name, one in inputs.items() if name not in found]
-        found |= inputs
-    return list(found.values())
 
 
 def in_turn(made: Sequence[Operation], given_back: Mapping[str, list[Operation]]) -> dict[str, list[Operation]]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor, Variable
 from trainer.training.measures.metrics import READING
 from trainer.training.tf_internals.graphs import is_read_since_writes, operation_like
-from trainer.training.updates.atomic_updates import LIGHT
+from trainer.training.updates.terms import LIGHT
 
 SHAPING = ("AddN", "BroadcastTo", "ExpandDims", "Reshape", "Squeeze")
 
