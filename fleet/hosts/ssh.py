@@ -307,7 +307,13 @@ class SshHosts:
         return connection
 
     def _reason(self, host: Host, error: Exception) -> str:
-        where = f"{host.address}:{host.port or 22}"
+        where, user = f"{host.address}:{host.port or 22}", host.user or getpass.getuser()
+        link = own = self._connections.get(host.name)
+        # Jump hosts are connected first, those of a jump host before it.
+        while link and isinstance(link.gateway, Connection) and not link.gateway.is_connected:
+            link = link.gateway
+        if link and link is not own:
+            where, user = f"its jump host {link.host}:{link.port}", link.user
         if isinstance(error, BadHostKeyException):
             return (
                 f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made again, "
@@ -319,8 +325,8 @@ class SshHosts:
                 f"ssh {f'{host.user}@' if host.user else ''}{host.address}{f' -p {host.port}' if host.port else ''}"
             )
         if isinstance(error, AuthenticationException):
-            key = f"the key {host.key_file}" if host.key_file else "your keys"
-            return f"{where} lets user {host.user or getpass.getuser()} in with none of {key} ({error})"
+            key = f"the key {host.key_file}" if host.key_file and link is own else "your keys"
+            return f"{where} lets user {user} in with none of {key} ({error})"
         if "No authentication methods available" in str(error):
             return (
                 f"{where}: no key was found in ~/.ssh, and no agent has one: `ssh-keygen`, then `ssh-copy-id`; or name "
@@ -332,6 +338,8 @@ class SshHosts:
             return f"{where}: " + "; ".join(sorted({each.strerror or str(each) for each in error.errors.values()}))
         if isinstance(error, ThreadException):
             return f"{where}: the connection was lost"
+        if isinstance(error, ChannelException) and link and link.gateway and not link.is_connected:
+            return f"{where}: the jump host {link.gateway.host} opens no way to it ({error.text})"
         if isinstance(error, ChannelException) and error.code == OPEN_FAILED_CONNECT_FAILED:
             return f"{where}: its sshd takes no further session on a connection; expected MaxSessions 10, its default"
         return f"{where}: {error or type(error).__name__}"

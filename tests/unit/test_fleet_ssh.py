@@ -59,7 +59,7 @@ class Session(paramiko.ServerInterface):
         return "publickey"
 
     def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL if key == self._key else paramiko.AUTH_FAILED
+        return paramiko.AUTH_SUCCESSFUL if key == self._key and username != "nobody" else paramiko.AUTH_FAILED
 
     def check_global_request(self, kind: str, msg: paramiko.Message) -> bool:
         self.asked.append(kind)
@@ -437,6 +437,29 @@ def test_refused_key_names_user_and_key(server: Server, tmp_path: Path) -> None:
     reason = hosts.run({"here": "true"})["here"].unreachable or ""
     assert "admin" in reason
     assert str(tmp_path / "wrong") in reason
+    hosts.close()
+
+
+@pytest.mark.parametrize(
+    ("jump", "words"),
+    [
+        ("admin@127.0.0.1:{closed}", "its jump host 127.0.0.1:{closed}: Connection refused"),
+        ("nobody@127.0.0.1:{open}", "its jump host 127.0.0.1:{open} lets user nobody in with none of your keys"),
+        ("admin@127.0.0.1:{open}", "192.0.2.11:22: the jump host 127.0.0.1 opens no way to it (Connect failed)"),
+    ],
+)
+def test_a_jump_host_by_which_nothing_is_reached_is_named(
+    server: Server, home: Path, monkeypatch: pytest.MonkeyPatch, jump: str, words: str
+) -> None:
+    forbidden = lambda *_: OPEN_FAILED_CONNECT_FAILED  # noqa: E731
+    monkeypatch.setattr(Session, "check_channel_direct_tcpip_request", forbidden)
+    ports = {"closed": closed_port(), "open": server.port}
+    (home / ".ssh/config").write_text(
+        f"Host 192.0.2.*\n  ProxyJump {jump.format(**ports)}\n"
+        f"Host *\n  IdentityFile {server.key_file}\n  StrictHostKeyChecking no\n"
+    )
+    hosts = ssh(Host("far", "192.0.2.11", "admin", None, server.key_file))
+    assert words.format(**ports) in (hosts.run({"far": "true"})["far"].unreachable or "")
     hosts.close()
 
 
