@@ -209,13 +209,18 @@ def units(lab: dict[str, Host]) -> dict[str, str]:
 
 
 def children(host: Host) -> dict[str, tuple[str, str]]:
-    """The process that each task's supervisor has forked, and where that works; as root."""
+    """The process that each task's supervisor has forked, and where that works; as root. Waits for one that forks."""
     script = (
         "for unit in $(systemctl list-units --plain --no-legend --state=active 'trainer@*' | cut -d' ' -f1); do "
         "pid=$(systemctl show --value --property=MainPID $unit); read child others </proc/$pid/task/$pid/children; "
         "echo $unit $child $(readlink /proc/$child/cwd); done"
     )
-    lines = [line.split() for line in host.check_output(script).splitlines()]
+
+    def forked() -> tuple[list[list[str]]] | None:
+        lines = [line.split() for line in host.check_output(script).splitlines()]
+        return (lines,) if all(len(line) == 3 for line in lines) else None
+
+    (lines,) = wait_until(forked, 60, "each active task has a process")
     return {unit.removeprefix("trainer@").removesuffix(".service"): (child, place) for unit, child, place in lines}
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.hosts import name_of
 from trainer.core.runtime import PS_ENVIRONMENT
 
-from .conftest import check_task
+from .conftest import check_task, children
 
 testinfra_hosts = ["ansible://ps"]
 pytestmark = pytest.mark.usefixtures("long_run", "_as_root")
@@ -16,8 +16,6 @@ def test_task_runs_as_the_inventory_says(host, truth):
 
 
 def test_its_process_has_large_pages_for_tables(host, truth):
-    unit = f"trainer@ps-{truth['ps']['hosts'].index(name_of(host))}"
-    pid = host.check_output(f"systemctl show --value --property=MainPID {unit}")
-    (child,) = host.check_output(f"cat /proc/{pid}/task/{pid}/children").split()
+    child, _ = children(host)[f"ps-{truth['ps']['hosts'].index(name_of(host))}"]
     (setting,) = PS_ENVIRONMENT.items()
     assert "=".join(setting) in host.check_output(f"tr '\\0' '\\n' </proc/{child}/environ").splitlines()

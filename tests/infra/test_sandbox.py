@@ -12,7 +12,7 @@ import yaml
 from tests.hosts import ROOT, wait_until
 from tests.unit.test_exposure import MOST
 
-from .conftest import LONG_RUN, fab, play, wait_for_progress
+from .conftest import LONG_RUN, children, fab, play, wait_for_progress
 
 pytestmark = pytest.mark.usefixtures("long_run")
 PYTHON = "/opt/trainer/current/env/bin/python"
@@ -262,7 +262,7 @@ def test_a_task_that_crashes_leaves_no_core(lab):
     host = lab["worker-1"]
     with host.sudo():
         pid = host.check_output("systemctl show --value --property=MainPID trainer@worker-1")
-        [child] = host.check_output(f"cat /proc/{pid}/task/{pid}/children").split()
+        child, _ = children(host)["worker-1"]
         for process in (pid, child):
             limit = host.check_output(f"grep 'Max core file size' /proc/{process}/limits").split()
             assert limit[4:6] == ["0", "0"]

@@ -33,6 +33,7 @@ def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: FakeHosts, console:
     assert len(printed(console).splitlines()) == len(TASKS)
 
 
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_logs_that_nobody_reads_any_more_are_followed_no_longer(hosts: FakeHosts) -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "w") as stream:
