@@ -163,10 +163,9 @@ class ShortWay:
                 {"name": "firewall enabled", "command": ["systemctl", "is-enabled", Path(FIREWALL).name]},
                 {"name": "firewall active", "command": ["systemctl", "is-active", Path(FIREWALL).name]},
             ]
-        environment = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT, "quick": True}
+        python = {"dest": "@environment", "lock": f"{CURRENT}/locks/@lock.txt", "wheels": CURRENT, "quick": True}
         steps.append({"name": "code", "command": [CHECK, CURRENT]})
-        module = "python_environment"
-        steps.append({"name": module, "module": module, "arguments": environment, "check": True})
+        steps.append({"name": "python_environment", "module": "python_environment", "arguments": python, "check": True})
         kinds = (self._release.get(kind, {}) for kind in ("environments", "gpu_environments"))
         locks = [f"{CURRENT}/{each['lock']}" for kind in kinds for each in kind.values()]
         return {
@@ -320,8 +319,7 @@ class ShortWay:
         if proof["rc"] == USER_ERROR:
             raise OperatorMistake(f"host '{host}': {role.value('__release_said')}")
         if proof["rc"]:
-            why = role.value("__release_said")
-            raise ClusterTrouble(f"host '{host}': release {release} does not work here: {why}")
+            raise ClusterTrouble(f"host '{host}': release {release} does not work here: {role.value('__release_said')}")
 
     def _switch(self, shipment: Shipment, hosts: Sequence[str]) -> ShipmentResult:
         asked = {}
@@ -335,8 +333,7 @@ class ShortWay:
                 steps.append({"name": "board", "command": board, "after": ["switch", "changed"]})
             if not self._has_settings(host):
                 steps.append({"name": "settings", "write": SETTINGS, "text": self._wanted[host].texts[SETTINGS]})
-            look = role.arguments("main", "stale_tasks")
-            steps.append({"name": "stale", "module": "stale_tasks", "arguments": look})
+            steps.append({"name": "stale", "module": "stale_tasks", "arguments": role.arguments("main", "stale_tasks")})
             asked[host] = {"steps": steps, "sources": sources(steps), "alone": True}
         try:
             answers = self._act(asked, SWITCH_SECONDS)
@@ -400,5 +397,4 @@ def _difference(found: Mapping[str, Any], wanted: Mapping[str, FileState]) -> st
 
 
 def _recap(answer: Mapping[str, Any]) -> Recap:
-    changed = sum(bool(result.get("changed")) for result in answer["steps"].values())
-    return Recap(changed, 0, 0)
+    return Recap(sum(bool(result.get("changed")) for result in answer["steps"].values()), 0, 0)

@@ -7,23 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.report.values import finite_or_none, int_or_none, text
+from trainer.telemetry.events import FAULTS, MEMBER_FAULTS
 
-# What befell a run, how it is said, and whether it is a fault or its end.
-FAULTS = {
-    "member-lost": "worker lost",
-    "ps-lost": "parameter server lost",
-    "member-silent": "member silent",
-    "member-given-up": "member given up",
-    "member-half-connected": "member half connected",
-    "member-other-release": "member on another release",
-    "lease-taken": "coordinator replaced",
-    "phase-overdue": "phase took too long",
-    "save-failed": "checkpoint not saved",
-    "checkpoint-set-aside": "damaged checkpoint set aside",
-    "not-finite": "numbers not finite",
-    "recovering": "cluster formed again",
-    "failed": "run failed",
-}
+# Beside faults, what befell a run, and how it is said.
 RECOVERIES = {
     "member-back": "member back",
     "attached": "went on with the variables on the servers",
@@ -40,14 +26,6 @@ OTHERS = {
 ENDS_A_FAULT = ("training", "member-back")
 FOLLOWS = ("recovering", "lease-taken")  # from the loss of a member; of themselves they are faults
 FOLLOWS_SECONDS = 60.0
-MEMBER_FAULTS = (
-    "member-lost",
-    "ps-lost",
-    "member-silent",
-    "member-given-up",
-    "member-half-connected",
-    "member-other-release",
-)
 
 
 def summarize_marks(

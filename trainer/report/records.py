@@ -24,7 +24,7 @@ class RunRecords:
     state: dict[str, Any] = dataclasses.field(default_factory=dict)
     evaluation: dict[str, Any] = dataclasses.field(default_factory=dict)
     attempts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    export: dict[str, Any] = dataclasses.field(default_factory=dict)
+    export_record: dict[str, Any] = dataclasses.field(default_factory=dict)
     manifest: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Of the newest checkpoint."""
     events: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -47,12 +47,8 @@ def read_records(directory: RunDirectory) -> RunRecords:
             records.damage.append(text)
             return none
 
-    records.settings = guarded(lambda: read_record(directory.settings), {})
-    records.status = guarded(lambda: read_record(directory.status), {})
-    records.state = guarded(lambda: read_record(directory.state), {})
-    records.evaluation = guarded(lambda: read_record(directory.evaluation), {})
-    records.attempts = guarded(lambda: read_record(directory.attempts), {})
-    records.export = guarded(lambda: read_record(directory.export_record), {})
+    for name in ("settings", "status", "state", "evaluation", "attempts", "export_record"):
+        setattr(records, name, guarded(partial(read_record, getattr(directory, name)), {}))
     newest = guarded(directory.catalogue.newest, None)
     if newest is not None:
         records.manifest = guarded(lambda: read_record(directory.catalogue.manifest(newest)), {})

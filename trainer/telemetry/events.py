@@ -23,12 +23,24 @@ TAIL_BYTES = 64 * 1024
 SHOWN = 5
 # These are so many that nothing else would be shown.
 ROUTINE = ("checkpoint-saved", "evaluated")
-# What should not happen to a run: it is counted, and TensorBoard shows it beside the curves.
-FAULTS = (
-    "member-lost", "member-silent", "member-given-up", "member-half-connected", "member-other-release", "ps-lost",
-    "recovering", "phase-overdue", "lease-taken", "save-failed", "checkpoint-set-aside",
-    "not-finite", "failed",
-)  # fmt: skip
+# What should not happen to a run, in words: it is counted, and shown beside the curves.
+MEMBER_FAULTS = {
+    "member-lost": "worker lost",
+    "member-silent": "member silent",
+    "member-given-up": "member given up",
+    "member-half-connected": "member half connected",
+    "member-other-release": "member on another release",
+    "ps-lost": "parameter server lost",
+}
+FAULTS = MEMBER_FAULTS | {
+    "recovering": "cluster formed again",
+    "phase-overdue": "phase took too long",
+    "lease-taken": "coordinator replaced",
+    "save-failed": "checkpoint not saved",
+    "checkpoint-set-aside": "damaged checkpoint set aside",
+    "not-finite": "numbers not finite",
+    "failed": "run failed",
+}
 
 
 def at_once(write: Callable[[], None]) -> None:

@@ -19,8 +19,6 @@ from trainer.training.tf_internals.executors import default_executor, make_execu
 RELEASE_SECONDS = 0.5
 AT_ONCE_SECONDS = 0.05  # what a worker needs that is not busy
 POSTED_SECONDS = 0.1  # until the default executor has what another thread hands to it
-# Executors, kept to the end of the process: to destroy one waits for what it has asked for.
-KEPT: list[Any] = []
 
 
 @dataclasses.dataclass
@@ -63,7 +61,6 @@ def release_iterators(iterators: Iterators) -> None:
     deadline = time.monotonic() + RELEASE_SECONDS
     # One for each, or they would wait for one another. The next strategy's constructor waits for a thread's.
     own, before = [make_executor() for _ in iterators.handles], default_executor()
-    KEPT.extend((before, *own))
     if replaces:
         for one, handle in zip(own, iterators.handles, strict=True):
             with on_executor(one, before), contextlib.suppress(tf.errors.OpError), tf.device(handle.device):
@@ -82,7 +79,6 @@ def release_iterators(iterators: Iterators) -> None:
 def are_empty(iterators: Iterators, deadline: float) -> bool:
     """Return whether each worker has an iterator of nothing by now, or is gone."""
     own, before = [make_executor() for _ in iterators.handles], default_executor()
-    KEPT.extend((before, *own))
     empty = []
     for one, handle in zip(own, iterators.handles, strict=True):
         with on_executor(one, before), contextlib.suppress(tf.errors.OpError), tf.device(handle.device):
@@ -134,9 +130,7 @@ def freed(seconds: float) -> bool:
 
     def wait() -> None:
         time.sleep(POSTED_SECONDS)
-        default = default_executor()
-        KEPT.append(default)
         with contextlib.suppress(tf.errors.OpError):
-            default.wait()
+            default_executor().wait()
 
     return has_ended(threading.Thread(target=wait, name="freeing", daemon=True), seconds)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from trainer.cluster.members.fence import opened
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.contracts import Strategy
 from trainer.core.failures import naming_port
@@ -78,20 +79,11 @@ def stop_listening(port: int) -> None:
     Clients of the old server must connect to the new one: a worker's calls tell the coordinator their end there.
     """
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            descriptor = os.dup(int(name))
-        except OSError:
-            continue  # closed meanwhile
-        try:
-            copy = socket.socket(fileno=descriptor)
-        except OSError:
-            os.close(descriptor)  # no socket
-            continue
-        with copy:
+        # What is no socket, is closed meanwhile, or has lost its other end.
+        with contextlib.suppress(OSError), opened(int(name)) as copy:
             # gRPC's sockets share their address with others (SO_REUSEADDR): it is enough that this one rests.
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == port:
-                with contextlib.suppress(OSError):  # the other end has gone
-                    copy.shutdown(socket.SHUT_RDWR)
+                copy.shutdown(socket.SHUT_RDWR)
 
 
 def own_devices() -> list[str]:

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -124,33 +125,27 @@ class Hurry:
         return now - member.judged_at >= (TICK_SECONDS if often else PERIOD_SECONDS) or self.wants(member)
 
 
-class Proof:
-    """What a process that answers must prove before it may take part."""
+OtherRelease = Callable[[str, str, str], "str | None"]
+Unfit = Callable[[str, str, float], "str | None"]
 
-    def __init__(
-        self,
-        other_release: Callable[[str, str, str], str | None] | None,
-        unfit: Callable[[str, str, float], str | None] | None,
-    ) -> None:
-        """Take what says which other release a process runs, and which way it lacks, as Heartbeat has them."""
-        self._other_release = other_release
-        self._unfit = unfit
 
-    def answered(self, member: Member, now: float, asked_at: float, incarnation: str) -> Member:
-        """Return the record of a member whose process has answered."""
-        if self._other_release is not None:
-            other = self._other_release(member.task, member.address, incarnation)
-            if other is None:
-                return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
-            if other:
-                return member.held_back(Event.OTHER_RELEASE, now, asked_at, incarnation, other)
-        if self._unfit is not None and not (member.state is MemberState.TRAINING and incarnation == member.taken_in):
-            why = self._unfit(member.task, incarnation, now)
-            if why is None:
-                return member.held_back(Event.UNPROVEN, now, asked_at, incarnation)
-            if why:
-                return member.held_back(Event.PARTED, now, asked_at, incarnation, why)
-        return member.answered(now, asked_at, incarnation)
+def prove(
+    other_release: OtherRelease | None, unfit: Unfit | None, member: Member, now: float, asked_at: float, process: str
+) -> Member:
+    """Return the record of a member whose process has answered, by what it must prove before it may take part."""
+    if other_release is not None:
+        other = other_release(member.task, member.address, process)
+        if other is None:
+            return member.held_back(Event.UNPROVEN, now, asked_at, process)
+        if other:
+            return member.held_back(Event.OTHER_RELEASE, now, asked_at, process, other)
+    if unfit is not None and not (member.state is MemberState.TRAINING and process == member.taken_in):
+        why = unfit(member.task, process, now)
+        if why is None:
+            return member.held_back(Event.UNPROVEN, now, asked_at, process)
+        if why:
+            return member.held_back(Event.PARTED, now, asked_at, process, why)
+    return member.answered(now, asked_at, process)
 
 
 class Heartbeat:
@@ -160,8 +155,8 @@ class Heartbeat:
         self,
         members: Mapping[str, Member],
         timeout_seconds: float,
-        other_release: Callable[[str, str, str], str | None] | None = None,
-        unfit: Callable[[str, str, float], str | None] | None = None,
+        other_release: OtherRelease | None = None,
+        unfit: Unfit | None = None,
     ) -> None:
         """Take the records to begin with (by task), and after how many seconds without an answer one is silent.
 
@@ -170,7 +165,7 @@ class Heartbeat:
         `unfit` (task, incarnation, now) says which way a process lacks that takes no part yet.
         """
         self._members = dict(members)
-        self._proof = Proof(other_release, unfit)
+        self._prove = partial(prove, other_release, unfit)
         self._timeout = timeout_seconds
         self._lock = threading.Lock()
         self._ended = False
@@ -264,7 +259,7 @@ class Heartbeat:
                 return
             if done is not None and error is None:
                 self._quiet.answered(task, now)
-                member = self._proof.answered(member, now, asked_at, digest(done.result()))
+                member = self._prove(member, now, asked_at, digest(done.result()))
             elif error is not None and error.code() is grpc.StatusCode.UNAVAILABLE and is_refusal(error):
                 self._quiet.refused(task)
                 member = member.refused(now, asked_at)

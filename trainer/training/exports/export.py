@@ -49,15 +49,10 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file sy
 TRIES = 3  # of processes that trouble of the infrastructure ends, or that die in it
 
 
-def export_is_due(directory: RunDirectory, step: int) -> bool:
-    """Return whether the export of this step was to be made, and has neither been made nor failed."""
-    record = read_record(directory.export_record)
-    return record is not None and record["step"] == step and not record["ended"]
-
-
 def make_export_due(directory: RunDirectory, step: int) -> None:
     """Note that the model of this step is to be exported, unless it is noted already."""
-    if not export_is_due(directory, step):
+    record = read_record(directory.export_record)
+    if record is None or record["step"] != step or record["ended"]:
         write_record(directory.export_record, {"step": step, "tries": 0, "ended": False, "error": ""})
 
 

@@ -74,19 +74,18 @@ class Keras2Model:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        return [one for one in optimizers_of(self.model) if one is not None]
+        return optimizers_of(self.model)
 
     @property
     def layers(self) -> list[Layer]:
         return [one for one in self.model.submodules if isinstance(one, tf.keras.layers.Layer)]
 
     def gather_updates(self, config: Config, tables: DynamicTables | None = None) -> None:
+        own = [one for one in self.optimizers if not is_wrapper(one)]
         if tables is not None:
-            own_step = type(self.model).train_step is not tf.keras.Model.train_step
-            tables.bind([one for one in self.optimizers if not is_wrapper(one)], own_step=own_step)
-        for optimizer in optimizers_of(self.model):
-            if optimizer is not None and not is_wrapper(optimizer):
-                gather(optimizer)
+            tables.bind(own, own_step=type(self.model).train_step is not tf.keras.Model.train_step)
+        for optimizer in own:
+            gather(optimizer)
         update_by_rows(self.model, lazy=config.lazy_optimizers)
         if tables is not None:
             tables.train()
@@ -187,7 +186,7 @@ def unbuilt(model: Model) -> list[Layer]:
 
 def is_built_by_its_step(model: Model, element_spec: ElementSpec) -> bool:
     """Trace the model's train_step, in which no optimizer makes slots or trains; returns whether these data fit it."""
-    optimizers = [one for one in optimizers_of(model) if one is not None]
+    optimizers = optimizers_of(model)
     for optimizer in optimizers:
         object.__setattr__(optimizer, "apply_gradients", lambda *_, kept=optimizer, **__: kept.iterations)
     try:

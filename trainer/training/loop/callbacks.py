@@ -43,11 +43,6 @@ READING = ("CSVLogger", "History", "ModelCheckpoint", "ReduceLROnPlateau", "Remo
 OF_THE_LEADER = (keras.CSVLogger, keras.RemoteMonitor)
 
 
-def library_of(model: Model) -> Any:
-    """Return the module of callbacks of the model's Keras."""
-    return keras_of(model).callbacks
-
-
 def callbacks_of(config: Config, program: Program, model: Model, *, leads: bool = True) -> list[Callback]:
     """Return the program's callbacks, none where it has none; raises UserError for one that can't be called.
 
@@ -58,7 +53,7 @@ def callbacks_of(config: Config, program: Program, model: Model, *, leads: bool 
     name = f"{type(program).__name__}.callbacks"
     returned = program.callbacks()
     found = tf.nest.flatten(returned) if returned is not None else []
-    kind = library_of(model).Callback
+    kind = keras_of(model).callbacks.Callback
     for callback in found:
         if not isinstance(callback, kind):
             wanted = f"{keras_of(model).library}.callbacks.Callback"
@@ -83,9 +78,9 @@ def problem(config: Config, callback: Callback, model: Model) -> str | None:
     for kind in type(callback).__mro__:
         if kind.__module__.startswith(KERAS) and kind.__name__ in REFUSED:
             return REFUSED[kind.__name__]
-    if config.traits.remote and (why := remote_problem(callback, library_of(model))):
+    library = keras_of(model).callbacks
+    if config.traits.remote and (why := remote_problem(callback, library)):
         return why
-    library = library_of(model)
     if isinstance(callback, library.LearningRateScheduler | library.ReduceLROnPlateau):
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if has_schedule(optimizer):

@@ -13,7 +13,7 @@ from trainer.core.settings.config import Config
 from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
-from trainer.training.loop.callbacks import attributes, keys_of, library_of, may_write
+from trainer.training.loop.callbacks import attributes, keys_of, may_write
 from trainer.training.loop.controller import Controller
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
@@ -54,7 +54,7 @@ class Epochs:
             self.state_keeper.resume_from(record, self._next[0], is_end=controller.done or not self._next[1])
         if known > 0:
             for callback in own:  # it would begin its file again
-                if isinstance(callback, library_of(runner.model).CSVLogger):
+                if isinstance(callback, keras_of(runner.model).callbacks.CSVLogger):
                     callback.append = True
         # In the scope, so that Keras refuses what it can't call under parameter servers.
         with runner.model.distribute_strategy.scope():

@@ -9,15 +9,20 @@ from typing import Any
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, executor
 
+# To the end of the process: to let go of one waits for what it has asked for.
+KEPT: list[Any] = []
+
 
 def default_executor() -> Any:
     """Return what runs this thread's eager operations."""
-    return context.context().executor
+    KEPT.append(context.context().executor)
+    return KEPT[-1]
 
 
 def make_executor() -> Any:
-    """Return an executor of eager operations that does not wait for them; letting go of it does: keep it."""
-    return executor.new_executor(enable_async=True, enable_streaming_enqueue=False)
+    """Return an executor of eager operations that does not wait for them."""
+    KEPT.append(executor.new_executor(enable_async=True, enable_streaming_enqueue=False))
+    return KEPT[-1]
 
 
 @contextlib.contextmanager

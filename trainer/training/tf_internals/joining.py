@@ -17,8 +17,6 @@ from trainer.core.contracts import Coordinator, DataIterator, Dataset
 from trainer.training.tf_internals.executors import default_executor, make_executor, on_executor
 from trainer.training.tf_internals.workers import PartialHandler
 
-KEPT: list[Any] = []  # executors, to the end of the process: to destroy one may wait for what it has in flight
-
 
 class Newcomer(cluster_coordinator.Worker):
     """A worker whose thread waits until it has what calls need."""
@@ -94,9 +92,7 @@ def reading(dataset_fn: Callable[[], Dataset], remote: Any) -> Callable[[], None
         parts = tf.nest.flatten(remote._values, expand_composites=True)
         [handle] = [part for part in parts if part.dtype == tf.resource]
         variant = tf.data.experimental.to_variant(dataset_fn()._apply_debug_options())
-        own = make_executor()
-        KEPT.append(own)
-        with on_executor(own, default_executor()):
+        with on_executor(make_executor(), default_executor()):
             tf.raw_ops.MakeIterator(dataset=variant, iterator=handle)
 
     return read

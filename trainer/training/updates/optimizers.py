@@ -45,7 +45,7 @@ def share_among_workers(model: Model) -> None:
                 f"the layer {layer.name!r} is a SpectralNormalization, which replaces weights at each step: workers "
                 "would overwrite each other's. Leave it out"
             )
-    for optimizer in filter(None, optimizers_of(model)):
+    for optimizer in optimizers_of(model):
         if overwrites_weights(optimizer):
             raise UserError(
                 f"{type(optimizer).__name__} has ema_overwrite_frequency: each worker would overwrite what the others "
@@ -110,7 +110,7 @@ def optimizers_of(model: Model) -> list[Optimizer]:
         for optimizer in (value, getattr(value, "inner_optimizer", None)):
             if isinstance(optimizer, tf.keras.optimizers.Optimizer | tf.keras.optimizers.legacy.Optimizer):
                 found[id(optimizer)] = optimizer
-    return list(found.values())
+    return [one for one in found.values() if one is not None]
 
 
 def averaged(model: Model) -> list[tuple[Optimizer, list[Variable]]]:

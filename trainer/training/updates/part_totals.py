@@ -297,8 +297,12 @@ def totals_behind(value: Flow) -> set[frozenset[Any]]:
 
     Two numbers that come from the same are the same, as a global norm that a step computes again for each gradient.
     """
-    # A total's origins have the rest.
-    found = sources_of(value, lambda one: is_of_tape(one) or is_total(one))
+
+    def is_end(one: Flow) -> bool:
+        """A total's origins have the rest."""
+        return is_of_tape(one) or (one.tensor.op.type in TOTALS and bool(mixed(one.tensor.op, one.calls)))
+
+    found = sources_of(value, is_end)
     totals = {origins_of(one) for one in found if not is_of_tape(one) and mixed(one.tensor.op, one.calls)}
     return totals - {frozenset()}  # of shapes and constants alone
 
@@ -329,10 +333,6 @@ def sources_of(flow: Flow, is_end: Callable[[Flow], bool]) -> Iterator[Flow]:
 
 def is_of_tape(flow: Flow) -> bool:
     return is_tapes(flow.tensor.op)
-
-
-def is_total(flow: Flow) -> bool:
-    return flow.tensor.op.type in TOTALS and bool(mixed(flow.tensor.op, flow.calls))
 
 
 def mixed(operation: Operation, calls: Calls = ()) -> list[Flow]:
@@ -370,15 +370,10 @@ def is_of_row(flow: Flow) -> bool:
     return any(one.tensor.op.type == ITEM for one in found)
 
 
-def is_behind_tape(flow: Flow) -> bool:
-    """Return whether a tensor is computed of a gradient."""
-    return any(is_of_tape(one) for one in sources_of(flow, is_of_tape))
-
-
 def rows_are_moved(flow: Flow) -> bool:
     """Return whether a gradient was transposed, or its rows were joined, before this was computed of it."""
-    found = sources_of(flow, is_of_tape)
-    return any(moves_rows(one.tensor.op) and is_behind_tape(one) for one in found if not is_of_tape(one))
+    moved = [one for one in sources_of(flow, is_of_tape) if not is_of_tape(one) and moves_rows(one.tensor.op)]
+    return any(is_of_tape(one) for each in moved for one in sources_of(each, is_of_tape))
 
 
 def moves_rows(operation: Operation) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
 
 import tensorflow as tf
 
@@ -12,6 +11,7 @@ from trainer.training.keras.base import is_of, shapes_of_metrics
 from trainer.training.keras.keras3.checks import reject_model, reject_splits
 from trainer.training.keras.keras3.optimizers import exclude_shards, optimizers_of
 from trainer.training.keras.keras3.shards import LOOKS_UP_ROWS, train_shards
+from trainer.training.measures.outputs import flat
 from trainer.training.updates.one_update import gather_keras3
 
 
@@ -24,18 +24,12 @@ def prepare(model: Model) -> None:
 
     reject_model(model)
     train_shards()
-    if "get_metrics_result" not in vars(model):
+    if "get_metrics_result" not in vars(model):  # `compile` keeps the results of a metric that has several in a dict
         plain = model.get_metrics_result
         object.__setattr__(model, "get_metrics_result", lambda: flat(plain()))
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.Embedding) and not layer.quantization_mode and not layer.lora_rank:
             object.__setattr__(layer, LOOKS_UP_ROWS, True)
-
-
-def flat(results: dict[str, Any]) -> dict[str, Any]:
-    """Return results by name, also those of a metric that has several: `compile` keeps them in a dict of their own."""
-    parts = (value if isinstance(value, dict) else {name: value} for name, value in results.items())
-    return {name: value for part in parts for name, value in part.items()}
 
 
 def is_built(model: Model) -> bool:
