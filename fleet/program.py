@@ -183,10 +183,9 @@ class Psfleet(Fab):
         if flag and context and not context.name and self._is_of_a_verb(name):
             return Exit(f"{name} is a flag of verbs; expected it after one: psfleet VERB {word}", 2)
         close = [each for each in known if each.startswith(f"{name}-")] or difflib.get_close_matches(name, known, n=1)
-        if not flag and word in _SYNONYMS:
-            close = [_SYNONYMS[word]]
-        elif flag and _FLAGS.get(name) in known:
-            close = [_FLAGS[name]]
+        meant = _FLAGS.get(name) if flag else _SYNONYMS.get(word)
+        if meant and (meant in known or not flag):
+            close = [meant]
         after = context.name if context and context.name else ""
         given_as = "--task" if _TASK.fullmatch(word) else "--run"
         if context and after and not flag and not close and given_as in context.flags:

@@ -308,12 +308,10 @@ class SshHosts:
 
     def _reason(self, host: Host, error: Exception) -> str:
         where, user = f"{host.address}:{host.port or 22}", host.user or getpass.getuser()
-        link = own = self._connections.get(host.name)
-        # Jump hosts are connected first, those of a jump host before it.
-        while link and isinstance(link.gateway, Connection) and not link.gateway.is_connected:
-            link = link.gateway
-        if link and link is not own:
-            where, user = f"its jump host {link.host}:{link.port}", link.user
+        key = f"the key {host.key_file}" if host.key_file else "your keys"
+        link = self._connections.get(host.name)
+        if link and link is not (link := _first_unconnected(link)):
+            where, user, key = f"its jump host {link.host}:{link.port}", link.user, "your keys"
         if isinstance(error, BadHostKeyException):
             return (
                 f"{error.hostname} shows another host key than the one in known_hosts. If the machine was made again, "
@@ -325,8 +323,9 @@ class SshHosts:
                 f"ssh {f'{host.user}@' if host.user else ''}{host.address}{f' -p {host.port}' if host.port else ''}"
             )
         if isinstance(error, AuthenticationException):
-            key = f"the key {host.key_file}" if host.key_file and link is own else "your keys"
             return f"{where} lets user {user} in with none of {key} ({error})"
+        if str(error).endswith(" key"):  # paramiko tries a file as each kind of key, and tells of the last kind
+            return f"{where} lets user {user} in with none of {key}"
         if "No authentication methods available" in str(error):
             return (
                 f"{where}: no key was found in ~/.ssh, and no agent has one: `ssh-keygen`, then `ssh-copy-id`; or name "
@@ -343,6 +342,13 @@ class SshHosts:
         if isinstance(error, ChannelException) and error.code == OPEN_FAILED_CONNECT_FAILED:
             return f"{where}: its sshd takes no further session on a connection; expected MaxSessions 10, its default"
         return f"{where}: {error or type(error).__name__}"
+
+
+def _first_unconnected(link: Connection) -> Connection:
+    """Return what on the way to a host was not reached: jump hosts are connected before those behind them."""
+    while isinstance(link.gateway, Connection) and not link.gateway.is_connected:
+        link = link.gateway
+    return link
 
 
 def _try_forwarding(connection: Connection, host: str, address: str, port: int) -> None:
