@@ -109,26 +109,20 @@ class ShipmentResult:
 
 def build_release(inventory: Inventory) -> str:
     """Return the id of the release that the checkout makes now; raises OperatorMistake where it can't be shipped."""
-    return str(_read_release(inventory, "gather")[0]["id"])  # without the archive, which takes longer to pack
+    return str(read_release(inventory)[0]["id"])
 
 
-def make_release(inventory: Inventory) -> tuple[dict[str, Any], bytes]:
-    """Return the release that the checkout makes now, and its archive, as the module release_archive has them.
+def read_release(inventory: Inventory) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the release that the checkout makes now, and its files, as the module release_archive gathers them.
 
     Raises OperatorMistake where it can't be shipped.
     """
-    made: tuple[dict[str, Any], bytes] = _read_release(inventory, "build")
-    return made
-
-
-def _read_release(inventory: Inventory, function: str) -> Any:
-    """Have a function of the module release_archive read what makes the release."""
     release_archive = role_module("release", "release_archive")
     variables = inventory.variables[inventory.chief.host]
     program = variables.get("release_program") or ""
     gpu = bool(inventory.groups.get("gpu"))
     try:
-        return getattr(release_archive, function)(
+        made: tuple[dict[str, Any], dict[str, bytes]] = release_archive.gather(
             str(CODE / "trainer"),
             str(site_file(program)) if program else "",
             str(lock_file(site(), lock_of(variables, "release_lock"), gpu)),
@@ -136,21 +130,26 @@ def _read_release(inventory: Inventory, function: str) -> Any:
         )
     except release_archive.ReleaseError as error:
         raise OperatorMistake(str(error)) from error
+    return made
 
 
-def sign_release(archive: bytes, release: str, cache: Path, key: str, signers: Sequence[str]) -> tuple[str, str]:
-    """Return the signature of a release and who may sign, as the module release_signature has them.
+def sign_release(
+    files: Mapping[str, bytes], release: str, cache: Path, key: str, signers: Sequence[str]
+) -> tuple[bytes, str, str]:
+    """Pack a release; return its archive, its signature and who may sign, as the module release_signature has them.
 
     Raises OperatorMistake where it can't be signed.
     """
+    release_archive = role_module("release", "release_archive")
     release_signature = role_module("release", "release_signature")
-    place = role_module("release", "release_archive").keep(archive, release, cache / "releases")
+    archive: bytes = release_archive.pack(files)
+    place = release_archive.keep(archive, release, cache / "releases")
     own = str(site_file(key)) if key else ""
     try:
         signature, allowed = release_signature.sign_with(place, own, cache / "release-key", signers)
     except release_signature.SigningError as error:
         raise OperatorMistake(str(error)) from error
-    return signature.read_text(), allowed
+    return archive, signature.read_text(), allowed
 
 
 def find_program(inventory: Inventory, program: str, arguments: Sequence[str]) -> None:

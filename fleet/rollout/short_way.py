@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake, first_line
-from fleet.hosts.agent_request import list_of, pack, sources
+from fleet.hosts.agent_request import pack, sources
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.hosts.run import SETTINGS
 from fleet.output.tables import ProgressLine
 from fleet.places import ROLES, site_file
 from fleet.rollout.desired_state import DesiredState, FileState, UnknownTask, files_differ
-from fleet.rollout.release import CHANGES, STAGE, Recap, Shipment, ShipmentResult, make_release, sign_release
+from fleet.rollout.release import CHANGES, STAGE, Recap, Shipment, ShipmentResult, read_release, sign_release
 from fleet.rollout.roles import Role
 from fleet.signals import undisturbed
 from fleet.site.topology import Task
@@ -60,7 +60,7 @@ class ShortWay:
         self._cluster = cluster
         self._inventory = cluster.inventory
         self._release: Mapping[str, Any] = {}
-        self._archive = b""
+        self._files: Mapping[str, bytes] = {}
         self._kit: frozenset[str] = frozenset()  # its lines in the release's list of files
         self._wanted: dict[str, DesiredState] = {}
         self._firewalls: dict[str, Role | None] = {}  # by host, with the role firewall where the host is to be closed
@@ -73,8 +73,8 @@ class ShortWay:
         With `warm` an idle chief imports TensorFlow from then on, where it can: its proof waits for that. The caller
         must cool it where it doesn't go on.
         """
-        self._release, self._archive = make_release(self._inventory)
-        self._kit = kit_of(list_of(self._archive))
+        self._release, self._files = read_release(self._inventory)
+        self._kit = kit_of(self._list())
         leads = self._inventory.chief.host
         asked = {}
         for host in self._inventory.hosts:
@@ -127,7 +127,7 @@ class ShortWay:
 
     def differences(self, host: str) -> dict[str, list[str]]:
         """Return by part of a release the files in which the checkout's differs from a host's current one."""
-        here = {line for line in list_of(self._archive) if not line.startswith("#")}
+        here = {line for line in self._list() if not line.startswith("#")}
         there = {line for line in (self._answers[host]["texts"][SUMS] or "").splitlines() if not line.startswith("#")}
         found: dict[str, list[str]] = {"program": [], "kit": [], "environment": []}
         for name in sorted({line[66:] for line in here ^ there} - {"release.json"}):
@@ -232,6 +232,10 @@ class ShortWay:
         found: Mapping[str, str] | None = release[kind].get(minor)
         return found
 
+    def _list(self) -> list[str]:
+        """Return the lines of the release's list of files."""
+        return self._files[Path(SUMS).name].decode().splitlines()
+
     def _current(self, host: str) -> str:
         return str(self._answers[host]["texts"][CURRENT]).rpartition("/")[2]
 
@@ -241,7 +245,7 @@ class ShortWay:
     def _stage(
         self, shipment: Shipment, hosts: Sequence[str], display: ProgressLine, alone: bool = False
     ) -> ShipmentResult:
-        release, archive, chief = self._release, self._archive, self._inventory.chief.host
+        release, chief = self._release, self._inventory.chief.host
         if release["id"] != shipment.release:
             raise OperatorMistake(
                 f"the checkout became release {release['id']}, and release {shipment.release} was planned: its files "
@@ -250,7 +254,7 @@ class ShortWay:
         settings = Role(self._inventory, chief, "release", "release.yml")
         key, allowed = settings.value("release_key"), settings.value("release_signers")
         kept = site_file(settings.value("release_cache"))
-        signature, signers = sign_release(archive, release["id"], kept, key, allowed)
+        archive, signature, signers = sign_release(self._files, release["id"], kept, key, allowed)
         asked = {}
         packed = cache(lambda there: base64.b64encode(pack(archive, there)).decode())
         for host in hosts:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fleet.places import KIT
-from fleet.rollout.release import make_release
+from fleet.rollout.release import read_release
 from fleet.rollout.roles import Role
 from fleet.site.inventory import Inventory
 from fleet.verbs.prune import wheel_sets
@@ -27,7 +27,7 @@ def cluster(gpu: Sequence[str] = (), **variables: Any) -> Inventory:
 
 def environments(inventory: Inventory) -> dict[str, str]:
     """Return by kind the names of the release's environments for 3.11, without their hashes."""
-    release = make_release(inventory)[0]
+    release = read_release(inventory)[0]
     kinds = [kind for kind in release if kind.endswith("environments")]
     return {kind: release[kind]["3.11"]["name"].rpartition("-")[0] for kind in kinds}
 
@@ -35,7 +35,7 @@ def environments(inventory: Inventory) -> dict[str, str]:
 def role(inventory: Inventory, host: str) -> Role:
     play = list(inventory.hosts)
     return Role(
-        inventory, host, "release", "release.yml", __release=make_release(inventory)[0], ansible_play_hosts=play
+        inventory, host, "release", "release.yml", __release=read_release(inventory)[0], ansible_play_hosts=play
     )
 
 
@@ -43,7 +43,7 @@ def test_the_first_gpu_brings_the_other_environments_and_the_last_takes_them_awa
     without = cluster()
     assert environments(without) == {"environments": "cpu-no-gpu-3.11"}
     assert environments(cluster(["far"])) == {"environments": "cpu-3.11", "gpu_environments": "cuda-3.11"}
-    assert make_release(cluster(["far"]))[0]["id"] != make_release(without)[0]["id"] == make_release(cluster())[0]["id"]
+    assert read_release(cluster(["far"]))[0]["id"] != read_release(without)[0]["id"] == read_release(cluster())[0]["id"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_the_role_fetches_the_wheels_of_the_releases_own_locks(
         each = role(inventory, host)
         assert each.value("__release_wheel_set") == wheels
         environment = each.value("__release_environment")
-        made = json.dumps(make_release(inventory)[0])
+        made = json.dumps(read_release(inventory)[0])
         assert wheel_sets([environment["name"]], made) == {wheels}  # by which `fab prune` keeps the set
         found = each._template(fetched["wheelhouse"], {**fetched["vars"], "item": wheels})
         assert (found["lock"], found["python"]) == (str(KIT / environment["lock"]), "3.11")

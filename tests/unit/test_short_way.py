@@ -30,7 +30,7 @@ from fleet.output.tables import ProgressLine
 from fleet.places import KIT
 from fleet.rollout import trial
 from fleet.rollout.desired_state import UnknownTask
-from fleet.rollout.release import STAGE, Shipment, make_release, sign_release
+from fleet.rollout.release import STAGE, Shipment, read_release, sign_release
 from fleet.rollout.roles import Role
 from fleet.rollout.short_way import ShortWay, prove_beside
 from fleet.rollout.trial import TrialRun
@@ -133,9 +133,9 @@ class Rooted(FakeHosts):
 
 def install(hosts: Rooted) -> None:
     """Bring hosts where site.yml brings them."""
-    release, archive = make_release(hosts.inventory)
+    release, files = read_release(hosts.inventory)
     environment = release["environments"][PYTHON]["name"]
-    signature, signers = sign_release(archive, release["id"], hosts.place.parent / "cache", "", [])
+    archive, signature, signers = sign_release(files, release["id"], hosts.place.parent / "cache", "", [])
     packed = hosts.place / "archive.tar.gz"
     packed.write_bytes(archive)
     for host in hosts.inventory.hosts:
@@ -313,7 +313,10 @@ def refuse() -> Any:
     raise OperatorMistake("for the test")
 
 
-def test_a_plan_alone_begins_nothing(hosts: Rooted, console: Console) -> None:
+def test_a_plan_alone_begins_and_packs_nothing(
+    hosts: Rooted, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("release_archive.pack", lambda _: refuse())
     start(hosts, console, plan_only=True)
     assert EARLY not in hosts.calls("head")
     assert hosts.cooled == []
@@ -477,7 +480,7 @@ def test_a_run_for_the_queue_is_proven_beside_what_runs_with_the_release_of_the_
 def test_a_canary_is_staged_on_one_host_and_starts_nothing_there(hosts: Rooted, program: Path) -> None:
     before, cluster = hosts.releases("far"), Cluster(hosts.inventory, hosts)
     program.write_text("class Slow:\n    edited = True\n")
-    short, release = ShortWay(cluster), make_release(hosts.inventory)[0]["id"]
+    short, release = ShortWay(cluster), read_release(hosts.inventory)[0]["id"]
     assert short.judge(cluster.observe(looks=short.questions()).looks, ["far"]) == {}
     assert short.differences("far") == {"program": ["slow.py"]}
     short.stage_alone("far", Shipment(hosts.inventory, STAGE, release, {}), ProgressLine(io.StringIO()))
@@ -498,7 +501,7 @@ def test_an_upgrade_rests_after_its_canary_and_after_each_phase_and_goes_on_from
     """Until the switch all hosts run what they ran; what is staged is not staged again."""
     before, cluster, act = hosts.releases("head"), Cluster(hosts.inventory, hosts), Cluster.act
     program.write_text("class Slow:\n    edited = True\n")
-    release = make_release(hosts.inventory)[0]["id"]
+    release = read_release(hosts.inventory)[0]["id"]
     short = ShortWay(cluster)
     short.judge(cluster.observe(looks=short.questions()).looks, ["far"])
     short.stage_alone("far", Shipment(hosts.inventory, STAGE, release, {}), ProgressLine(io.StringIO()))
@@ -555,8 +558,10 @@ def test_a_signature_that_does_not_fit_is_refused_before_the_switch(
 ) -> None:
     before = hosts.releases("head")
     program.write_text("class Slow:\n    edited = True\n")
-    signed = sign_release(make_release(replace(hosts.inventory))[1], "x", hosts.place / "other", "", [])
-    monkeypatch.setattr("fleet.rollout.short_way.sign_release", lambda *_: (signed[0].replace("A", "B"), signed[1]))
+    files = read_release(replace(hosts.inventory))[1]
+    archive, signature, signers = sign_release(files, "x", hosts.place / "other", "", [])
+    signed = archive, signature.replace("A", "B"), signers
+    monkeypatch.setattr("fleet.rollout.short_way.sign_release", lambda *_: signed)
     with pytest.raises(ClusterTrouble, match="it is signed by none of those in"):
         start(hosts, console)
     assert {hosts.releases(host) for host in hosts.inventory.hosts} == {before}
