@@ -35,7 +35,12 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Host:
 
 
 class ActionModule(ActionBase):
-    """Ansible's entry point. The lock ends with the connection, and so a process of its own has it, not this worker."""
+    """Ansible's entry point. The lock ends with the connection, and so a process of its own has it, not this worker.
+
+    `listed` are hosts of which none may have been taken out of the cluster, but for those that come `back`.
+    """
+
+    _VALID_ARGS = frozenset({"listed", "back"})
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Refuse where another is at work; warn where the chief's host can't be asked, which ends nothing here.
@@ -49,7 +54,7 @@ class ActionModule(ActionBase):
         except OperatorMistake as mistake:
             return {"skipped": True, "msg": str(mistake)}
         playbook = Path(*(CLIARGS.get("args") or ["site.yml"])[:1]).name
-        asked = {"chief": chief, "what": f"run of {playbook}", "process": os.getppid()}
+        asked = {"what": f"run of {playbook}", "process": os.getppid(), "listed": [], "back": [], **self._task.args}
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
                 [sys.executable, "-m", "fleet.hosts.lock"],
@@ -63,7 +68,7 @@ class ActionModule(ActionBase):
             assert holder.stdin
             assert holder.stdout
             with holder.stdin as stdin, holder.stdout as stdout:
-                json.dump(asked, stdin, default=str)
+                json.dump({**asked, "chief": chief}, stdin, default=str)
                 stdin.close()
                 line = stdout.readline()
             errors.seek(0)

@@ -11,9 +11,11 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.errors import OperatorMistake, OthersAtWork
+from fleet.hosts.removed_hosts import describe_removed, find_removed
 from fleet.hosts.ssh import Hosts, SshHosts
 from fleet.site.origin import origin
 from fleet.site.routes import Host
@@ -84,15 +86,18 @@ def _ask(hosts: Hosts, chief: str, when_taken: str) -> str | None:
     return lines[-1] if lines else None
 
 
-def hold_for(process: int, chief: Host, what: str) -> None:
+def hold_for(process: int, chief: Host, what: str, listed: Sequence[str] = (), back: Sequence[str] = ()) -> None:
     """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
 
-    It is taken once more when the connection was lost: `site.yml` may reboot the host.
+    It also says why hosts that are `listed` were taken out; those that come `back` are forgotten. The lock is taken
+    once more when the connection was lost: `site.yml` may reboot the host.
     """
     hosts = SshHosts({chief.name: chief})
     try:
         why = take_lock(hosts, chief.name, what)
         answer = {"warning": why} if why else {}
+        if not why and (removed := find_removed(hosts, chief.name, listed, back)):
+            answer = {"refused": describe_removed(removed)}
     except OperatorMistake as mistake:
         answer = {"refused": str(mistake)}
     print(json.dumps(answer), flush=True)
@@ -122,7 +127,8 @@ def main() -> None:
     asked = json.load(sys.stdin)
     host = asked["chief"]
     key = host.pop("key_file")
-    hold_for(asked["process"], Host(**host, key_file=Path(key) if key else None), asked["what"])
+    chief = Host(**host, key_file=Path(key) if key else None)
+    hold_for(asked["process"], chief, asked["what"], asked["listed"], asked["back"])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
+from fleet.hosts.removed_hosts import find_removed, note_removal
 from fleet.hosts.units import Health
 from fleet.planning.cost import Cost, cost_of_restart, find_chief, find_shortages, training
 from fleet.site import inventory_file
@@ -90,6 +91,7 @@ def remove_host(
     with Trail(cluster, console, "remove-host", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
         _clean(cluster, console, seen, host)
+        note_removal(cluster.hosts, cluster.inventory.chief.host, host)
         lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
         _change(cluster.inventory, console, edit, expected, lines, host)
     restart = _restart(cluster, seen)
@@ -143,7 +145,7 @@ def replace_host(
     with Trail(cluster, console, "replace-host", reason) as trail:
         trail.begin(hosts=[old, new], tasks=[task.name for task in inventory.tasks_on(old)], new=where)
         _clean(cluster, console, seen, old)
-        _keep_out(cluster, console, old, expected)
+        _keep_out(cluster, console, old, new, expected)
         lines = [f"write {new} instead of {old}", f"ansible_host: {where}"]
         _change(inventory, console, edit, expected, lines, old, new, variables)
     console.print(
@@ -352,8 +354,14 @@ def _change(
     console.print(f"changed {inventory.source}; as it was: {', '.join(map(_short, backups))}")
 
 
-def _keep_out(cluster: Cluster, console: Console, old: str, expected: Sequence[Task]) -> None:
-    """Have the tasks of a replaced host not join, by its name and their old addresses, and forget its drain."""
+def _keep_out(cluster: Cluster, console: Console, old: str, new: str, expected: Sequence[Task]) -> None:
+    """Have the tasks of a replaced host not join, by its name and their old addresses, and forget its drain.
+
+    Another checkout is not to bring it back either.
+    """
+    if old != cluster.inventory.chief.host:
+        find_removed(cluster.hosts, cluster.inventory.chief.host, [], back=[new])
+        note_removal(cluster.hosts, cluster.inventory.chief.host, old)
     now = {task.name: _known_as(task) for task in expected}
     moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}
     try:

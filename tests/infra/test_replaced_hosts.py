@@ -67,7 +67,9 @@ def site(lab: dict[str, Any], long_run: Path, tmp_path_factory: pytest.TempPathF
     made.first_addresses()
     answer(lab["head"], "rm -f /srv/trainer/replaced.json")
     moved = str(ipaddress.ip_address(made.addresses["head"]) + LATER)
-    back = play("site.yml", "-e", f"cluster_takes_over={moved}", inventory=long_run)
+    back = play(
+        "site.yml", "-e", f"cluster_takes_over={moved}", "-e", "cluster_brings_back=worker-1", inventory=long_run
+    )
     assert back.code == 0, back.failed
     done("start-cluster", "--detach", inventory=long_run)
 

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import acquire_start_lock as plugin
 import pytest
@@ -19,6 +21,7 @@ import yaml
 import fleet.hosts.lock
 from fleet.errors import OperatorMistake
 from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
+from fleet.hosts.removed_hosts import note_removal
 from fleet.hosts.ssh import Answer
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -33,9 +36,13 @@ class Here:
         self.directory = directory
         self.held: list[subprocess.Popen[str]] = []
 
+    def command(self, script: str) -> list[str]:
+        for place in ("/run/", "/var/lib/psfleet/"):
+            script = script.replace(place, f"{self.directory}/")
+        return ["sh", "-c", f"{self.root}\n{script}"]
+
     def hold(self, host: str, script: str) -> Answer:
-        script = script.replace("/run/", f"{self.directory}/")
-        command = ["sh", "-c", f"{self.root}\n{script}"]
+        command = self.command(script)
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -64,7 +71,7 @@ class Here:
 
     def run(self, scripts: Mapping[str, str], timeout: float = 30) -> dict[str, Answer]:
         ((host, script),) = scripts.items()
-        command = ["sh", "-c", f"{self.root}\n{script.replace('/run/', f'{self.directory}/')}"]
+        command = self.command(script)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return {host: Answer(done.stdout, done.stderr, done.returncode)}
 
@@ -204,9 +211,53 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
     assert not holding.is_alive()
 
 
+def test_site_yml_refuses_hosts_that_another_checkout_has_taken_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Here(tmp_path)
+    monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: here)
+    everyone = ["head", "worker-0", "worker-1"]
+
+    def said(playbook: int, *back: str) -> str:
+        hold_for(playbook, Host("head", "192.0.2.10"), "run of site.yml", everyone, back)
+        answer: dict[str, str] = json.loads(capsys.readouterr().out)
+        return answer.get("refused", "")
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert said(ended.pid) == ""
+    for name in ("worker-0", "worker-1", "worker-2"):
+        note_removal(here, "head", name)
+    refusal = said(os.getpid())  # it lets go by itself
+    assert not here.held
+    assert re.search(
+        r"worker-1 was taken out of this cluster by ann o'neill@\S+ at \d{4}-\d\d-\d\d \d\d:\d\d UTC", refusal
+    )
+    assert "worker-2" not in refusal
+    assert refusal.endswith("site.yml -e cluster_brings_back=worker-0,worker-1")
+    assert "worker-1" not in said(os.getpid(), "worker-1")
+    assert said(ended.pid, "worker-0", "") == ""
+    assert said(ended.pid) == ""  # they are back
+
+
+def test_site_yml_names_its_hosts_to_the_lock_and_reset_yml_none() -> None:
+    assert yaml.safe_load((KIT / "site.yml").read_text())[1]["vars"] == {"lock_listed": "{{ groups['all'] }}"}
+    asked = yaml.safe_load((KIT / "ansible/lock.yml").read_text())[0]["tasks"][0]["acquire_start_lock"]
+    assert asked["listed"] == "{{ lock_listed | default([]) }}"
+    assert [
+        play for play in yaml.safe_load((KIT / "ansible/reset.yml").read_text()) if "lock_listed" in str(play)
+    ] == []
+
+
+def action(**arguments: Any) -> Any:
+    made = object.__new__(plugin.ActionModule)
+    made._task = SimpleNamespace(args=arguments)
+    return made
+
+
 def test_a_machine_that_is_the_whole_cluster_needs_no_ssh() -> None:
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_connection": "local"}}}
-    done = object.__new__(plugin.ActionModule).run(task_vars=variables)
+    done = action().run(task_vars=variables)
     assert (done["skipped"], "warnings" in done, "failed" in done) == (True, False, False)
 
 
@@ -224,7 +275,7 @@ def test_a_holder_that_can_t_begin_says_why(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(plugin.places, "CODE", tmp_path)  # where there is no fleet
     monkeypatch.delenv("PYTHONPATH", raising=False)
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}
-    [warning] = object.__new__(plugin.ActionModule).run(task_vars=variables)["warnings"]
+    [warning] = action().run(task_vars=variables)["warnings"]
     assert "since head can't be asked: " in warning
     assert "No module named" in warning
 
@@ -235,13 +286,16 @@ def test_the_lock_names_the_playbook_that_has_it(
 ) -> None:
     holder = tmp_path / "fleet/hosts/lock.py"
     holder.parent.mkdir(parents=True)
-    holder.write_text("import json, sys\nprint(json.dumps({'refused': json.load(sys.stdin)['what']}))\n")
+    holder.write_text(
+        "import json, sys\nasked = json.load(sys.stdin)\n"
+        "print(json.dumps({'refused': ' '.join([asked['what'], *asked['listed'], *asked['back']])}))\n"
+    )
     monkeypatch.setattr(plugin.places, "CODE", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(plugin, "CLIARGS", {"args": (playbook,)})
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}
-    done = object.__new__(plugin.ActionModule).run(task_vars=variables)
-    assert done == {"failed": True, "msg": f"run of {playbook.rpartition('/')[2]}"}
+    done = action(listed=["head", "worker-0"], back=["worker-0"]).run(task_vars=variables)
+    assert done == {"failed": True, "msg": f"run of {playbook.rpartition('/')[2]} head worker-0 worker-0"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--limit", "worker"), ("--check",)])

@@ -20,6 +20,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.removed_hosts import REMOVED
 from fleet.hosts.ssh import Answer
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
@@ -118,6 +119,31 @@ def test_a_host_that_leaves_the_middle_moves_no_number(place: Path, hosts: Hosts
     inventory = load_inventory(str(place))
     remove_host(Cluster(inventory, hosts), console, "w-a")  # typed twice
     assert "has no host w-a with a task: it is removed already" in fake_hosts.printed(console)
+
+
+def test_the_coordinators_host_keeps_who_left_and_forgets_who_came(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
+) -> None:
+    asked: list[tuple[str, str]] = []
+    run = hosts.run
+
+    def note(scripts: Any, *more: Any) -> Any:
+        asked.extend((host, script) for host, script in scripts.items() if REMOVED in script)
+        return run(scripts, *more)
+
+    monkeypatch.setattr(hosts, "run", note)
+    for name in ("w-a", "w-b"):
+        drain(cluster(hosts), console, name)
+    remove_host(cluster(hosts), console, "w-a", plan_only=True)
+    assert asked == []
+    remove_host(cluster(hosts), console, "w-a")
+    [(host, script)] = asked
+    assert (host, script.split()[-2]) == ("head", "w-a")
+    asked.clear()
+    replace_host(cluster(hosts), console, "w-b", "w-d", "192.0.2.99")
+    (_, forgotten), (host, noted) = asked
+    assert f"rm -f {REMOVED}/w-d" in forgotten
+    assert (host, noted.split()[-2]) == ("head", "w-b")
 
 
 def test_an_inventory_is_never_half_written(

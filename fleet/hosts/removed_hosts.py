@@ -1,0 +1,43 @@
+"""Hosts that were taken out of the cluster: a checkout that still lists one would bring it back.
+
+Each has a file on the chief's host, with who took it out and when.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from fleet.hosts.ssh import Hosts
+from fleet.site.origin import origin
+
+REMOVED = "/var/lib/psfleet/removed"
+_NOTE = f"""umask 022
+mkdir -p {REMOVED}
+echo "$2 at $(date --utc '+%Y-%m-%d %H:%M') UTC" >{REMOVED}/"$1"
+"""
+_READ = f"""cd {REMOVED} 2>/dev/null || exit 0
+for name in *; do [ ! -f "$name" ] || echo "$name $(cat "$name")"; done"""
+
+
+def note_removal(hosts: Hosts, chief: str, name: str) -> None:
+    """Have the chief's host keep that a host was taken out now, by this operator."""
+    hosts.run({chief: f"root sh -c {shlex.quote(_NOTE)} sh {shlex.quote(name)} {shlex.quote(origin())}"})
+
+
+def find_removed(hosts: Hosts, chief: str, listed: Sequence[str], back: Sequence[str] = ()) -> dict[str, str]:
+    """Return who took hosts out that an inventory lists, and when; those that come back are forgotten."""
+    forget = "".join(f"root rm -f {REMOVED}/{shlex.quote(name)}\n" for name in back if name)
+    lines = hosts.run({chief: forget + _READ})[chief].stdout.splitlines()
+    known = dict(line.split(" ", 1) for line in lines)
+    return {name: known[name] for name in listed if name in known}
+
+
+def describe_removed(removed: dict[str, str]) -> str:
+    """Say why site.yml refuses an inventory."""
+    found = "; ".join(f"{name} was taken out of this cluster by {who}" for name, who in removed.items())
+    return (
+        f"{found}. Expected an inventory without it: take that of the checkout where it was done, or type "
+        f"`fab remove-host {next(iter(removed))}`. To have it back, once: site.yml -e "
+        f"cluster_brings_back={','.join(removed)}"
+    )
