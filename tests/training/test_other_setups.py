@@ -29,7 +29,7 @@ for name in ("houses:Houses", "clicks:Clicks"):
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("page")
     names = [str(path.relative_to(directory)) for path in write_files("from-other-setups.md", directory)]
-    assert names == ["houses.py", "start.sh", "clicks.py", "inventory/mine/hosts.yml", "inventory/tfjob/hosts.yml"]
+    assert names == ["houses.py", "start.sh", "clicks.py", "inventory/mine/hosts.yml"]
     return directory
 
 
@@ -66,13 +66,10 @@ def test_flags_start_a_cluster(page: Path, runs: Runs) -> None:
     assert (status["state"], status["step"]) == ("finished", 300)
 
 
-def test_inventories_make_the_clusters_that_stood_there(page: Path) -> None:
+def test_the_inventory_makes_the_cluster_that_stood_there(page: Path) -> None:
     mine = load_inventory(str(page / "inventory/mine"))
     assert [(task.name, task.address) for task in mine.tasks if task.job != "chief"] == [
         ("ps-0", "10.0.0.1"),
         ("worker-0", "10.0.0.2"),
         ("worker-1", "10.0.0.3"),
     ]
-    jobs = [task.job for task in load_inventory(str(page / "inventory/tfjob")).tasks]
-    replicas = {job: jobs.count(job) for job in ("chief", "ps", "worker", "evaluator")}
-    assert replicas == {"chief": 1, "ps": 2, "worker": 4, "evaluator": 1}

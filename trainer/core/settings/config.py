@@ -123,8 +123,8 @@ class Config:
     )
     api: str = setting(
         "custom_loop",
-        "How the model is trained: `custom_loop`, or `fit`, Keras's `Model.fit` (not with [Keras 3](keras3.md)). Both "
-        "call the model's `train_step` in packed calls and the program's `callbacks`, with the same checkpoints.",
+        "[How the model is trained](training.md#two-apis-one-training): `custom_loop`, or `fit`, Keras's `Model.fit` "
+        "(not with [Keras 3](keras3.md)).",
         choices=APIS,
     )
     steps: int = setting(
@@ -215,8 +215,8 @@ class Config:
     )
     checkpoints_best_mode: str = setting(
         "auto",
-        "Whether the least is the best of that metric (`min`) or the greatest (`max`). `auto` goes by its name, and "
-        "where that does not say it, `min` or `max` must.",
+        "Whether the least of that metric is the best (`min`) or the greatest (`max`). "
+        "[`auto` goes by its name](training.md#the-best-by-an-evaluation).",
         choices=MODES,
     )
     checkpoints_kept_hours: float = setting(
@@ -330,9 +330,8 @@ class Config:
     )
     max_restarts_without_step: int = setting(
         10,
-        "More than so many crashes of the coordinator, without a new checkpoint in between, end the run with an "
-        "error; so many of the evaluator without an evaluation end it alone. Waiting for machines or storage does not "
-        "count.",
+        "How many crashes a run survives: of the coordinator without a new checkpoint, of the evaluator "
+        "(which ends alone) without an evaluation. Waiting for machines or storage is none.",
         at_least(1),
     )
     log_seconds: float = setting(
