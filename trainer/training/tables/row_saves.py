@@ -78,8 +78,8 @@ class PreviousRowSave:
     """Of how many of these it has the rows."""
     written: int = 0
     """How many bytes these rows take."""
-    is_marked: bool = True
-    """Whether marks have all rows that have changed since the whole one."""
+    is_marked: bool = False
+    """Whether marks have all rows that have changed since the whole one, of what has marks."""
 
 
 class RowTraces(NamedTuple):
@@ -145,11 +145,13 @@ class RowSnapshot(Snapshot):
         # Else whole tables might be read for nothing.
         redirect([rest], {id(large.copy.handle): large.empty.handle for large in self._large})
         compare = traced(partial(self._assign_changes, None))
-        by_marks = [traced(partial(self._assign_changes, one)) if self._marked else compare for one in (MARKED, SAVED)]
+        take_marked, take_joined = (
+            traced(partial(self._assign_changes, least)) if self._marked else compare for least in (MARKED, SAVED)
+        )
         text, number = tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)
         write_rows, drop_rest = traced(self._write_changes, text, number), traced(self._assign_nothing_to_small)
         count, put = traced(self._count_joined), traced(self._put_changes)
-        return RowTraces(compare, *by_marks, count, put, rest, write_rows, drop_rest)
+        return RowTraces(compare, take_marked, take_joined, count, put, rest, write_rows, drop_rest)
 
     def copy_variables(self) -> int:
         """Copy the variables, of large ones what has changed; returns, when it is done, the step."""
@@ -159,7 +161,7 @@ class RowSnapshot(Snapshot):
             return super().copy_variables()
         if is_doubted or any(self._marks.of(one) is None for one in self._marked):
             changes, before = self._traces.compare, dataclasses.replace(before, is_marked=False)
-        elif self._is_long(before):
+        elif self._is_long(before) or (before.is_marked and before.linked >= MAX_LINKED):
             changes, before = self._traces.take_joined, dataclasses.replace(before, linked=0, written=0)
         else:
             changes = self._traces.take_marked
@@ -180,10 +182,10 @@ class RowSnapshot(Snapshot):
             if before is not None and link(before, prefix):
                 self._traces.write_rest(tf.constant(prefix)).numpy()
                 self._traces.write_rows(tf.constant(prefix), tf.constant(before.linked, tf.int64)).numpy()
-                more = {"increments": before.increments + 1, "linked": before.linked + 1}
-                saved = dataclasses.replace(before, prefix=prefix, **more)
+                increments, linked = before.increments + 1, before.linked + 1
+                saved = dataclasses.replace(before, prefix=prefix, increments=increments, linked=linked)
             else:
-                saved = PreviousRowSave(prefix)
+                saved = PreviousRowSave(prefix, is_marked=bool(self._marked))
                 self._write(tf.constant(prefix)).numpy()
             if saved.increments < self._most and (not self._is_long(saved) or self._may_join(saved)):
                 self._before = saved
@@ -198,8 +200,8 @@ class RowSnapshot(Snapshot):
         return sum(bytes_of(large.variable) for large in self._large)
 
     def _is_long(self, saved: PreviousRowSave) -> bool:
-        """Return whether a save has so much to link, or to read, that the next one must not add to it."""
-        return saved.written > MAX_WRITTEN_SHARE * self._bytes or saved.linked >= MAX_LINKED
+        """Return whether so much was written since the whole save that the next one must not add to it."""
+        return saved.written > MAX_WRITTEN_SHARE * self._bytes
 
     def _may_join(self, saved: PreviousRowSave) -> bool:
         return saved.is_marked and int(self._traces.count_joined().numpy()) <= MAX_JOINED * self._bytes
