@@ -464,6 +464,40 @@ def test_a_step_that_reads_one_part_alone_is_refused(make: Any, penalty: Any) ->
         train(make(0.1), plain, penalty=penalty)
 
 
+OF_SOME_PARTS: dict[str, Callable[..., list[Any]]] = {
+    "zeros": lambda gradients, weights: [tf.zeros_like(gradients[0]), gradients[1]],
+    "factors": lambda gradients, weights: [0.1 * gradients[0], 1.0 * gradients[1]],
+    "factors in a function": lambda gradients, weights: [
+        tf.function(lambda one, factor=factor: one * factor)(each)
+        for each, factor in zip(gradients, (0.1, 1.0), strict=True)
+    ],
+    "one only": lambda gradients, weights: [None, gradients[1]],
+    "clipped": lambda gradients, weights: [tf.clip_by_value(gradients[0], -1.0, 1.0), gradients[1]],
+}
+OF_EACH_PART: dict[str, Callable[..., list[Any]]] = {
+    "factors": lambda gradients, weights: [0.1 * one for one in gradients],
+    "noise": lambda gradients, weights: [
+        one + 0.1 * tf.random.stateless_normal(one.shape, [number, 1]) for number, one in enumerate(gradients)
+    ],
+    "masked": lambda gradients, weights: [
+        one * tf.constant([[1.0, 0.0, float(number)]] * 2) for number, one in enumerate(gradients)
+    ],
+}
+
+
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
+@pytest.mark.parametrize("change", OF_SOME_PARTS.values(), ids=OF_SOME_PARTS)
+def test_a_step_that_trains_some_parts_otherwise_is_refused(make: Any, change: Any) -> None:
+    with pytest.raises(UserError, match=r"the step does not train all parts of table alike.* as model\.get_layer"):
+        train(make(0.1), change)
+    train(tf.keras.optimizers.SGD(0.1), change, is_split=False)
+
+
+@pytest.mark.parametrize("change", OF_EACH_PART.values(), ids=OF_EACH_PART)
+def test_a_step_that_trains_each_part_alike_works(change: Any) -> None:
+    train(tf.keras.optimizers.SGD(0.1), change)
+
+
 def test_rows_of_the_whole_may_lie_in_one_part() -> None:
     see_whole_weights()
 

@@ -19,19 +19,26 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided, whole_of
+from trainer.training.tf_internals.variables import beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, is_only_asserted, outside, reach, uses, within
 from trainer.training.updates.part_noise import reject_same_noise
 from trainer.training.updates.rows import own
+from trainer.training.updates.unequal_parts import (
+    WHOLE_INSTEAD,
+    is_of_tape,
+    is_tapes,
+    note_update,
+    reject_unequal,
+    reject_unequal_updates,
+)
 
 TOTALS = ("All", "Any", "EuclideanNorm", "L2Loss", "Max", "Mean", "Min", "Prod", "Sum")
 ALONG_AN_AXIS = ("ArgMax", "ArgMin", "Cumprod", "Cumsum", "ReverseV2")  # the axis is the second input, as of totals
 PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul")
 OF_A_MATRIX = ("Cholesky", "MatrixInverse", "MatrixSquareRoot", "Qr", "SelfAdjointEigV2", "Svd")
 OF_A_LIST = ("TopKV2",)  # sorts and quantiles too
-OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 SUMS = ("L2Loss", "Sum")  # of parts they add up to the whole's
 # Of a sum they don't.
 CURVED = (
@@ -40,7 +47,6 @@ CURVED = (
 )
 DIVIDING = ("Div", "DivNoNan", "FloorDiv", "RealDiv")
 JOINING = ("AccumulateNV2", "AddN", "ConcatV2", "Pack")
-WHOLE_INSTEAD = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
 ALL_INSTEAD = "take a norm of all gradients, as tf.linalg.global_norm"
 SAME = ("Identity", "Reshape", "Squeeze")
 ITEM = "TensorListGetItem"  # a row, of tf.map_fn
@@ -65,6 +71,7 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     graph = tf.compat.v1.get_default_graph()
     _updating.setdefault(graph, {}).update((one.name, id(beneath(part))) for one in made)
     kind = type(optimizer)
+    note_update(optimizer, part, gradient)
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
     is_clipped = bool(getattr(optimizer, "clipnorm", None))  # by the whole's norm before (optimizers.py)
     where = "the step" if not is_clipped and differs(whole, part, totals_of(gradient)) else ""
@@ -105,6 +112,7 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
         reads = [[one for one in each if one.operation.type == "ReadVariableOp"] for each in used]
         reject_unequal(parts, reads)
+        reject_unequal_updates(parts)
         reject_same_noise([*map(beneath, parts)], given, graph.get_operations(), _updating.get(graph, {}))
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):
@@ -113,18 +121,6 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
                 raise refusal("the step", part, WHOLE_INSTEAD, operation=found)
             if (found := no_sum(taped)) or totals_written(each) != first:
                 raise refusal("the step", part, ALL_INSTEAD, operation=found)
-
-
-def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) -> None:
-    """Raise UserError where a step reads some parts of a weight by their places, shapes or names."""
-    numbers = [len([one for one in each if OF_SOME_ROWS not in one.operation.name]) for each in reads]
-    if len(set(numbers)) > 1:
-        part = parts[numbers.index(max(numbers))]
-        raise UserError(
-            f"the step reads {part.name} otherwise than the other parts of {name_of(part)}, which is split over the "
-            "ps: trainable_variables has a weight's parts, with names and shapes of their own. Set partitioner to "
-            f"none, so that weights stay whole, or {WHOLE_INSTEAD}"
-        )
 
 
 def split_weights(variables: Iterable[Variable]) -> list[list[Variable]]:
@@ -207,10 +203,6 @@ def is_with_rows(use: Use, states: Mapping[Any, set[str]]) -> bool:
     if one.type == "Mul":
         return not others or any(states.get(each) for each in others)
     return any(states.get(each, set()) - {SUMMED} for each in others)
-
-
-def is_tapes(operation: Operation) -> bool:
-    return bool(operation.name.startswith(OF_TAPE))
 
 
 def is_sum(operation: Operation) -> bool:
@@ -329,10 +321,6 @@ def origins_of(result: Flow) -> frozenset[Any]:
 def sources_of(flow: Flow, is_end: Callable[[Flow], bool]) -> Iterator[Flow]:
     """Yield a tensor and all that it is computed of, each once; nothing behind those at which it ends."""
     return reach([flow], lambda one: [] if is_end(one) else behind(one))
-
-
-def is_of_tape(flow: Flow) -> bool:
-    return is_tapes(flow.tensor.op)
 
 
 def mixed(operation: Operation, calls: Calls = ()) -> list[Flow]:
