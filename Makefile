@@ -104,6 +104,7 @@ unit: venv  ## tests without TensorFlow and without a lab
 training: venv-tf  ## tests that train in local processes
 	$(TWICE) training tests/training -m "not matrix" --timeout 900
 
+matrix: export STEPS_OF_A_ROUND = 2
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats
 	@test "$$(id -u)" != 0 || $(PYTHON) -m lab packages python3-fusepy
 	python -m pytest tests/training -m matrix

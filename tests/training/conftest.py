@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from forks import STEPS_OF_A_ROUND
-from processes import DIGITS, MINUTE, Process, Runs, run_check
+from processes import DIGITS, MINUTE, STEPS_OF_A_ROUND, Process, Runs, run_check
 
 from trainer.core.runtime import prepare_tensorflow
 from trainer.telemetry.logs import DRIVER
@@ -16,7 +15,7 @@ from trainer.telemetry.logs import DRIVER
 # Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
 prepare_tensorflow()
 remote = importlib.import_module("trainer.training.steps.remote")  # it imports TensorFlow
-remote.UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
+remote.UNROLLED_STEPS = int(STEPS_OF_A_ROUND)  # type: ignore[attr-defined]
 if DRIVER.exists():  # with a GPU: what these tests compute in their own process stands for a ps
     import tensorflow as tf
 
@@ -25,6 +24,12 @@ if DRIVER.exists():  # with a GPU: what these tests compute in their own process
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: says with another optimizer or API what others say: `make matrix`")
+
+
+@pytest.fixture
+def rounds_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy the operations of steps that this process traces, as those of most programs are (forks.py)."""
+    monkeypatch.setattr(remote, "UNROLLED_STEPS", 2)
 
 
 @pytest.fixture(scope="session")
@@ -52,5 +57,5 @@ def digits(runs: Runs) -> Process:
 @pytest.fixture(scope="session")
 def input_check() -> dict[str, Any]:
     """What input_check.py found on servers in its process: the input, the variables' places, rates, metrics."""
-    found: dict[str, Any] = run_check("input_check.py", deadline=550)
+    found: dict[str, Any] = run_check("input_check.py", deadline=550, STEPS_OF_A_ROUND="2")
     return found

@@ -1,17 +1,19 @@
-"""python forks.py SOCKET PARENT: the fork server of the tests. What it forks trains in rounds of two steps.
+"""python forks.py SOCKET PARENT: the fork server of the tests. What it forks trains in rounds of STEPS_OF_A_ROUND.
 
 Its servers look four times a second whether their run is over.
 
-Of rounds of eight, which the trainer has, each worker optimises a graph that is four times as large: with a tiny model
-that is a third of a training. Coordinators of supervisors that import TensorFlow have them, and those on hosts.
+A call has its step once for each step of a round, and once more for what is left over, and each worker optimises all.
+Of few steps that is most of a training: scripts, and trainings in the tests' own process, have rounds of one step, as
+large models do. A round of two takes a quarter less time a step: runs have it, and so do `make matrix` and tests that
+ask for it. Coordinators of supervisors that import TensorFlow, and those on hosts, have eight, as the trainer does.
 """
 
+import os
 import sys
 
 from trainer.process.fork_server import WarmParent, listen_at
 from trainer.process.warm_start import die_with_parent, warm_up
 
-STEPS_OF_A_ROUND = 2
 RUN_POLL_SECONDS = 0.25
 
 if __name__ == "__main__":
@@ -19,6 +21,6 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the tests': no trainer has them
     server = WarmParent()
     warm_up()
-    sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = STEPS_OF_A_ROUND  # type: ignore[attr-defined]
+    sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = int(os.environ["STEPS_OF_A_ROUND"])  # type: ignore[attr-defined]
     sys.modules["trainer.tasks.server"].RUN_POLL_SECONDS = RUN_POLL_SECONDS  # type: ignore[attr-defined]
     server.run(listen_at(sys.argv[1]))

@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 DIGITS = "trainer.examples.digits:Digits"
 MINUTE = 60.0
+STEPS_OF_A_ROUND = os.environ.get("STEPS_OF_A_ROUND", "1")  # in the tests' own process and in checks (forks.py)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -51,11 +52,11 @@ def until(holds: Callable[[], Any], what: str, deadline: float = 2 * MINUTE, say
 
 
 @functools.cache
-def fork_server() -> ForkServer:
-    """Start the session's server; it ends with the tests."""
+def fork_server(steps_of_a_round: str = "2") -> ForkServer:
+    """Start the session's server of processes that train in such rounds; it ends with the tests."""
     server = ForkServer(Path(tempfile.mkdtemp(prefix="psfleet-tests-")) / "forks")
     command = [sys.executable, "-u", str(Path(__file__).with_name("forks.py")), str(server.path), str(os.getpid())]
-    subprocess.Popen(command, env=environment(), process_group=0)
+    subprocess.Popen(command, env=environment(STEPS_OF_A_ROUND=steps_of_a_round), process_group=0)
     atexit.register(shutil.rmtree, server.path.parent)
     assert server.wait(3 * MINUTE), "the fork server is not ready"
     return server
@@ -138,10 +139,11 @@ def run_check(script: str, *arguments: str, deadline: float = 2 * MINUTE, forked
 
     `forked` says that it need not import TensorFlow itself.
     """
+    forks = fork_server(variables.get("STEPS_OF_A_ROUND", STEPS_OF_A_ROUND)) if forked else None
     command = [str(Path(__file__).with_name(script)), *arguments]
     variables = {"PYTHONPATH": f"{ROOT}:{PROGRAMS}", **variables}
-    if forked:
-        process = Process(command, PROGRAMS, fork_server(), **variables)
+    if forks:
+        process = Process(command, PROGRAMS, forks, **variables)
         try:
             assert process.wait(deadline) == 0, process.output[-3000:]
         finally:

@@ -16,6 +16,8 @@ from counting import counts
 from processes import MINUTE, Process, Runs, kill, run_check, until
 
 from trainer.core.failures import Infrastructure, UserError, is_infrastructure, is_stale
+from trainer.run.directory import RunDirectory
+from trainer.telemetry.status import read_status
 from trainer.training.data.context import InputContext
 from trainer.training.data.file_names import matching
 
@@ -122,7 +124,7 @@ def start(runs: Runs, run: str, place: Path, *more: str, slow: int = 200_000) ->
 
 
 def trained(runs: Runs, run: str) -> int:
-    return runs.status(run)["step"] or 0
+    return read_status(RunDirectory(runs.shared, run)).step or 0
 
 
 def test_files_of_slow_and_dead_workers_go_to_the_others_and_none_is_lost(runs: Runs, tmp_path: Path) -> None:

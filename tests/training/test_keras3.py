@@ -16,14 +16,14 @@ QUICK = {"Adam, EMA": ("3 ps",), "Muon": ("2 ps",)}
 CALLBACKS = re.compile(r"^\| (?P<names>`[A-Z]\w+`(?:, `[A-Z]\w+`)*) \| (?P<outcome>works|refused): ", re.M)
 
 
-def check(*parts: str) -> dict[str, Any]:
-    found: dict[str, Any] = run_check("keras3_check.py", *parts, deadline=750)
+def check(*parts: str, **variables: str) -> dict[str, Any]:
+    found: dict[str, Any] = run_check("keras3_check.py", *parts, deadline=750, forked=True, **variables)
     return found
 
 
 @pytest.fixture(scope="module")
 def steps() -> dict[str, Any]:
-    return check("counts", "rows", "lazy_rows")
+    return check("counts", "rows", "lazy_rows", STEPS_OF_A_ROUND="2")
 
 
 @pytest.fixture(scope="module")

@@ -216,7 +216,14 @@ def test_a_ps_that_is_lost_for_good_is_waited_for_when_told_so(runs: Runs) -> No
 def trained(runs: Runs, run: str, process: Process) -> int:
     """Return the step that the run has reported, once its present process has trained."""
     step = max([int(event["message"].removeprefix("step ")) for event in events(runs, run, "attached")], default=0)
-    return until(lambda: (now := runs.status(run)["step"]) and now > step and now, "a step", say=lambda: process.output)
+    status = runs.directory(run) / "status.json"
+
+    def reached() -> int:
+        now = (read_record(status) or {}).get("step") or 0
+        return now if now > step else 0
+
+    found: int = until(reached, "a step", say=lambda: process.output)
+    return found
 
 
 # test_handover.py kills coordinators as well, and the dozen of the drills one on a host.

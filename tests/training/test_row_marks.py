@@ -28,7 +28,7 @@ from trainer.training.tables.row_saves import snapshots_of
 from trainer.training.tf_internals.graphs import inner_graphs, outermost
 from trainer.training.updates.row_marks import RowMarks, rows_changed
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("rounds_of_two")]
 ITEMS, WIDTH, BATCH, IDS, WORKERS = 4000, 4, 16, 4, 2
 two, legacy = tf.keras.optimizers, tf.keras.optimizers.legacy
 
