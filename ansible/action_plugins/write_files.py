@@ -1,12 +1,12 @@
 """Write the files and directories of several tasks in one run, of the module many_files.
 
     write_files:
-      directories: [/etc/one]  # 0755
+      directories: [/etc/one]  # 0755, or {path: ..., mode: ..., owner: ..., group: ...}
       files:
         - {dest: /etc/one/text, src: text.j2, mode: "0644"}
 
 A file has a `src`, of the role's templates where it ends with .j2, else of its files; or `content`. It may have
-`owner`, `group` and `validate`, and `vars` for its template.
+`owner`, `group` and `validate`, and `vars`, `variable_start_string` and `variable_end_string` for its template.
 `paths` has what was changed.
 """
 

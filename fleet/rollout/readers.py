@@ -61,8 +61,10 @@ def file(call: TaskCall) -> Any:
 
 
 def write_files(call: TaskCall) -> Any:
-    for path in call.value("directories") or ():
-        call.wanted.files[str(path)] = ["0755", "directory"]
+    for each in call.value("directories") or ():
+        wanted = each if isinstance(each, Mapping) else {"path": each}
+        owners = [str(wanted[name]) for name in ("owner", "group") if name in wanted]
+        call.wanted.files[str(wanted["path"])] = [wanted.get("mode", "0755"), "directory", *owners]
     for each in call.arguments.get("files", ()):
         read = template_file if str(each.get("src", "")).endswith(".j2") else copy
         read(replace(call, arguments=each, more={**call.more, **each.get("vars", {})}))

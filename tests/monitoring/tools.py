@@ -42,9 +42,10 @@ def role_vars(role: str) -> dict[str, Any]:
 def rendered(role: str, template: str, values: dict[str, Any]) -> str:
     """Render a role's template as its task does."""
     (delimiters,) = (
-        task["ansible.builtin.template"]
+        file
         for task in _tasks(yaml.safe_load((ROOT / "roles" / role / "tasks" / "main.yml").read_text()))
-        if task.get("ansible.builtin.template", {}).get("src") == template
+        for file in task.get("write_files", {}).get("files", ())
+        if file.get("src") == template
     )
     environment = jinja2.Environment(
         trim_blocks=True,

@@ -43,12 +43,7 @@ def test_an_ipv6_address_stands_in_brackets():
 def test_the_machines_own_exports_are_left_alone():
     """No NFS server runs in a container: `make test-vms` sees the file, and this which task writes it."""
     tasks = yaml.safe_load((ROLE / "tasks/main.yml").read_text())
-    writes = {
-        (module, arguments["dest"]): arguments.get("content", arguments.get("src"))
-        for task in tasks
-        for module, arguments in task.items()
-        if isinstance(arguments, dict) and "exports" in str(arguments.get("dest"))
-    }
-    assert writes == {
-        ("ansible.builtin.template", "/etc/exports.d/psfleet.exports"): "exports.j2",
+    files = [each for task in tasks for each in task.get("write_files", {}).get("files", ())]
+    assert {each["dest"]: each["src"] for each in files if "exports" in each["dest"]} == {
+        "/etc/exports.d/psfleet.exports": "exports.j2",
     }

@@ -753,8 +753,9 @@ def flat(tasks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def apart(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Have a task of Ansible's own for each of the files."""
     shared = {name: task[name] for name in ("name", "loop") if name in task}
-    for path in task["write_files"].get("directories", ()):
-        yield {**shared, "ansible.builtin.file": {"path": path, "state": "directory", "mode": "0755"}}
+    for each in task["write_files"].get("directories", ()):
+        given = each if isinstance(each, dict) else {"path": each}
+        yield {**shared, "ansible.builtin.file": {"state": "directory", "mode": "0755", **given}}
     for each in task["write_files"]["files"]:
         module = "template" if each.get("src", "").endswith(".j2") else "copy"
         given = {key: value for key, value in each.items() if key != "vars"}

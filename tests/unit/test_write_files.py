@@ -25,13 +25,18 @@ TASKS = """
   when: seen.right
 - name: Write them
   write_files:
-    directories: ["{{ place }}/etc/deep", "{{ place }}/units"]
+    directories: ["{{ place }}/etc/deep", {path: "{{ place }}/units", mode: "0750"}]
     files:
       - dest: "{{ place }}/etc/deep/{{ host }}.conf"
         src: text.j2
         mode: "0640"
         vars: {word: "{{ words[0] }}"}
       - {dest: "{{ place }}/units/program", src: program, mode: "0755"}
+      - dest: "{{ place }}/units/other"
+        src: other.j2
+        mode: "0644"
+        variable_start_string: "<<"
+        variable_end_string: ">>"
       - {dest: "{{ place }}/units/number", content: "n={{ number }}\\n", mode: "0644"}
 """
 
@@ -59,8 +64,13 @@ def play(place: Path, *arguments: str) -> dict[str, dict[str, Any]]:
 
 def test_a_role_writes_its_files_in_one_run(tmp_path: Path) -> None:
     role = tmp_path / "roles/many"
-    for name, text in (("tasks/main.yml", TASKS), ("templates/text.j2", "{{ word }}\n"), ("files/program", "{{ }}\n")):
-        (role / name).parent.mkdir(parents=True)
+    for name, text in (
+        ("tasks/main.yml", TASKS),
+        ("templates/text.j2", "{{ word }}\n"),
+        ("files/program", "{{ }}\n"),
+        ("templates/other.j2", "{{ << number >> }}\n"),
+    ):
+        (role / name).parent.mkdir(parents=True, exist_ok=True)
         (role / name).write_text(text)
     for host in ("one", "two"):
         (tmp_path / host).mkdir()
@@ -74,12 +84,12 @@ def test_a_role_writes_its_files_in_one_run(tmp_path: Path) -> None:
     first = play(tmp_path)
     for host in ("one", "two"):
         base = tmp_path / host
-        names = ("etc", "etc/deep", "units", f"etc/deep/{host}.conf", "units/program", "units/number")
+        names = ("etc", "etc/deep", "units", f"etc/deep/{host}.conf", "units/program", "units/other", "units/number")
         assert first[host]["Write them"]["paths"] == [str(base / name) for name in names]
         modes = [f"{(base / name).stat().st_mode & 0o7777:04o}" for name in names]
-        assert modes == ["0755", "0755", "0755", "0640", "0755", "0644"]
+        assert modes == ["0755", "0755", "0750", "0640", "0755", "0644", "0644"]
         texts = [(base / name).read_text() for name in names[3:]]
-        assert texts == ["hello\n", "{{ }}\n", "n=7\n"]
+        assert texts == ["hello\n", "{{ }}\n", "{{ 7 }}\n", "n=7\n"]
     (tmp_path / "two/units/number").write_text("n=8\n")
     second = play(tmp_path)
     assert [name for name in second["one"] if name != "Leave what is right as it is"] == [
