@@ -412,7 +412,8 @@ def written() -> set[str]:
             makers = [task.get(f"ansible.builtin.{module}") or {} for module in ("template", "copy", "file")]
             many = task.get("write_files", {})
             texts = [str(each.get("dest") or each.get("path")) for each in makers if each.get("state") != "absent"]
-            texts += [*many.get("directories", ()), *(each["dest"] for each in many.get("files", ()))]
+            directories = (each["path"] if isinstance(each, dict) else each for each in many.get("directories", ()))
+            texts += [*directories, *(each["dest"] for each in many.get("files", ()))]
             found |= {re.sub(r"\{\{.*?\}\}", "*", text) for text in texts if text.startswith("/")}
     return found
 
