@@ -18,16 +18,15 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR
 from trainer.process.children import Child, describe_code, describe_lack, end_orphans, read_process, shell_code
-from trainer.process.fork_socket import ForkSocket
+from trainer.process.fork_server import ForkSocket
 from trainer.process.parking import PARKED_SECONDS, Parking
-from trainer.process.patience import MAX_START_SECONDS, START_PATIENCE_SECONDS, more_time
 from trainer.process.signal_selector import SignalSelector
 from trainer.process.unit_state import UnitState
 from trainer.process.warm_start import adopt_orphans, fork, warm_up, warm_up_server, why_unsafe
@@ -42,6 +41,9 @@ PAUSE_SECONDS = 1.0  # before the next child, where one ended before it was read
 POLL_SECONDS = 0.5
 PARKED = "parked"  # its line for systemd begins so; `fab` waits for that
 LOOKS_STOPPED = 8  # a child that SIGSTOP holds is killed after so many looks in a row
+MAX_START_SECONDS = 600.0
+# So much of processor time in a start asks systemd for so much more time; a start that hangs takes none.
+WORK_SECONDS, START_PATIENCE_SECONDS = 0.25, 45.0
 
 
 @dataclass(frozen=True)
@@ -323,3 +325,25 @@ class Supervisor:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         return shell_code(code)
+
+
+@contextlib.contextmanager
+def more_time(notifier: Notifier) -> Iterator[None]:
+    """Ask systemd for more time as long as this process takes processor time: what hangs takes none."""
+    if notifier.watchdog_seconds is None:
+        yield
+        return
+    until = time.monotonic() + MAX_START_SECONDS
+
+    def extend(number: int, frame: FrameType | None) -> None:
+        if time.monotonic() < until:
+            notifier.extend(START_PATIENCE_SECONDS)
+            notifier.alive()  # a unit that is up already has its watchdog
+
+    before = signal.signal(signal.SIGPROF, extend)
+    signal.setitimer(signal.ITIMER_PROF, WORK_SECONDS, WORK_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

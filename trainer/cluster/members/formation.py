@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.02
 HEAR_SECONDS = 3.0  # all have answered by then, or failed to
+ANSWER_SECONDS = 2.0  # for the answer, after the time in which a member may be silent
 
 
 class MembershipChanged(Exception):
@@ -115,3 +116,24 @@ def describe_missing(missing: Mapping[str, Member]) -> str:
 
 def names(members: Mapping[str, str]) -> str:
     return ", ".join(f"{task} ({address})" for task, address in members.items())
+
+
+def live(heartbeat: Heartbeat, tasks: Collection[str], timeout: float, lasts: Callable[[], bool]) -> bool:
+    """Return whether the processes of these tasks that take part answer a question that is asked from now on.
+
+    `timeout` (seconds) is the heartbeat's. A generation that no longer `lasts`, as after a ps that was lost, says
+    nothing of its processes.
+    """
+    since = time.monotonic()
+    processes = {task: heartbeat.members()[task].taken_in for task in tasks}
+    while lasts() and time.monotonic() < since + timeout + ANSWER_SECONDS:
+        heartbeat.hurry(since)
+        members = [heartbeat.members()[task] for task in tasks]
+        if any(member.taken_in is None or member.taken_in != processes[member.task] for member in members):
+            return False
+        if any(member.is_lost or member.state is MemberState.SILENT for member in members):
+            return False
+        if all(member.is_here(since) for member in members):
+            return True
+        time.sleep(POLL_SECONDS)
+    return False

@@ -18,10 +18,9 @@ from trainer.cluster.final_write import LEAVE_SECONDS, make_final_write
 from trainer.cluster.member import Member, MemberState
 from trainer.cluster.members.draining import drained, is_leaving, leaving_ps
 from trainer.cluster.members.fence import Fence
-from trainer.cluster.members.formation import form, names
+from trainer.cluster.members.formation import form, live, names
 from trainer.cluster.members.growth import Growing
 from trainer.cluster.members.heartbeat import Heartbeat
-from trainer.cluster.members.liveness import live
 from trainer.cluster.members.member_news import CALL_FAILED, MemberNews
 from trainer.cluster.members.member_troubles import MemberTroubles, WorkersHandler
 from trainer.cluster.reach.missing_ways import MissingWays
