@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from trainer.core.settings.config import Config
+from trainer.core.sizes import size
 from trainer.core.variables import bytes_of
-from trainer.training.placement import report_placement, size
+from trainer.training.placement import report_placement
 
 MIB = 1024 * 1024
 
@@ -118,7 +119,15 @@ def test_exactly_twice_the_mean_and_little_variables_are_not_warned_of(caplog: p
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1000, "1000 B"), (1536, "1.5 KiB"), (300 * MIB, "300 MiB"), (3 * 2**30, "3 GiB")]
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1000, "1000 B"),
+        (1536, "1.5 KiB"),
+        (1010 * MIB, "1010 MiB"),
+        (2**30 - 1, "1 GiB"),
+        (3 * 2**40, "3 TiB"),
+    ],
 )
 def test_bytes_are_written_for_people(count: int, text: str) -> None:
     assert size(count) == text

@@ -22,7 +22,7 @@ from trainer.report.curves import thin_rows
 from trainer.report.html import ASSETS, LIBRARY, PageWriter, render, to_data
 from trainer.report.records import RunRecords
 from trainer.report.summary import read_summary, summarize
-from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration, size
+from trainer.report.text import describe_curve, describe_lanes, describe_shares, duration
 from trainer.run.directory import RunDirectory
 
 # What the page carries of Apache ECharts. To renew it: `npm pack echarts`, take dist/echarts.min.js, LICENSE and NOTICE
@@ -578,7 +578,6 @@ def test_curves_and_amounts_are_said_as_a_person_says_them() -> None:
         "2 h 2 min",
         "2 d 7 h",
     ]
-    assert [size(count) for count in (3, 2048, 5 * 2**20)] == ["3 B", "2 KiB", "5 MiB"]
     assert describe_shares({"worker-0": 100, "worker-1": 50}).startswith("The median worker gave 75 steps;")
     nothing = {"series": {"values": {}, "step": []}, "evaluations": {"values": {}, "step": []}, "run": "a"}
     assert describe_curve("loss", [nothing]) == "No number yet."

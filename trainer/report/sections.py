@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trainer.core.sizes import size
 from trainer.report.curves import EXAMPLES, SPEED
 from trainer.report.elements import MAX_ROWS, advised, bars, clock, details, escape, figure, section, thousands
 from trainer.report.lanes import order_of
@@ -20,7 +21,6 @@ from trainer.report.text import (
     describe_time,
     duration,
     number,
-    size,
     state_in_words,
 )
 from trainer.run.records import in_words

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainer.core.contracts import Model, Variable
 from trainer.core.settings.config import Config
+from trainer.core.sizes import size
 from trainer.core.variables import bytes_of, variables_of
 
 log = logging.getLogger(__name__)
@@ -90,12 +91,3 @@ def splitting_setting(config: Config, servers: int, largest: Variable) -> str:
     if config.partitioner == "fixed_shards" and config.partitioner_shards < servers:
         return f"set partitioner_shards to {servers}, the number of ps"
     return "set partitioner to min_size, which splits large variables over all ps"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as a person reads it."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if count >= 100 or unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"

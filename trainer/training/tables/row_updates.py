@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from trainer.core.contracts import Model, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
+from trainer.core.sizes import size
 from trainer.core.variables import bytes_of
-from trainer.training.placement import name_of, size
+from trainer.training.placement import name_of
 from trainer.training.tables.table_lookups import asked_for_once
 from trainer.training.updates.constraints import is_constrained
 from trainer.training.updates.optimizers import is_wrapper, optimizers_of

@@ -9,11 +9,11 @@ import tensorflow as tf
 from trainer.core.contracts import Model, Traced
 from trainer.core.failures import UserError
 from trainer.core.settings.config import Config
+from trainer.core.sizes import size
 from trainer.core.variables import bytes_of, flatten
 from trainer.training.keras.keras3.names import named
 from trainer.training.keras.keras3.optimizers import optimizers_of
 from trainer.training.keras.keras3.shards import shards_of
-from trainer.training.placement import size
 from trainer.training.updates.optimizers import overwrites_weights
 
 log = logging.getLogger(__name__)
