@@ -40,8 +40,6 @@ class ActionModule(ActionBase):
     `listed` are hosts of which none may have been taken out of the cluster, but for those that come `back`.
     """
 
-    _VALID_ARGS = frozenset({"listed", "back"})
-
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Refuse where another is at work; warn where the chief's host can't be asked, which ends nothing here.
 

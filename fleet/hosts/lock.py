@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fleet.errors import OperatorMistake, OthersAtWork
-from fleet.hosts.removed_hosts import describe_removed, find_removed
+from fleet.hosts.removed_hosts import describe_removed, find_removed, forget_removals
 from fleet.hosts.ssh import Hosts, SshHosts
 from fleet.site.origin import origin
 from fleet.site.routes import Host
@@ -89,15 +89,17 @@ def _ask(hosts: Hosts, chief: str, when_taken: str) -> str | None:
 def hold_for(process: int, chief: Host, what: str, listed: Sequence[str] = (), back: Sequence[str] = ()) -> None:
     """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
 
-    It also says why hosts that are `listed` were taken out; those that come `back` are forgotten. The lock is taken
-    once more when the connection was lost: `site.yml` may reboot the host.
+    It also refuses `listed` hosts that were taken out, but for those that come `back`. The lock is taken once more
+    when the connection was lost: `site.yml` may reboot the host.
     """
     hosts = SshHosts({chief.name: chief})
     try:
         why = take_lock(hosts, chief.name, what)
         answer = {"warning": why} if why else {}
-        if not why and (removed := find_removed(hosts, chief.name, listed, back)):
-            answer = {"refused": describe_removed(removed)}
+        if not why:
+            forget_removals(hosts, chief.name, back)
+            if removed := find_removed(hosts, chief.name, listed):
+                answer = {"refused": describe_removed(removed)}
     except OperatorMistake as mistake:
         answer = {"refused": str(mistake)}
     print(json.dumps(answer), flush=True)

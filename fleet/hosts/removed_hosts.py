@@ -16,6 +16,7 @@ _NOTE = f"""umask 022
 mkdir -p {REMOVED}
 echo "$2 at $(date --utc '+%Y-%m-%d %H:%M') UTC" >{REMOVED}/"$1"
 """
+# As root: where root's umask is 077, nobody else may look.
 _READ = f"""cd {REMOVED} 2>/dev/null || exit 0
 for name in *; do [ ! -f "$name" ] || echo "$name $(cat "$name")"; done"""
 
@@ -25,10 +26,15 @@ def note_removal(hosts: Hosts, chief: str, name: str) -> None:
     hosts.run({chief: f"root sh -c {shlex.quote(_NOTE)} sh {shlex.quote(name)} {shlex.quote(origin())}"})
 
 
-def find_removed(hosts: Hosts, chief: str, listed: Sequence[str], back: Sequence[str] = ()) -> dict[str, str]:
-    """Return who took hosts out that an inventory lists, and when; those that come back are forgotten."""
-    forget = "".join(f"root rm -f {REMOVED}/{shlex.quote(name)}\n" for name in back if name)
-    lines = hosts.run({chief: forget + _READ})[chief].stdout.splitlines()
+def forget_removals(hosts: Hosts, chief: str, names: Sequence[str]) -> None:
+    """Have hosts back that were taken out."""
+    if files := " ".join(f"{REMOVED}/{shlex.quote(name)}" for name in names if name):
+        hosts.run({chief: f"root rm -f {files}"})
+
+
+def find_removed(hosts: Hosts, chief: str, listed: Sequence[str]) -> dict[str, str]:
+    """Return who took hosts out that an inventory lists, and when."""
+    lines = hosts.run({chief: f"root sh -c {shlex.quote(_READ)}"})[chief].stdout.splitlines()
     known = dict(line.split(" ", 1) for line in lines)
     return {name: known[name] for name in listed if name in known}
 

@@ -18,7 +18,7 @@ from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
-from fleet.hosts.removed_hosts import find_removed, note_removal
+from fleet.hosts.removed_hosts import forget_removals, note_removal
 from fleet.hosts.units import Health
 from fleet.planning.cost import Cost, cost_of_restart, find_chief, find_shortages, training
 from fleet.site import inventory_file
@@ -360,7 +360,7 @@ def _keep_out(cluster: Cluster, console: Console, old: str, new: str, expected: 
     Another checkout is not to bring it back either.
     """
     if old != cluster.inventory.chief.host:
-        find_removed(cluster.hosts, cluster.inventory.chief.host, [], back=[new])
+        forget_removals(cluster.hosts, cluster.inventory.chief.host, [new])
         note_removal(cluster.hosts, cluster.inventory.chief.host, old)
     now = {task.name: _known_as(task) for task in expected}
     moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}

@@ -21,7 +21,7 @@ import yaml
 import fleet.hosts.lock
 from fleet.errors import OperatorMistake
 from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
-from fleet.hosts.removed_hosts import note_removal
+from fleet.hosts.removed_hosts import find_removed, note_removal
 from fleet.hosts.ssh import Answer
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -215,29 +215,37 @@ def test_site_yml_refuses_hosts_that_another_checkout_has_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here = Here(tmp_path)
+    waited: list[int] = []
     monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: here)
+    monkeypatch.setattr(fleet.hosts.lock, "_is_there", waited.append)  # and it has ended
     everyone = ["head", "worker-0", "worker-1"]
 
-    def said(playbook: int, *back: str) -> str:
-        hold_for(playbook, Host("head", "192.0.2.10"), "run of site.yml", everyone, back)
+    def said(*back: str) -> str:
+        hold_for(7, Host("head", "192.0.2.10"), "run of site.yml", everyone, back)
         answer: dict[str, str] = json.loads(capsys.readouterr().out)
         return answer.get("refused", "")
 
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert said(ended.pid) == ""
+    assert (said(), waited) == ("", [7])
     for name in ("worker-0", "worker-1", "worker-2"):
         note_removal(here, "head", name)
-    refusal = said(os.getpid())  # it lets go by itself
-    assert not here.held
+    refusal = said()
+    assert (waited, here.held) == ([7], [])  # it lets go by itself
     assert re.search(
         r"worker-1 was taken out of this cluster by ann o'neill@\S+ at \d{4}-\d\d-\d\d \d\d:\d\d UTC", refusal
     )
     assert "worker-2" not in refusal
     assert refusal.endswith("site.yml -e cluster_brings_back=worker-0,worker-1")
-    assert "worker-1" not in said(os.getpid(), "worker-1")
-    assert said(ended.pid, "worker-0", "") == ""
-    assert said(ended.pid) == ""  # they are back
+    assert "worker-1" not in said("worker-1")
+    assert said("worker-0", "") == ""
+    assert said() == ""  # they are back
+
+
+def test_hosts_that_were_taken_out_are_found_where_root_alone_may_look(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    here.root = f'root() {{ mv {tmp_path}/shut {tmp_path}/removed; "$@"; mv {tmp_path}/removed {tmp_path}/shut; }}'
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "shut/worker-0").write_text("ann at noon\n")
+    assert find_removed(here, "head", ["head", "worker-0"]) == {"worker-0": "ann at noon"}
 
 
 def test_site_yml_names_its_hosts_to_the_lock_and_reset_yml_none() -> None:
