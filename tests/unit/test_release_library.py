@@ -353,11 +353,12 @@ def test_a_wheel_of_tensorflow_that_is_not_as_locked_is_refused(install, tmp_pat
     assert "Hash mismatch for `tensorflow-cpu==1.0`" in said
 
 
-def test_a_disk_that_is_full_before_uv_begins_is_said_in_the_first_words(install, monkeypatch):
+@pytest.mark.parametrize("at", ["_unpack_uv", "write_without_headers"])
+def test_a_disk_that_is_full_before_uv_begins_is_said_in_the_first_words(install, monkeypatch, at):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(python_environment, "write_without_headers", refuse)
+    monkeypatch.setattr(python_environment, at, refuse)
     assert install()["msg"].startswith("an environment does not fit into")
 
 

@@ -264,21 +264,19 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
     # The cache lies beside the environment, so that files are linked rather than copied; it goes when all is installed.
     cache = environment.with_name(f".{environment.name}.cache")
     shutil.rmtree(cache, ignore_errors=True)
-    cache.mkdir(parents=True)
-    uv = _unpack_uv(module, wheels, lock_text, cache / "uv")
     run = {"environ_update": {"UV_CACHE_DIR": str(cache), "UV_OFFLINE": "1", "UV_NO_CONFIG": "1"}}
-    if "" in problems:
-        module.run_command(
-            [uv, "venv", "--quiet", "--allow-existing", "--python", module.params["python"], str(environment)],
-            check_rc=True,
-            **run,
-        )
-    command = [uv, "pip", "sync", "--quiet", "--python", str(environment / "bin" / "python"), "--require-hashes"]
-    command += ["--no-index", "--find-links", str(cache / "wheels")]
-    command += [f"--reinstall-package={name}" for name in problems if name]
+    command: list[str] = []
     try:
+        cache.mkdir(parents=True)
+        uv = _unpack_uv(module, wheels, lock_text, cache / "uv")
+        if "" in problems:
+            command = [uv, "venv", "--quiet", "--allow-existing", "--python", module.params["python"], str(environment)]
+            module.run_command(command, check_rc=True, **run)
         (cache / "lock.txt").write_text(link_wheels(wheels, cache / "wheels", lock_text))
-        code, _out, error = module.run_command([*command, str(cache / "lock.txt")], **run)
+        command = [uv, "pip", "sync", "--quiet", "--python", str(environment / "bin" / "python"), "--require-hashes"]
+        command += ["--no-index", "--find-links", str(cache / "wheels"), str(cache / "lock.txt")]
+        command += [f"--reinstall-package={name}" for name in problems if name]
+        code, _out, error = module.run_command(command, **run)
     except OSError as full:
         code, error = 1, str(full)
     shutil.rmtree(cache, ignore_errors=True)
