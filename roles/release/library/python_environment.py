@@ -296,32 +296,38 @@ def _fix(module: AnsibleModule, environment: Path, lock_text: str, problems: dic
 def link_wheels(wheels: Path, links: Path, lock_text: str) -> str:
     """Link to wheels from a directory, but put a copy of TensorFlow's there, without headers.
 
-    Returns the lock with the copy's hash. A wheel that the lock does not know is linked, for uv to refuse.
+    Returns the lock with the copy's hash. A wheel that the lock does not know stays as it is, for uv to refuse. The
+    hash is the copy's: others may write to the shared path meanwhile.
     """
     links.mkdir()
     for wheel in wheels.glob("*.whl"):
-        data = wheel.read_bytes() if wheel.name.startswith("tensorflow") else b""
-        if (digest := hashlib.sha256(data).hexdigest()) not in lock_text:
-            (links / wheel.name).symlink_to(wheel)
+        link = links / wheel.name
+        if not wheel.name.startswith("tensorflow"):
+            link.symlink_to(wheel)
             continue
-        write_without_headers(data, links / wheel.name)
-        lock_text = lock_text.replace(digest, _digest(str(links / wheel.name)).hex())
+        shutil.copyfile(wheel, link)
+        if (digest := _digest(str(link)).hex()) in lock_text:
+            take_headers_out(link)
+            lock_text = lock_text.replace(digest, _digest(str(link)).hex())
     return lock_text
 
 
-def write_without_headers(wheel: bytes, path: Path) -> None:
-    """Write a wheel without TensorFlow's headers; the other members' bytes stay as they are."""
-    with zipfile.ZipFile(io.BytesIO(wheel)) as whole, path.open("wb") as file, zipfile.ZipFile(file, "w") as rest:
-        members = sorted(whole.infolist(), key=lambda each: each.header_offset)
-        ends = [*(each.header_offset for each in members[1:]), whole.start_dir]
+def take_headers_out(path: Path) -> None:
+    """Take TensorFlow's headers out of a wheel, in parts: tasks may need the memory. Other members stay as they are."""
+    with path.open("r+b") as file, zipfile.ZipFile(file, "a") as wheel:
+        members = sorted(wheel.infolist(), key=lambda each: each.header_offset)
+        ends = [*(each.header_offset for each in members[1:]), wheel.start_dir]
+        wheel.filelist, wheel.start_dir = [], 0
         for each, end in zip(members, ends, strict=True):
             if not each.filename.startswith(f"{HEADERS}/"):
-                part = wheel[each.header_offset : end]
-                each.header_offset = file.tell()
-                file.write(part)
-                rest.filelist.append(each)
-        rest.start_dir = file.tell()
-        rest.comment = b"without headers"  # and so the list of members is written
+                begin, each.header_offset = each.header_offset, wheel.start_dir
+                for at in range(begin, end, PART_BYTES):
+                    file.seek(at)
+                    part = file.read(min(PART_BYTES, end - at))
+                    file.seek(wheel.start_dir)
+                    wheel.start_dir += file.write(part)
+                wheel.filelist.append(each)
+        wheel.comment = b"without headers"  # and so the list of members is written
 
 
 def say_full(environment: Path, error: str) -> str:
