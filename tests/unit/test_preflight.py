@@ -104,6 +104,7 @@ def test_an_empty_inventory_is_refused():
         ({}, everywhere(cluster_uid="trainer"), "cluster_uid is 'trainer'; expected the user number"),
         ({}, everywhere(trainer_run=None), "trainer_run is None; expected the run settings"),
         ({}, everywhere(trainer_run=RUN | {"step": 10}), "did you mean 'steps'"),
+        ({}, everywhere(port=8080), "did you mean ansible_port? Give a variable of your own another name"),
         ({}, {"worker_0": {"worker_tasks": "2"}}, "such as -e '{\"name\": 2}'"),
         ({}, everywhere(trainer_run=RUN | {"steps": "many"}), "steps"),
         ({}, everywhere(trainer_run=RUN | {"steps": "1e6"}), "'1e6'; YAML takes it for a text: write 1000000"),

@@ -123,7 +123,8 @@ def _unknown(reading: InventoryReading) -> Iterator[Problem]:
         elif name in RUN_SETTINGS:
             fix = "it is a run setting: write it below trainer_run, or give a variable of your own another name"
         elif meant := meant_variable(name):
-            fix = f"did you mean {meant}?"
+            own = "" if name.startswith(definition().prefixes) else " Give a variable of your own another name"
+            fix = f"did you mean {meant}?{own}"
         else:
             fix = (
                 "it has a prefix that is psfleet's. docs/inventory.md lists what there is; give a variable of your own "
