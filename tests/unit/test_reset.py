@@ -69,6 +69,7 @@ def machine(tmp_path: Path) -> Path:
         "usr/local/sbin/psfleet-check-release",
         "var/lib/trainer/local/runs/digits/run.json",
         "var/lib/psfleet/firewall.nft",
+        "var/lib/psfleet/removed/worker-1",
     ]
     others = [
         "etc/systemd/system/other.service",
