@@ -92,6 +92,12 @@ def plain(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return gradients
 
 
+def zeros_for_none(gradients: list[Any], weights: list[Any]) -> list[Any]:
+    """Add a decay of the weights."""
+    known = [tf.zeros(weight.shape) if one is None else one for one, weight in zip(gradients, weights, strict=True)]
+    return [one + 0.1 * tf.convert_to_tensor(weight) for one, weight in zip(known, weights, strict=True)]
+
+
 def clipped(gradients: list[Any], weights: list[Any]) -> list[Any]:
     return [tf.clip_by_norm(one, 1.0) for one in gradients]
 
@@ -348,6 +354,7 @@ def train(
     is_sparse: bool = False,
     penalty: Callable[[list[Any]], Any] = lambda weights: 0.0,
     then: Callable[[list[Any]], Any] = lambda weights: None,
+    is_read: bool = True,
 ) -> None:
     """Trace two applications of the gradients of a weight, split or not."""
     parts = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
@@ -371,8 +378,9 @@ def train(
     def steps() -> None:
         for _ in range(2):
             with tf.GradientTape() as tape:
-                read = [tf.gather(one, [1, 0]) if is_sparse else tf.convert_to_tensor(one) for one in parts]
-                loss = tf.reduce_mean(tf.concat(read, 0) ** 2) + penalty(parts)
+                every = parts if is_read else []
+                read = [tf.gather(one, [1, 0]) if is_sparse else tf.convert_to_tensor(one) for one in every]
+                loss = (tf.reduce_mean(tf.concat(read, 0) ** 2) if is_read else 0.0) + penalty(parts)
             gradients = change(tape.gradient(loss, parts), parts)
             optimizer.apply_gradients(list(zip(gradients, weights, strict=True)))
             then(parts)
@@ -506,6 +514,14 @@ def test_rows_of_the_whole_may_lie_in_one_part() -> None:
         return tf.reduce_sum(tf.square(whole[0])) + tf.reduce_sum(tf.gather(whole, [0])) + tf.norm(whole[:3])
 
     train(tf.keras.optimizers.SGD(0.1), plain, penalty=penalty)
+
+
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.SGD, keras.optimizers.SGD])
+@pytest.mark.parametrize("change", [plain, zeros_for_none], ids=["without", "zeros"])
+def test_a_step_may_read_rows_of_one_part_alone(make: Any, change: Any) -> None:
+    """As the first rows of a table of positions: the other part has no gradient."""
+    see_whole_weights()
+    train(make(0.1), change, penalty=lambda weights: tf.reduce_sum(whole_of(weights[0])[:1] ** 2), is_read=False)
 
 
 LARGEST = tf.Variable(0.0)

@@ -112,7 +112,7 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
         reads = [[one for one in each if one.operation.type == "ReadVariableOp"] for each in used]
         reject_unequal(parts, reads)
-        reject_unequal_updates(parts)
+        reject_unequal_updates(parts, used)
         reject_same_noise([*map(beneath, parts)], given, graph.get_operations(), _updating.get(graph, {}))
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):

@@ -55,11 +55,15 @@ def made_of(gradient: Tensor) -> Iterator[Any]:
             yield number.tobytes()
 
 
-def reject_unequal_updates(parts: Sequence[Variable]) -> None:
-    """Raise UserError where a step updates some parts of a weight only, or with other factors than the others."""
+def reject_unequal_updates(parts: Sequence[Variable], used: Sequence[Sequence[Use]]) -> None:
+    """Raise UserError where a step updates some parts of a weight only, or with other factors than the others.
+
+    Not where it reads some rows alone, as the first ones of a table of positions: a part with none has no gradient.
+    """
     updates = _updates.get(tf.compat.v1.get_default_graph(), {})
     first, *others = [updates.get(id(beneath(part)), []) for part in parts]
-    if any(each != first for each in others):
+    reads_some_rows = any(OF_SOME_ROWS in one.operation.name for each in used for one in each)
+    if not reads_some_rows and any(each != first for each in others):
         raise UserError(
             f"the step does not train all parts of {name_of(parts[0])} alike, {PARTS_ARE_LISTED} the weights of a "
             "layer, as model.get_layer(NAME).trainable_variables"
