@@ -27,6 +27,7 @@ from tensorflow.python.eager.cancellation import CancellationManager
 from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tf_keras.src.mixed_precision import autocast_variable
 
+from trainer.cluster.members import draining
 from trainer.cluster.reach.ways import named_in
 from trainer.core.task_id import TaskId
 from trainer.training import strategies
@@ -335,30 +336,28 @@ def test_a_cluster_says_that_it_takes_in_a_worker(coordinator: Any) -> None:
 class Dying(Members):
     """Three workers whose processes have ended whenever a call fails on them."""
 
-    def __init__(self, leaving: set[str]) -> None:
-        super().__init__()
-        self.leaving = leaving
-
     def process(self, task: str) -> str:
         return task
 
     def has_ended(self, task: str, process: str | None) -> bool:
         return True
 
-    def leaves(self, task: str) -> bool:
-        return task in self.leaving
-
     def killed_by_call(self, tasks: list[str], steps: int) -> Exception:
         return RuntimeError(" ".join(tasks))
 
 
 @pytest.mark.parametrize(("leaving", "ends"), [(set(), True), ({"worker-2"}, False)])
-def test_a_call_answers_for_no_worker_that_left_in_order(leaving: set[str], ends: bool) -> None:
+def test_a_call_answers_for_no_worker_that_left_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaving: set[str], ends: bool
+) -> None:
+    monkeypatch.setattr(draining, "LEAVING", tmp_path)
+    for task in leaving:
+        (tmp_path / task).touch()
     put_back: list[Any] = []
     failed: list[Exception] = []
     workers = [SimpleNamespace(_on_closure_failure=lambda call, error: put_back.append(call)) for _ in Members.workers]
     queue = SimpleNamespace(mark_failed=failed.append)
-    CallBudget(SimpleNamespace(closure_queue=queue, workers=workers), Dying(leaving))
+    CallBudget(SimpleNamespace(closure_queue=queue, workers=workers), Dying())
 
     class Call:
         _args = ()
