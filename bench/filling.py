@@ -20,8 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from bench.incremental_saves import WIDTH, make_table
-from bench.memory import read_memory
 from bench.options import plain_seconds
+from bench.process_memory import read_memory
 from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, processor_seconds
 from trainer.training.tables.dynamic.pieces import Pieces

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from bench.commands import run_command
-from bench.memory import read_memory
+from bench.process_memory import read_memory
 from bench.tasks import PLAIN_SERVER, TRAINER, LocalCluster, TaskProcess, processor_seconds
 from bench.throughput import Bench, Observed
 from bench.timeline import TimedStep, spans, speed

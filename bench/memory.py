@@ -7,7 +7,6 @@ of their own: the PSS of what they have changed, and the files that they map, co
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.options import parser_of, scratch_directory
+from bench.process_memory import ProcessMemory, read_memory
 from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, write_settings
 from bench.timeline import TimedStep, take_point
@@ -24,27 +24,6 @@ SETTLED_SECONDS = 3.0
 SAMPLE_SECONDS = 0.5
 # By then the packed calls have their size, and a first checkpoint and a first event are written.
 WARM = 0.3
-
-
-@dataclasses.dataclass(frozen=True)
-class ProcessMemory:
-    """Resident memory, MiB: `alone` is what it would be on a host with no other process of TensorFlow's."""
-
-    rss: float
-    pss: float
-    alone: float
-
-
-def read_memory(*pids: int) -> ProcessMemory:
-    """Return the memory of a task's processes together: of a supervisor and its child."""
-    each = []
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
-        each.append({line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines})
-    own = sum(one["Pss_Anon"] for one in each)
-    # The files of one are those of the other, which was forked from it.
-    files = max(one["Rss"] - one["Anonymous"] for one in each)
-    return ProcessMemory(sum(one["Rss"] for one in each), sum(one["Pss"] for one in each), own + files)
 
 
 def settle(task: TaskProcess) -> ProcessMemory:

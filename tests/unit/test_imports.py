@@ -109,6 +109,22 @@ def test_core_imports_no_tensorflow() -> None:
     assert heavy == set()
 
 
+def test_what_unit_tests_import_needs_no_tensorflow() -> None:
+    """`make unit` runs where the tools of the control machine alone are."""
+    todo = [path for path in (ROOT / "tests" / "unit").rglob("*.py") if path.name != Path(__file__).name]
+    seen, heavy = set(todo), set()
+    while todo:
+        path = todo.pop()
+        for name in at_import(path):
+            if name.partition(".")[0] in HEAVY:
+                heavy.add(f"{path.relative_to(ROOT)} imports {name}")
+            place = ROOT / name.replace(".", "/")
+            new = {each for each in (place.with_suffix(".py"), place / "__init__.py") if each.is_file()} - seen
+            seen |= new
+            todo += new
+    assert heavy == set()
+
+
 def at_import(path: Path) -> Iterator[str]:
     """Yield what a source imports when it is imported itself: not in a function, nor for types alone."""
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
