@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -14,6 +13,9 @@ from pathlib import Path
 import pytest
 from counting import counts
 from processes import MINUTE, ROOT, Runs, until
+
+from fleet.hosts.agent import is_open
+from trainer.cluster.spec import free_addresses
 
 pytestmark = pytest.mark.timeout(600)
 PYTHON = ROOT / ".cache" / "kafka" / "bin" / "python"
@@ -35,7 +37,7 @@ class Kafka:
 
     def __init__(self, directory: Path) -> None:
         self.directory, self._running = directory, list[subprocess.Popen[bytes]]()
-        zookeeper, port = free_port(), free_port()
+        zookeeper, port = (int(address.rpartition(":")[2]) for address in free_addresses(2))
         self.address = f"127.0.0.1:{port}"
         self._start(
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
@@ -53,7 +55,7 @@ class Kafka:
         with log.open("w") as output:
             started = subprocess.Popen([*command, "-cp", f"{JARS}/libs/*", name, file], stdout=output, stderr=output)
         self._running.append(started)
-        until(lambda: answers(port) or started.poll() is not None, name, MINUTE, say=log.read_text)
+        until(lambda: is_open("127.0.0.1", port) or started.poll() is not None, name, MINUTE, say=log.read_text)
         assert started.poll() is None, log.read_text()
 
     def send(self, first: int, end: int) -> None:
@@ -70,18 +72,6 @@ def kafka(tmp_path: Path) -> Iterator[Kafka]:
     broker = Kafka(tmp_path)
     yield broker
     broker.end()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
-    return False
 
 
 def page_program(address: str, place: Path) -> str:

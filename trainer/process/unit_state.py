@@ -37,10 +37,10 @@ class UnitState:
             LACK: str(self._lack),
         }
 
-    def restart(self, code: int, lack: Lack = Lack()) -> None:  # noqa: B008 - it can't change
+    def restart(self, code: int, lack: Lack | None = None) -> None:
         """Count a child that ended with this code, and is followed by another; `lack` says that memory ran out."""
         self._restarts += 1
-        self._lack = lack
+        self._lack = lack or Lack()
         self._crash = crash_of(code)
 
     def park(self, status: str) -> None:

@@ -73,8 +73,7 @@ def run_server(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[]
     own = f"localhost:{cluster.address.rpartition(':')[2]}"
     notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
     settings = LastRead(selected)
-    arguments = (cluster.task, own, notifier, settings)
-    threading.Thread(target=follow, args=arguments, name="run", daemon=True).start()
+    follow_run(cluster.task, own, notifier, settings)
     record_resources(cluster.task, partial(served_run, settings))
     Ways(own, partial(others_of, Growing(cluster)), lack=notifier.lack).start()
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
@@ -111,6 +110,18 @@ def served_run(settings: LastRead) -> RunDirectory | None:
 def trains_here(config: Config) -> bool:
     """Return whether workers and ps serve the run that is selected."""
     return config.traits.remote
+
+
+def follow_run(
+    task: str,
+    address: str,
+    notifier: Notifier,
+    selected: Callable[[], Config],
+    serves: Callable[[Config], bool] = trains_here,
+) -> None:
+    """Follow the run in a thread."""
+    arguments = (task, address, notifier, selected, serves)
+    threading.Thread(target=follow, args=arguments, name="run", daemon=True).start()
 
 
 def follow(

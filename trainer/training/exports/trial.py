@@ -53,7 +53,7 @@ def try_new_run(
         with kept_randomness(), tf.variable_creator_scope(reserving()):
             model = try_export(own, directory, element_spec, tables) if exports else None
             if evaluates:
-                try_evaluation(own, model, tables if model else ServedTables.from_directory(directory))
+                try_evaluation(own, model, ServedTables.from_directory(directory) if model is None else tables)
     finally:
         gc.collect()  # layers refer to one another
 
@@ -90,7 +90,8 @@ def try_evaluation(program: Program, model: Model | None, tables: ServedTables) 
     """
     try:
         with tables.of_layers():
-            model, spec = model or build_model(program), eval_dataset(program).element_spec
+            model = build_model(program) if model is None else model
+            spec = eval_dataset(program).element_spec
             keras_of(model).ensure_built(spec)
             step = tf.function(keras_of(model).test_step()).get_concrete_function(spec)
     except Exception as error:
