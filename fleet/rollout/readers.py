@@ -124,6 +124,14 @@ def stat(call: TaskCall) -> Any:
     return {**UNCHANGED, "stat": {"exists": call.now.answer["files"].get(path) is not None}}
 
 
+def first_state(call: TaskCall) -> Any:
+    """As the module would find psfleet there: by the tasks' home alone, which this role makes."""
+    home = "/var/lib/trainer"
+    call.wanted.looks.add(home)
+    answer = call.now.answer
+    return answer and _differs(call, "what the machine had is not noted", answer["files"].get(home) is None)
+
+
 def slurp(call: TaskCall) -> Any:
     path = str(call.text("src"))
     call.wanted.reads.add(path)
@@ -263,6 +271,7 @@ AHEAD: dict[str, Reader] = {
     "ansible.posix.synchronize": mirror,
     "ansible.posix.sysctl": sysctl,
     "cluster_note": check("cluster_note"),
+    "first_state": first_state,
     "firewall_facts": check("firewall_facts"),
     "host_release": release,
     "python_environment": check("python_environment"),
