@@ -184,7 +184,7 @@ class Testbed:
         self.cluster.release_start_lock()
         before = self._before
         try:
-            self.cluster.acquire_start_lock("drill")
+            self.cluster.acquire_start_lock("drill", again=True)
             why = self._changed_by_others(before.selection)
         except OperatorMistake as mistake:
             why = str(mistake)

@@ -128,12 +128,13 @@ class Cluster:
         python = self.inventory.variables[host].get("ansible_python_interpreter") or "/usr/bin/python3"
         return f"root {shlex.quote(str(python))} -c {shlex.quote(RECEIVE)}"
 
-    def acquire_start_lock(self, what: str) -> str | None:
+    def acquire_start_lock(self, what: str, again: bool = False) -> str | None:
         """Have no other change begin until `release_start_lock`, or until this process or its connection ends.
 
-        Raises OthersAtWork where another is at work. Returns why none is kept away, where the host can't do it.
+        `again` is for what had it before. Raises OthersAtWork where another is at work. Returns why none is kept away,
+        where the host can't do it.
         """
-        return take_lock(self.hosts, self.inventory.chief.host, what)
+        return take_lock(self.hosts, self.inventory.chief.host, what, again)
 
     def reject_when_others_may_start(self) -> None:
         """Raise ClusterTrouble where `acquire_start_lock` keeps no start away any more."""

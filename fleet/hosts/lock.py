@@ -28,19 +28,20 @@ WAIT_SECONDS = 3
 LOOK_SECONDS = 0.2
 AGAIN_SECONDS = 3
 # A line every few seconds finds out that the other side is gone.
-_HOLD = f"""rm -f {STOPPED}
-echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
+_HOLD = f"""echo "$1 since $(date --utc +%H:%M:%S) UTC" >{START_LOCK}
 echo held
 while sleep 5 && echo; do :; done"""
 
 
-def take_lock(hosts: Hosts, chief: str, what: str) -> str | None:
+def take_lock(hosts: Hosts, chief: str, what: str, again: bool = False) -> str | None:
     """Keep others away until `hosts` lets go, or until this process or its connection ends.
 
-    Raises OthersAtWork where another is at work. Returns why no start is kept away, where the host doesn't answer.
+    What had it before takes it `again`: a stop that came meanwhile counts. Raises OthersAtWork where another is at
+    work. Returns why no start is kept away, where the host doesn't answer.
     """
     who = shlex.quote(f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()}")
-    lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {shlex.quote(_HOLD)} sh"
+    hold = shlex.quote(_HOLD if again else f"rm -f {STOPPED}\n{_HOLD}")
+    lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {hold} sh"
     # The first line is the answer. What sudo says beside it, as of a host name that it can't resolve, comes later.
     answer = hosts.hold(
         chief,
@@ -68,20 +69,22 @@ esac""",
 
 def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
     """Say who has the lock now, without waiting for it; None where it is free, and where the host can't be asked."""
-    return _ask(hosts, chief, f"root cat {START_LOCK}")
+    return _ask(hosts, chief)
 
 
 def note_stop(hosts: Hosts, chief: str) -> str | None:
-    """Have what is at work start no task any more, and say what it is; None where nothing is."""
+    """Have what is at work start no task any more, and say what it is; None where nothing is.
+
+    What has lost the lock for a moment finds the note, too.
+    """
     write = f'umask 022; echo "$1 at $(date --utc +%H:%M:%S) UTC" >{STOPPED}'
-    note = f"root sh -c {shlex.quote(write)} sh {shlex.quote(f'a stop-cluster of {origin()}')}"
-    return _ask(hosts, chief, f"{{ {note}; root cat {START_LOCK}; }}")
+    return _ask(hosts, chief, f"root sh -c {shlex.quote(write)} sh {shlex.quote(f'a stop-cluster of {origin()}')}")
 
 
-def _ask(hosts: Hosts, chief: str, when_taken: str) -> str | None:
-    """Return the last line of a command that is run where another has the lock, without waiting for it."""
+def _ask(hosts: Hosts, chief: str, first: str = "true") -> str | None:
+    """Return who has the lock, without waiting for it; runs a command `first` where the lock was ever taken."""
     look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
-    script = f"[ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || {when_taken}"
+    script = f"[ -e {START_LOCK} ] || exit 0; {first}; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
     lines = hosts.run({chief: script})[chief].stdout.splitlines()
     return lines[-1] if lines else None
 
@@ -107,7 +110,7 @@ def hold_for(process: int, chief: Host, what: str, listed: Sequence[str] = (), b
         if not hosts.is_holding():
             hosts.let_go()
             with contextlib.suppress(OperatorMistake):
-                take_lock(hosts, chief.name, what)
+                take_lock(hosts, chief.name, what, again=True)
         time.sleep(LOOK_SECONDS if hosts.is_holding() else AGAIN_SECONDS)
     hosts.let_go()
     hosts.close()

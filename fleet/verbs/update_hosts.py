@@ -191,7 +191,7 @@ class Rounds:
         """Take the lock again that a reboot of the coordinator's host has ended."""
         if host == self.cluster.inventory.chief.host:
             self.cluster.release_start_lock()
-            self.cluster.acquire_start_lock(VERB)
+            self.cluster.acquire_start_lock(VERB, again=True)
 
     def take_out(self, host: str) -> None:
         """Have a host's tasks leave the training, or the training wait for the coordinator."""

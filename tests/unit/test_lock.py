@@ -118,10 +118,22 @@ def test_a_stop_is_noted_where_another_is_at_work_and_forgotten_by_the_next(tmp_
     assert note.stat().st_mode & 0o444 == 0o444
     assert other.run({"head": STOPPED_SCRIPT})["head"].stdout == f"@stopped\n{note.read_text()}"
     first.let_go()
-    assert note_stop(other, "head") is None
     assert take_lock(other, "head", "start") is None
     assert not note.exists()
     other.let_go()
+
+
+@pytest.mark.parametrize("while_it_is_lost", [False, True])
+def test_what_takes_its_lock_again_finds_a_stop_that_came_meanwhile(tmp_path: Path, while_it_is_lost: bool) -> None:
+    first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
+    take_lock(first, "head", "drill")
+    if while_it_is_lost:
+        first.let_go()
+    assert (note_stop(other, "head") is None) is while_it_is_lost
+    first.let_go()
+    assert take_lock(first, "head", "drill", again=True) is None
+    assert note.exists()
+    first.let_go()
 
 
 def test_who_has_just_ended_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,10 +215,12 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
         holding = threading.Thread(target=hold_for, args=(playbook.pid, Host("head", "192.0.2.10"), "run of site.yml"))
         holding.start()
         assert began.acquire(timeout=60)
+        assert note_stop(Here(tmp_path), "head")
         os.killpg(host.held[0].pid, signal.SIGHUP)
         assert began.acquire(timeout=60)
         with pytest.raises(OperatorMistake, match=r"taken by a run of site\.yml of"):
             take_lock(Here(tmp_path), "head", "start")
+        assert (tmp_path / "psfleet-stopped").exists()
     holding.join(60)
     assert not holding.is_alive()
 
