@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fleet.hosts.lock import STOPPED
+from fleet.places import CODE
 from tests.unit.stand_ins import put_program
 
 ROLE = Path(__file__).parents[2] / "roles" / "trainer" / "tasks"
@@ -83,3 +86,31 @@ def test_a_host_on_which_nothing_runs_keeps_nothing(host: Host) -> None:
     assert host.run("leave.yml", KEEP)[0] == []
     assert host.run("take_back.yml", READ) == ([], [])
     assert not (host.root / "opt/trainer/drained").exists()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_host_that_booted_while_the_cluster_was_stopped_starts_nothing(host: Host, stopped: bool) -> None:
+    """By Ansible, as a whole, but for the wait for the training."""
+    host.run("leave.yml", KEEP, "ps-1 worker-1")
+    text = (ROLE / "take_back.yml").read_text()
+    assert STOPPED in text
+    for place in ("/opt/trainer", "/run/"):
+        text = text.replace(place, f"{host.root}{place}")
+    (host.root / "opt/trainer/current").symlink_to("releases/one")
+    if stopped:
+        (host.root / STOPPED[1:]).write_text("a stop-cluster of ann@laptop at 10:41:07 UTC\n")
+    tasks = yaml.safe_load(text)
+    tasks[-1]["block"] = [task for task in tasks[-1]["block"] if "ansible.builtin.shell" in task]
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
+    play["vars"] = {"trainer_coordinator": {"name": "chief-0", "host": "localhost"}}
+    (host.root / "play.yml").write_text(yaml.safe_dump([play]))
+    calls = host.root / "calls"
+    calls.write_text("")
+    environment = os.environ | {"PATH": f"{host.root}/bin:{os.environ['PATH']}", "CALLS": str(calls)}
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", host.root / "play.yml"]
+    command += ["-e", f"ansible_python_interpreter={sys.executable}"]
+    environment["ANSIBLE_CONFIG"] = str(CODE / "ansible.cfg")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [call.split()[0] for call in calls.read_text().splitlines()] == ([] if stopped else ["enable", "start"])
+    assert not (host.root / "opt/trainer/drained").exists()  # no later run starts them either
