@@ -107,7 +107,7 @@ def test_a_host_that_booted_while_the_cluster_was_stopped_starts_nothing(host: H
     calls = host.root / "calls"
     calls.write_text("")
     environment = os.environ | {"PATH": f"{host.root}/bin:{os.environ['PATH']}", "CALLS": str(calls)}
-    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", host.root / "play.yml"]
+    command = ["ansible-playbook", "-i", "localhost,", "-c", "local", str(host.root / "play.yml")]
     command += ["-e", f"ansible_python_interpreter={sys.executable}"]
     environment["ANSIBLE_CONFIG"] = str(CODE / "ansible.cfg")
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
