@@ -8,22 +8,31 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from fleet.errors import ClusterTrouble
 from fleet.hosts.ssh import Hosts
 from fleet.site.origin import origin
 
 REMOVED = "/var/lib/psfleet/removed"
+# By coreutils' printf, which says why it can't write.
 _NOTE = f"""umask 022
-mkdir -p {REMOVED}
-echo "$2 at $(date --utc '+%Y-%m-%d %H:%M') UTC" >{REMOVED}/"$1"
-"""
+mkdir -p {REMOVED} && env printf '%s\\n' "$2 at $(date --utc '+%Y-%m-%d %H:%M') UTC" >{REMOVED}/"$1\""""
 # As root: where root's umask is 077, nobody else may look.
 _READ = f"""cd {REMOVED} 2>/dev/null || exit 0
 for name in *; do [ ! -f "$name" ] || echo "$name $(cat "$name")"; done"""
 
 
 def note_removal(hosts: Hosts, chief: str, name: str) -> None:
-    """Have the chief's host keep that a host was taken out now, by this operator."""
-    hosts.run({chief: f"root sh -c {shlex.quote(_NOTE)} sh {shlex.quote(name)} {shlex.quote(origin())}"})
+    """Have the chief's host keep that a host was taken out now, by this operator.
+
+    Raises ClusterTrouble where it can't, as on a full disk: a checkout that lists the host would bring it back.
+    """
+    script = f"root sh -c {shlex.quote(_NOTE)} sh {shlex.quote(name)} {shlex.quote(origin())}"
+    answer = hosts.run({chief: script})[chief]
+    if answer.unreachable or answer.code:
+        why = answer.unreachable or (answer.stderr.splitlines() or [f"exit code {answer.code}"])[-1]
+        raise ClusterTrouble(
+            f"{chief} can't note in {REMOVED} that {name} was taken out: {why}. Fix it, and type it again"
+        )
 
 
 def forget_removals(hosts: Hosts, chief: str, names: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import fleet.hosts.lock
-from fleet.errors import OperatorMistake
+from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
 from fleet.hosts.removed_hosts import find_removed, note_removal
 from fleet.hosts.ssh import Answer
@@ -252,6 +252,13 @@ def test_site_yml_refuses_hosts_that_another_checkout_has_taken_out(
     assert "worker-1" not in said("worker-1")
     assert said("worker-0", "") == ""
     assert said() == ""  # they are back
+
+
+def test_a_host_that_is_taken_out_is_named_where_a_full_disk_keeps_no_note(tmp_path: Path) -> None:
+    (tmp_path / "removed").mkdir()
+    (tmp_path / "removed/worker-1").symlink_to("/dev/full")
+    with pytest.raises(ClusterTrouble, match=r"head can't note .* worker-1 was taken out: .*No space left on device"):
+        note_removal(Here(tmp_path), "head", "worker-1")
 
 
 def test_hosts_that_were_taken_out_are_found_where_root_alone_may_look(tmp_path: Path) -> None:
