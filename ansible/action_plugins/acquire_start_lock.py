@@ -37,7 +37,8 @@ def host_of(name: str, variables: Mapping[str, Any]) -> Host:
 class ActionModule(ActionBase):
     """Ansible's entry point. The lock ends with the connection, and so a process of its own has it, not this worker.
 
-    `listed` are hosts of which none may have been taken out of the cluster, but for those that come `back`.
+    `listed` are hosts of which none may have been taken out of the cluster, but for those that come `back`. With
+    --check no lock is taken, and the rest is the same.
     """
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -53,6 +54,7 @@ class ActionModule(ActionBase):
             return {"skipped": True, "msg": str(mistake)}
         playbook = Path(*(CLIARGS.get("args") or ["site.yml"])[:1]).name
         asked = {"what": f"run of {playbook}", "process": os.getppid(), "listed": [], "back": [], **self._task.args}
+        asked["plan"] = bool(variables.get("ansible_check_mode"))
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
                 [sys.executable, "-m", "fleet.hosts.lock"],
@@ -75,7 +77,7 @@ class ActionModule(ActionBase):
             )
         if "refused" in answer:
             return {"failed": True, "msg": answer["refused"]}
-        warning = (
+        warning = answer.get("busy") or (
             f"other starts are not kept away from this run, since {name} can't be asked: {answer.get('warning')}. "
             "Begin none until it is over"
         )

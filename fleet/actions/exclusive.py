@@ -8,7 +8,7 @@ from functools import partial
 from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble
 from fleet.hosts.cluster import Cluster
-from fleet.hosts.lock import note_stop, who_is_at_work
+from fleet.hosts.lock import describe_others, note_stop, who_is_at_work
 from fleet.site.topology import Task
 
 
@@ -24,9 +24,7 @@ def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: 
         if why := cluster.acquire_start_lock(what):
             console.print(f"others are not kept away from this cluster, since {chief} can't be asked: {why}")
     elif who := who_is_at_work(cluster.hosts, chief):
-        console.print(
-            f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan"
-        )
+        console.print(describe_others(who))
 
 
 def stop_others(cluster: Cluster, console: Console) -> bool:

@@ -89,24 +89,35 @@ def _ask(hosts: Hosts, chief: str, first: str = "true") -> str | None:
     return lines[-1] if lines else None
 
 
-def hold_for(process: int, chief: Host, what: str, listed: Sequence[str] = (), back: Sequence[str] = ()) -> None:
+def describe_others(who: str) -> str:
+    """Say to a plan that another is at work."""
+    return f"this cluster is taken by {who}. Until that is over nothing else begins, and it may change this plan"
+
+
+def hold_for(
+    process: int, chief: Host, what: str, listed: Sequence[str] = (), back: Sequence[str] = (), plan: bool = False
+) -> None:
     """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
 
     It also refuses `listed` hosts that were taken out, but for those that come `back`. The lock is taken once more
-    when the connection was lost: `site.yml` may reboot the host.
+    when the connection was lost: `site.yml` may reboot the host. A `plan` takes none and changes nothing.
     """
     hosts = SshHosts({chief.name: chief})
     try:
-        why = take_lock(hosts, chief.name, what)
-        answer = {"warning": why} if why else {}
-        if not why:
+        answer = {}
+        if plan:
+            answer = {"busy": describe_others(who)} if (who := who_is_at_work(hosts, chief.name)) else {}
+        elif why := take_lock(hosts, chief.name, what):
+            answer = {"warning": why}
+        else:
             forget_removals(hosts, chief.name, back)
-            if removed := find_removed(hosts, chief.name, listed):
-                answer = {"refused": describe_removed(removed)}
+        expected = [] if "warning" in answer else [name for name in listed if name not in back]
+        if removed := find_removed(hosts, chief.name, expected):
+            answer = {"refused": describe_removed(removed)}
     except OperatorMistake as mistake:
         answer = {"refused": str(mistake)}
     print(json.dumps(answer), flush=True)
-    while not answer and _is_there(process):
+    while not (answer or plan) and _is_there(process):
         if not hosts.is_holding():
             hosts.let_go()
             with contextlib.suppress(OperatorMistake):
@@ -133,7 +144,7 @@ def main() -> None:
     host = asked["chief"]
     key = host.pop("key_file")
     chief = Host(**host, key_file=Path(key) if key else None)
-    hold_for(asked["process"], chief, asked["what"], asked["listed"], asked["back"])
+    hold_for(asked["process"], chief, asked["what"], asked["listed"], asked["back"], asked["plan"])
 
 
 if __name__ == "__main__":

@@ -43,6 +43,8 @@ def forget_removals(hosts: Hosts, chief: str, names: Sequence[str]) -> None:
 
 def find_removed(hosts: Hosts, chief: str, listed: Sequence[str]) -> dict[str, str]:
     """Return who took hosts out that an inventory lists, and when."""
+    if not listed:
+        return {}
     lines = hosts.run({chief: f"root sh -c {shlex.quote(_READ)}"})[chief].stdout.splitlines()
     known = dict(line.split(" ", 1) for line in lines)
     return {name: known[name] for name in listed if name in known}

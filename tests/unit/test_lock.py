@@ -254,6 +254,29 @@ def test_site_yml_refuses_hosts_that_another_checkout_has_taken_out(
     assert said() == ""  # they are back
 
 
+def test_site_yml_with_check_refuses_the_same_and_takes_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here, other = Here(tmp_path), Here(tmp_path)
+    monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: here)
+
+    def said(*back: str) -> dict[str, str]:
+        head = Host("head", "192.0.2.10")
+        hold_for(os.getpid(), head, "run of site.yml", ["head", "worker-1"], back, plan=True)
+        answer: dict[str, str] = json.loads(capsys.readouterr().out)
+        return answer
+
+    assert said() == {}
+    assert list(tmp_path.iterdir()) == []
+    take_lock(other, "head", "drill")
+    assert "taken by a drill of" in said()["busy"]
+    other.let_go()
+    note_removal(here, "head", "worker-1")
+    assert "worker-1 was taken out of this cluster" in said()["refused"]
+    assert said("worker-1") == {}
+    assert "refused" in said()  # it has brought nobody back
+
+
 def test_a_host_that_is_taken_out_is_named_where_a_full_disk_keeps_no_note(tmp_path: Path) -> None:
     (tmp_path / "removed").mkdir()
     (tmp_path / "removed/worker-1").symlink_to("/dev/full")
@@ -271,8 +294,9 @@ def test_hosts_that_were_taken_out_are_found_where_root_alone_may_look(tmp_path:
 
 def test_site_yml_names_its_hosts_to_the_lock_and_reset_yml_none() -> None:
     assert yaml.safe_load((KIT / "site.yml").read_text())[1]["vars"] == {"lock_listed": "{{ groups['all'] }}"}
-    asked = yaml.safe_load((KIT / "ansible/lock.yml").read_text())[0]["tasks"][0]["acquire_start_lock"]
-    assert asked["listed"] == "{{ lock_listed | default([]) }}"
+    [task] = yaml.safe_load((KIT / "ansible/lock.yml").read_text())[0]["tasks"]
+    assert task["acquire_start_lock"]["listed"] == "{{ lock_listed | default([]) }}"
+    assert "when" not in task  # with --check, too
     assert [
         play for play in yaml.safe_load((KIT / "ansible/reset.yml").read_text()) if "lock_listed" in str(play)
     ] == []
@@ -317,14 +341,17 @@ def test_the_lock_names_the_playbook_that_has_it(
     holder.parent.mkdir(parents=True)
     holder.write_text(
         "import json, sys\nasked = json.load(sys.stdin)\n"
-        "print(json.dumps({'refused': ' '.join([asked['what'], *asked['listed'], *asked['back']])}))\n"
+        "words = [asked['what'], *asked['listed'], *asked['back'], str(asked['plan'])]\n"
+        "print(json.dumps({'refused': ' '.join(words)}))\n"
     )
     monkeypatch.setattr(plugin.places, "CODE", tmp_path)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(plugin, "CLIARGS", {"args": (playbook,)})
     variables = {"groups": {"chief": ["head"]}, "hostvars": {"head": {"ansible_host": "192.0.2.10"}}}
-    done = action(listed=["head", "worker-0"], back=["worker-0"]).run(task_vars=variables)
-    assert done == {"failed": True, "msg": f"run of {playbook.rpartition('/')[2]} head worker-0 worker-0"}
+    for check in (False, True):
+        asked = action(listed=["head", "worker-0"], back=["worker-0"])
+        done = asked.run(task_vars={**variables, "ansible_check_mode": check})
+        assert done == {"failed": True, "msg": f"run of {playbook.rpartition('/')[2]} head worker-0 worker-0 {check}"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("--limit", "worker"), ("--check",)])
