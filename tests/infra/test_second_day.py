@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,10 @@ import pytest
 import yaml
 
 from tests.hosts import ROOT, answer, wait_until
+from tests.lost_hosts import inside
+from tests.pauses import longest_pause
 
-from .conftest import fab, play, reboot, status, units, wait_for_progress
+from .conftest import LONG_RUN, fab, play, reboot, status, units, wait_for_progress
 from .test_planned_reboot import FAULTS, events
 
 
@@ -351,31 +353,61 @@ def test_a_rollback_brings_the_earlier_release_and_settings(training: Training, 
     assert {("rollback", "done", "a test"), ("start-cluster", "done", None)} <= acts(long_run)
 
 
+def pause(since: float, until: float) -> float:
+    """The longest time in which no step ended, as the coordinator has noted each."""
+    history = inside("head", "cat", f"/srv/trainer/runs/{LONG_RUN}/history.jsonl")
+    return longest_pause(history.splitlines(), since, until)
+
+
+def change(inventory: Path, name: str, edit: Callable[[dict[str, Any]], None]) -> None:
+    """Change a file of a copied inventory."""
+    values = yaml.safe_load((inventory / name).read_text())
+    edit(values)
+    (inventory / name).write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+# What a worker that joins may cost the others, and by how much a machine with other work may take longer.
+MOST_PAUSE, BUSY = 0.5, 2
+
+
 @pytest.mark.slow
 def test_members_that_are_added_join_the_training(training: Training, lab, long_run, tmp_path) -> None:
-    """Four minutes: a worker and a ps more on worker-1 and ps-1, and back to as many as before."""
+    """Five minutes: a worker more on worker-1, then a ps more on ps-1, and back to as many as before."""
     more = shutil.copytree(long_run, tmp_path / "lab")
-    hosts = yaml.safe_load((more / "hosts.yml").read_text())
-    hosts["worker"]["hosts"]["worker-1"]["worker_tasks"] = 2
-    hosts["ps"]["hosts"]["ps-1"]["ps_tasks"] = 2
-    (more / "hosts.yml").write_text(yaml.safe_dump(hosts, sort_keys=False))
-    made = play("site.yml", inventory=more)
-    assert made.failed == []
+    # So that the history has each step.
+    change(more, "group_vars/all.yml", lambda values: values["trainer_run"].update(log_seconds=0.05))
+    done("start-cluster", "--detach", inventory=more)
+    wait_for_progress(lab)
+    training = Training(lab)
+    change(more, "hosts.yml", lambda groups: groups["worker"]["hosts"]["worker-1"].update(worker_tasks=2))
+    assert play("site.yml", inventory=more).failed == []
     begun = time.monotonic()
     training.check()
     assert not any(stats["changed"] for stats in play("site.yml", inventory=more).stats.values())
-    output = done("start-cluster", "--plan", inventory=more)
-    assert "join    worker-2 within seconds" in output
-    assert "join    ps-2 at the next save" in output
+    assert "join    worker-2 within seconds" in done("start-cluster", "--plan", inventory=more)
     print(f"looked at in {time.monotonic() - begun:.1f} s")
-    begun = time.monotonic()
+    before = time.time()
+    time.sleep(20)
+    begun = time.time()
+    usual = pause(before, begun)
     done("start-cluster", "--detach", inventory=more)
-    started = time.monotonic()
+    started = time.time()
     waited_for = "status(lab)['workers'] has worker-2"
     wait_until(lambda: status(lab)["workers"].get("worker-2", {}).get("steps"), 60, waited_for)
-    print(f"start: {started - begun:.1f} s, worker-2's first steps told {time.monotonic() - started:.1f} s after it")
+    told = time.time()
+    longest = pause(begun, told)
+    print(f"start: {started - begun:.1f} s, worker-2's first steps told {told - started:.1f} s after it")
+    print(f"the longest time without a step: {longest:.1f} s while it joined, {usual:.1f} s before")
+    assert longest <= BUSY * (usual + MOST_PAUSE)
+    change(more, "hosts.yml", lambda groups: groups["ps"]["hosts"]["ps-1"].update(ps_tasks=2))
+    assert play("site.yml", inventory=more).failed == []
+    assert "join    ps-2 at the next save" in done("start-cluster", "--plan", inventory=more)
+    begun = time.time()
+    done("start-cluster", "--detach", inventory=more)
+    wait_until(lambda: "formed" in [event["event"] for event in events()[training.past :]], 60, "ps-2 is taken in")
     wait_until(lambda: status(lab)["without"] == {}, 60, "all members take part")
     found = training.check("worker-2", "ps-2")
+    print(f"the longest time without a step: {pause(begun, time.time()):.1f} s while ps-2 joined")
     assert [event for event in found if event["event"] == "started"] == []  # the coordinator's process went on
     kinds = [(event["event"], event.get("task")) for event in found]
     assert ("member-joined", "worker-2") in kinds

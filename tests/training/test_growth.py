@@ -16,6 +16,7 @@ from counting import counts
 from processes import MINUTE, Process, Runs, until
 
 from fleet.site.escaping import environment_value
+from tests.pauses import longest_pause
 from trainer.cluster.spec import free_addresses
 from trainer.core.settings.config import Config
 from trainer.run.records import read_record
@@ -84,6 +85,10 @@ class Growing:
         return read_record(self._runs.directory(self.run) / "status.json") or {}
 
     @property
+    def history(self) -> Path:
+        return self._runs.directory(self.run) / "history.jsonl"
+
+    @property
     def step(self) -> int:
         return self.status.get("step") or 0
 
@@ -119,15 +124,9 @@ def cluster(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Growing]:
 
 def watch(cluster: Growing, task: str) -> float:
     """Wait until a member has given steps; returns the longest time between two reports of new steps meanwhile."""
-    end, last, at, longest = time.monotonic() + 2 * MINUTE, cluster.step, time.monotonic(), 0.0
-    while not cluster.gives(task):
-        now = time.monotonic()
-        assert now < end, cluster.chief.output[-6000:]
-        if (step := cluster.step) > last:
-            last, at = step, now
-        longest = max(longest, now - at)
-        time.sleep(0.02)
-    return longest
+    began = time.time()
+    until(lambda: cluster.gives(task), f"steps of {task}", 2 * MINUTE, lambda: cluster.chief.output[-6000:])
+    return longest_pause(cluster.history.read_text().splitlines(), began, time.time())
 
 
 def events(cluster: Growing, runs: Runs) -> list[dict[str, Any]]:
