@@ -26,6 +26,7 @@ FILE = Path(__file__).with_name("inventory.yml")
 RUN_SETTINGS = frozenset(Config.__dataclass_fields__)
 # Two names that differ in no more than these characters are easily taken for one another.
 _ALIKE = re.compile("[-_. ]")
+_NUMBER = re.compile(r"(\w+ )?from (\d+) to (\d+)(, .*)?")
 _CLOSE = 0.7
 _VERY_CLOSE = 0.9
 
@@ -103,9 +104,19 @@ def definition() -> Definition:
     return Definition(
         prefixes=tuple(content["prefixes"]),
         groups=content["groups"],
-        variables={name: Variable(name, schema) for name, schema in content["variables"].items()},
+        variables={name: Variable(name, _spelt_out(schema)) for name, schema in content["variables"].items()},
         listeners={each["port"]: each["what"] for each in content["listeners"]},
     )
+
+
+def _spelt_out(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a variable's schema with the words of its `number` as JSON Schema has them."""
+    found = _NUMBER.fullmatch(schema.get("number", ""))
+    if found is None:
+        return schema
+    expected = f"a number {'of ' if found[1] else ''}{schema['number']}"
+    bounds = {"minimum": int(found[2]), "maximum": int(found[3])}
+    return {**schema, "type": "integer", **bounds, "expected": expected}
 
 
 @cache
