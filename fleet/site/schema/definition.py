@@ -110,7 +110,9 @@ def definition() -> Definition:
 
 
 def _spelt_out(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a variable's schema with the words of its `number` as JSON Schema has them."""
+    """Return a variable's schema with what its `from` and its `number` stand for."""
+    if "from" in schema:
+        return {**schema, "scope": "derived"}
     found = _NUMBER.fullmatch(schema.get("number", ""))
     if found is None:
         return schema
