@@ -48,7 +48,7 @@ def address_problems(reading: InventoryReading) -> Iterator[Problem]:
                 f"host {host!r} has {name}: {address}, which means each host itself; expected an address that every "
                 "other host can reach, such as 10.0.0.10"
             )
-            yield Problem(text, (host,), name, address, *reading.place(host, name))
+            yield reading.problem(text, [host], name, address)
         elif address in taken:
             sharing.setdefault(address, [taken[address]]).append(host)
         taken.setdefault(address, host)
@@ -86,14 +86,12 @@ def _same_machine(
     for where in dict.fromkeys((login, address)):
         other = logins.setdefault((where, port), host)
         if other != host and taken[address] == host:
-            yield Problem(
+            text = (
                 f"the hosts {other}, {host} are reached at the same address and port ({where}:{port}); "
-                "expected one machine for each name. Look at ansible_host and cluster_address of both",
-                (other, host),
-                "ansible_host",
-                where,
-                *reading.place(host, "ansible_host" if where == login else name),
+                "expected one machine for each name. Look at ansible_host and cluster_address of both"
             )
+            place = reading.place(host, "ansible_host" if where == login else name)
+            yield Problem(text, (other, host), "ansible_host", where, *place)
             break
 
 
@@ -109,14 +107,13 @@ def tunnel_problems(reading: InventoryReading) -> Iterator[Problem]:
                 f"host {host!r} is reached at {outside}, which is in wireguard_network ({network}); expected an "
                 "address outside of it: encrypted packets go there. Take another wireguard_network"
             )
-            place = reading.place(host, "wireguard_network")
-            yield Problem(text, (host,), "wireguard_network", str(network), *place)
+            yield reading.problem(text, [host], "wireguard_network", str(network))
         if values.get("firewall_closes") == "none":
             text = (
                 f"host {host!r} has firewall_closes: none, and cluster_encryption is true; expected all or ports. "
                 "Without the table the tasks listen to plain packets, too"
             )
-            yield Problem(text, (host,), "firewall_closes", "none", *reading.place(host, "firewall_closes"))
+            yield reading.problem(text, [host], "firewall_closes", "none")
         with contextlib.suppress(WireguardError):  # the topology says it
             yield from _tunnel_address_problems(reading, host, tunnel_address(host, values), network, taken)
 
@@ -165,11 +162,8 @@ def connection_problems(reading: InventoryReading) -> Iterator[Problem]:
     hosts = checks.our_hosts(reading.groups)
     local = [host for host in hosts if reading.values[host].get("ansible_connection") == "local"]
     if local and len(hosts) > 1:
-        yield Problem(
+        text = (
             f"{name_hosts(local)}: ansible_connection is local, so that all would be done on the control machine; "
-            "expected ssh. Leave the line out",
-            tuple(local),
-            "ansible_connection",
-            "local",
-            *reading.place(local[0], "ansible_connection"),
+            "expected ssh. Leave the line out"
         )
+        yield reading.problem(text, local, "ansible_connection", "local")

@@ -80,14 +80,11 @@ def taskless_problems(reading: InventoryReading, busy: Sequence[str]) -> Iterato
     """Refuse an evaluator's host that is to evaluate, and to run nothing."""
     hosts = list(reading.groups.get("evaluator", ()))
     if "evaluator" in busy and hosts and not tasks_of(reading.groups, reading.values, "evaluator"):
-        yield Problem(
+        text = (
             f"{name_hosts(hosts)}: evaluator_tasks is 0, and evaluation is sidecar, so that nothing is evaluated; "
-            "expected 1. Or take the host out of the group evaluator, or choose another evaluation",
-            tuple(hosts),
-            "evaluator_tasks",
-            "0",
-            *reading.place(hosts[0], "evaluator_tasks"),
+            "expected 1. Or take the host out of the group evaluator, or choose another evaluation"
         )
+        yield reading.problem(text, hosts, "evaluator_tasks", "0")
 
 
 def tasks_of(groups: Groups, hostvars: HostVars, job: str) -> list[str]:
@@ -187,14 +184,11 @@ def unevaluated_problems(reading: InventoryReading, busy: Sequence[str]) -> Iter
     run = reading.values[checks.reference_host(reading.groups) or ""].get("trainer_run")
     kept = run.get("checkpoints_kept_best") if isinstance(run, dict) else 0
     if "evaluator" in busy and kept and not tasks_of(reading.groups, reading.values, "evaluator"):
-        yield Problem(
+        text = (
             f"trainer_run: checkpoints_kept_best is {show(kept)}, evaluation is sidecar, and group evaluator is empty, "
-            "so that the best ones are unknown; expected a host there, or evaluation: inline",
-            (),
-            "trainer_run.checkpoints_kept_best",
-            show(kept),
-            *reading.parts.get("checkpoints_kept_best", (None, None)),
+            "so that the best ones are unknown; expected a host there, or evaluation: inline"
         )
+        yield reading.problem(text, (), "trainer_run.checkpoints_kept_best", show(kept))
 
 
 def vacancy_problems(topology: Topology, groups: Groups, hostvars: HostVars) -> Iterator[Problem]:

@@ -28,26 +28,17 @@ def port_problems(topology: Topology, reading: InventoryReading) -> Iterator[Pro
             taken[host, int(values.get("ansible_port") or 22)] = "SSH"
     for port, host, name in listeners:
         variable = f"{name.split('-')[0]}_port"
-        place = reading.place(host, variable)
         reserved = None if port == DEFAULT_PORTS.get(name) else definition().listeners.get(port)
         other = taken.get((host, port)) or reserved
         if other:
-            yield Problem(
+            text = (
                 f"port {port} on host {host!r} is taken twice, by {other} and by {name}. Set {variable} on that host "
-                "to another first port",
-                (host,),
-                variable,
-                str(port),
-                *place,
+                "to another first port"
             )
+            yield reading.problem(text, [host], variable, str(port))
         elif port > 65535:
-            yield Problem(
-                f"{name} on '{host}' would listen on port {port}; the highest is 65535. Lower {variable} there",
-                (host,),
-                variable,
-                str(port),
-                *place,
-            )
+            text = f"{name} on '{host}' would listen on port {port}; the highest is 65535. Lower {variable} there"
+            yield reading.problem(text, [host], variable, str(port))
         taken[host, port] = name
 
 
@@ -69,11 +60,8 @@ def opened_problems(topology: Topology, reading: InventoryReading) -> Iterator[P
             if hit is not None and anyone and entry.get("protocol", "tcp") == "tcp":
                 opened.setdefault(f"port {entry['port']} to everybody, and {hit} is {names[hit]}'s", []).append(host)
     for rule, hosts in opened.items():
-        yield Problem(
+        text = (
             f"{name_hosts(hosts)}: firewall_open opens {rule}, whose server runs what it is sent; expected a port of "
-            "another program, or `from` with the networks that may reach it. Members reach it in any case",
-            tuple(hosts),
-            "firewall_open",
-            None,
-            *reading.place(hosts[0], "firewall_open"),
+            "another program, or `from` with the networks that may reach it. Members reach it in any case"
         )
+        yield reading.problem(text, hosts, "firewall_open")

@@ -27,14 +27,11 @@ def nfs_problems(reading: InventoryReading) -> Iterator[Problem]:
             and shared_dir
             and (PurePosixPath(served).is_relative_to(shared_dir) or PurePosixPath(shared_dir).is_relative_to(served))
         ):
-            yield Problem(
+            text = (
                 f"cluster_nfs_dir is {served}, and cluster_shared_dir is {shared_dir}; expected two paths, neither in "
-                "the other: the one is the server's own directory, the other is where every host mounts it",
-                (server,),
-                "cluster_nfs_dir",
-                served,
-                *reading.place(server, "cluster_nfs_dir"),
+                "the other: the one is the server's own directory, the other is where every host mounts it"
             )
+            yield reading.problem(text, [server], "cluster_nfs_dir", served)
 
 
 def nfs_port_problems(reading: InventoryReading) -> Iterator[Problem]:
@@ -47,14 +44,11 @@ def nfs_port_problems(reading: InventoryReading) -> Iterator[Problem]:
     ]
     if wrong:
         port = str(reading.values[wrong[0]]["nfs_client_port"])
-        yield Problem(
+        text = (
             f"{name_hosts(wrong)}: nfs_client_port is {port}, and the host in nfs_server serves on {ours}; expected "
-            f"{ours}. Leave the line out",
-            tuple(wrong),
-            "nfs_client_port",
-            port,
-            *reading.place(wrong[0], "nfs_client_port"),
+            f"{ours}. Leave the line out"
         )
+        yield reading.problem(text, wrong, "nfs_client_port", port)
 
 
 def notify_problems(reading: InventoryReading) -> Iterator[Problem]:
@@ -67,24 +61,18 @@ def notify_problems(reading: InventoryReading) -> Iterator[Problem]:
     name, command = run.get("notify_webhook_secret"), run.get("notify_command")
     if isinstance(name, str) and name and name not in secrets:
         has = f"has {name_some(secrets)}" if secrets else "is empty"
-        yield Problem(
+        text = (
             f"trainer_run: notify_webhook_secret is {show(name)}, and trainer_secrets {has}; expected the name of one "
-            "of these, whose text is the webhook's address. Otherwise no notification would go out",
-            (str(chief),),
-            "trainer_run.notify_webhook_secret",
-            show(name),
-            *reading.parts.get("notify_webhook_secret", (None, None)),
+            "of these, whose text is the webhook's address. Otherwise no notification would go out"
         )
+        yield reading.problem(text, [str(chief)], "trainer_run.notify_webhook_secret", show(name))
     hidden = [tree for tree in formats.HIDDEN_TREES if isinstance(command, str) and command.startswith(f"{tree}/")]
     if hidden:
-        yield Problem(
+        text = (
             f"trainer_run: notify_command is {show(command)}, and the tasks' units have no access to {hidden[0]}; "
-            "expected a program elsewhere on the chief's host, such as /usr/local/bin/notify",
-            (str(chief),),
-            "trainer_run.notify_command",
-            show(command),
-            *reading.parts.get("notify_command", (None, None)),
+            "expected a program elsewhere on the chief's host, such as /usr/local/bin/notify"
         )
+        yield reading.problem(text, [str(chief)], "trainer_run.notify_command", show(command))
 
 
 def alert_problems(reading: InventoryReading) -> Iterator[Problem]:
@@ -102,8 +90,7 @@ def alert_problems(reading: InventoryReading) -> Iterator[Problem]:
                 text = f"alertmanager_routes names the receiver {show(name)}, and {known}; expected one of them"
                 hosts_by_text.setdefault(text, []).append(host)
     for text, hosts in hosts_by_text.items():
-        place = reading.place(hosts[0], text.partition(" ")[0])
-        yield Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), text.partition(" ")[0], None, *place)
+        yield reading.problem(f"{name_hosts(hosts)}: {text}", hosts, text.partition(" ")[0])
 
 
 def _receivers_of(routes: object) -> Iterator[str]:

@@ -58,8 +58,8 @@ def group_problems(reading: InventoryReading) -> Iterator[Problem]:
                 f"cluster_own_groups has {show(pattern)}, which takes in psfleet's {taken}, and what is misspelt for it"
             )
             fix = f"expected names of your own, such as site_* or {taken}_*"
-            file, line = reading.place(str(chief), "cluster_own_groups")
-            yield Problem(f"{text}; {fix}", (), "cluster_own_groups", show(pattern), file, line)
+            place = reading.place(str(chief), "cluster_own_groups")
+            yield Problem(f"{text}; {fix}", (), "cluster_own_groups", show(pattern), *place)
     for group, hosts in reading.groups.items():
         if group in known or group in ANSIBLES_GROUPS or any(fnmatchcase(group, each) for each in patterns):
             continue
@@ -115,7 +115,6 @@ def _unknown(reading: InventoryReading) -> Iterator[Problem]:
             if name not in known or known[name].scope == "derived":
                 unknown.setdefault(name, []).append(host)
     for name, hosts in unknown.items():
-        file, line = reading.place(hosts[0], name)
         if name in known:
             source = known[name].schema["from"]
             fix = f"psfleet sets it itself, from {source}: " + ("set that" if source in known else "leave it out")
@@ -130,10 +129,9 @@ def _unknown(reading: InventoryReading) -> Iterator[Problem]:
                 "it has a prefix that is psfleet's. docs/inventory.md lists what there is; give a variable of your own "
                 "another prefix"
             )
-        text = f"unknown variable {show(name)} ({name_hosts(hosts)}): {fix}"
-        if name in known:
-            text = f"{name} can't be set ({name_hosts(hosts)}): {fix}"
-        yield Problem(text, tuple(hosts), name, None, file, line)
+        what = f"{name} can't be set" if name in known else f"unknown variable {show(name)}"
+        text = f"{what} ({name_hosts(hosts)}): {fix}"
+        yield reading.problem(text, hosts, name)
         for host in hosts:
             reading.values[host].pop(name, None)
 
@@ -157,10 +155,9 @@ def _wrong(reading: InventoryReading, ours: set[str]) -> Iterator[Problem]:
                 found.setdefault((name, HIDDEN if variable.secret else show(value), reason), []).append(host)
                 del values[name]
     for (name, value, reason), hosts in found.items():
-        file, line = reading.place(hosts[0], name)
         variable = definition().variables[name]
         text = f"{_subject(variable, value, hosts)}; expected {variable.expected}" + (f" ({reason})" if reason else "")
-        yield Problem(text, tuple(hosts), name, value, file, line)
+        yield reading.problem(text, hosts, name, value)
 
 
 def _as_text(value: object) -> str:
@@ -197,13 +194,10 @@ def site_problems(reading: InventoryReading) -> Iterator[Problem]:
             refused = name in reading.places[host] and name not in reading.values[host]
             if refused or (type(theirs) is type(mine) and theirs == mine):
                 continue
-            file, line = reading.place(host, name)
-            if variable.secret:
-                text = f"{name} differs between {show(chief)} and {show(host)}; expected the same on all hosts. {ONCE}"
-                yield Problem(text, (chief, host), name, HIDDEN, file, line)
-            else:
-                text = _difference(name, mine, chief, theirs, host)
-                yield Problem(text, (chief, host), name, show(theirs), file, line)
+            text = f"{name} differs between {show(chief)} and {show(host)}; expected the same on all hosts. {ONCE}"
+            text = text if variable.secret else _difference(name, mine, chief, theirs, host)
+            value = HIDDEN if variable.secret else show(theirs)
+            yield Problem(text, (chief, host), name, value, *reading.place(host, name))
             break
 
 
@@ -243,8 +237,7 @@ def run_problems(reading: InventoryReading, storage: Mapping[str, Any]) -> Itera
     try:
         Config.from_dict({**storage, **run})
     except ConfigError as error:
-        file, line = reading.place(str(chief), "trainer_run")
-        yield Problem(f"trainer_run: {error}", (str(chief),), "trainer_run", None, file, line)
+        yield reading.problem(f"trainer_run: {error}", [str(chief)], "trainer_run")
 
 
 def _key_problem(key: str, value: Any) -> str | None:

@@ -44,7 +44,7 @@ def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Pro
     gpu = bool(reading.groups.get("gpu"))
     for variable in LOCKS if gpu else LOCKS[:1]:
         for text in _lock_problems(lock_of(site, variable), root, gpu, locks):
-            yield Problem(text, (chief,), variable, None, *reading.place(chief, variable))
+            yield reading.problem(text, [chief], variable)
     yield from _signing_problems(site, root, chief, reading)
     yield from _cache_problems(site, root, chief, reading)
     run = site.get("trainer_run")
@@ -69,7 +69,7 @@ def control_file_problems(reading: InventoryReading, root: Path) -> Iterator[Pro
         if (problem := key_problem(control_file(root, key))) is not None:
             variable = "ansible_ssh_private_key_file"
             message = f"{name_hosts(hosts)}: {variable} is {show(key)}, and {problem}"
-            yield Problem(message, tuple(hosts), variable, show(key), *reading.place(hosts[0], variable))
+            yield reading.problem(message, hosts, variable, show(key))
 
 
 def _ssh_problems(reading: InventoryReading) -> Iterator[Problem]:
@@ -83,14 +83,11 @@ def _ssh_problems(reading: InventoryReading) -> Iterator[Problem]:
         ended = _run(["ssh", "-F", "none", "-G", *shlex.split(text), "192.0.2.1"])
         if ended is not None and ended.returncode:
             reason = (ended.stderr.strip().splitlines() or ["it gives no reason"])[0][:200]
-            yield Problem(
+            message = (
                 f"{name_hosts(hosts)}: {name} is {show(text)}, and ssh refuses it: {reason}; expected options of "
-                "ssh_config(5), such as -o StrictHostKeyChecking=accept-new",
-                tuple(hosts),
-                name,
-                show(text),
-                *reading.place(hosts[0], name),
+                "ssh_config(5), such as -o StrictHostKeyChecking=accept-new"
             )
+            yield reading.problem(message, hosts, name, show(text))
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str] | None:
@@ -278,7 +275,7 @@ def _signing_problems(site: Mapping[str, Any], root: Path, chief: str, reading: 
         )
     except (release_signature.SigningError, OSError) as error:
         message = str(error)
-    yield Problem(message, (chief,), variable, None, *reading.place(chief, variable))
+    yield reading.problem(message, [chief], variable)
 
 
 def _cache_of(site: Mapping[str, Any], root: Path) -> Path:
@@ -292,13 +289,8 @@ def _cache_problems(site: Mapping[str, Any], root: Path, chief: str, reading: In
     what = "is no directory" if not there.is_dir() else "" if os.access(there, os.W_OK | os.X_OK) else "is not yours"
     if what:
         message = f"release_cache is {show(str(site.get('release_cache', '.cache')))}, and {there} {what}"
-        yield Problem(
-            f"{message}; expected a directory of this machine that you may write to",
-            (chief,),
-            "release_cache",
-            show(str(cache)),
-            *reading.place(chief, "release_cache"),
-        )
+        text = f"{message}; expected a directory of this machine that you may write to"
+        yield reading.problem(text, [chief], "release_cache", show(str(cache)))
 
 
 def _object_problems(

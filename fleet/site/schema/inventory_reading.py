@@ -7,7 +7,7 @@ among the others.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,12 @@ class InventoryReading:
     def place(self, host: str, name: str) -> Place:
         return self.places.get(host, {}).get(name, NOWHERE)
 
+    def problem(self, text: str, hosts: Sequence[str], name: str, value: str | None = None) -> Problem:
+        """Say what is wrong with a variable, where the first host has it, or with `trainer_run.` a run setting."""
+        is_part = name.startswith("trainer_run.")
+        place = self.parts.get(name.partition(".")[2], NOWHERE) if is_part else self.place(hosts[0], name)
+        return Problem(text, tuple(hosts), name, value, *place)
+
 
 def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> InventoryReading:
     """Take the groups and the variables over, without what Ansible wraps them in."""
@@ -68,7 +74,6 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
             except Exception as error:  # whatever Ansible raises for a template or a vault is the operator's to fix
                 unread.setdefault((name, _say(error)), []).append(host)
     for (name, reason), hosts in unread.items():
-        file, line = reading.place(hosts[0], name)
         shut = "vault" in reason.lower() or "decrypt" in reason.lower()
         fix = VAULT_FIX if shut else "Give it a value that needs nothing of the host"
         if reason.startswith(TOO_LARGE):
@@ -76,7 +81,7 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
         if LATE in reason:
             fix = LATE_FIX
         text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {fix}"
-        reading.problems.append(Problem(text, tuple(hosts), name, None, file, line))
+        reading.problems.append(reading.problem(text, hosts, name))
     return reading
 
 

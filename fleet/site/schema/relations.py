@@ -58,7 +58,7 @@ def _run(reading: InventoryReading) -> dict[str, Any]:
 
 def _problem(reading: InventoryReading, hosts: list[str], name: str, text: str) -> Problem:
     value = _shown(reading, hosts[0], name)
-    return Problem(f"{name_hosts(hosts)}: {text}", tuple(hosts), name, value, *reading.place(hosts[0], name))
+    return reading.problem(f"{name_hosts(hosts)}: {text}", hosts, name, value)
 
 
 def _shown(reading: InventoryReading, host: str, name: str) -> str:
@@ -252,8 +252,7 @@ def _own_weights(reading: InventoryReading) -> Iterator[Problem]:
             f"trainer_run: initial_weights is {show(run['initial_weights'])}, which is a checkpoint of the run itself; "
             "expected another run's. A run goes on from its newest checkpoint by itself"
         )
-        place = reading.parts.get("initial_weights", NOWHERE)
-        yield Problem(text, (chief,), "trainer_run.initial_weights", show(run["initial_weights"]), *place)
+        yield reading.problem(text, [chief], "trainer_run.initial_weights", show(run["initial_weights"]))
 
 
 def _directories(reading: InventoryReading) -> Iterator[Problem]:
