@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -327,7 +328,16 @@ def test_a_step_overwrites_a_flag() -> None:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_a_change_is_added_to_what_another_has_written(split: bool) -> None:
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        pytest.param(lambda own: own * 2, [13, 15, 17], id="computed"),
+        pytest.param(lambda own: tf.constant([5.0, 6.0, 7.0]), [6, 7, 8], id="set"),
+    ],
+)
+def test_a_change_is_added_to_what_another_has_written_and_what_is_set_is_none(
+    split: bool, change: Callable[[Any], Any], left: list[float]
+) -> None:
     variable = keras.Variable([1.0, 2.0, 3.0], trainable=False)
     if split:
         variable._value = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
@@ -338,11 +348,11 @@ def test_a_change_is_added_to_what_another_has_written(split: bool) -> None:
         with changes_added(variable):
             for part in getattr(own, "variables", [own]):
                 part.assign_add(tf.fill(part.shape, 10.0))  # by another worker
-            variable.assign(variable * 2)
+            variable.assign(change(variable))
             variable.assign(variable + 1)
 
     step()
-    assert tf.convert_to_tensor(own).numpy().tolist() == [13, 15, 17]
+    assert tf.convert_to_tensor(own).numpy().tolist() == left
     assert variable._value is own
 
 
@@ -360,25 +370,6 @@ def test_no_gradient_goes_through_what_was_assigned() -> None:
 
     assert gradient(tf.constant([2.0])).numpy().tolist() == [1.0], "as of a variable that is read again"
     assert kept.numpy().tolist() == [1.0]
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_what_is_set_is_no_change(split: bool) -> None:
-    variable = keras.Variable([1.0, 2.0, 3.0], trainable=False)
-    if split:
-        variable._value = ShardedVariable([tf.Variable([1.0, 2.0]), tf.Variable([3.0])])
-    own = variable._value
-
-    @tf.function
-    def step(values: tf.Tensor) -> None:
-        with changes_added(variable):
-            for part in getattr(own, "variables", [own]):
-                part.assign_add(tf.fill(part.shape, 10.0))  # by another worker
-            variable.assign(values)
-            variable.assign(variable + 1)
-
-    step(tf.constant([5.0, 6.0, 7.0]))
-    assert tf.convert_to_tensor(own).numpy().tolist() == [6, 7, 8]
 
 
 COMPUTED: dict[str, tuple[Any, bool]] = {
