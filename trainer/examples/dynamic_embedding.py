@@ -17,7 +17,7 @@ import tensorflow as tf
 def dynamic_embedding(keras: Any) -> Any:
     """Return the class for `tf.keras`, or for Keras 3's `keras`; call it also before such a model is loaded."""
 
-    @keras.saving.register_keras_serializable("dynamic_embedding")
+    @keras.utils.register_keras_serializable("dynamic_embedding")
     class DynamicEmbedding(keras.layers.Embedding):
         """Rows of `output_dim` numbers for ids: whole numbers or texts, dense, ragged or sparse."""
 
