@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import testinfra
 import yaml
 from testinfra.host import Host
+from testinfra.utils.ansible_runner import AnsibleRunner
 
 from tests.hosts import ROOT, adding_journals, answer, listed_inventory, name_of, wait_until
 
@@ -61,6 +64,15 @@ ORDER = [
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: repeats, or tells little more than the others: `make infra-slow`")
+    # Else testinfra opens an SSH connection for each command: ansible.cfg says that they are shared, and not where.
+    connections = tempfile.mkdtemp(prefix="psfleet-")
+    config.add_cleanup(partial(shutil.rmtree, connections, ignore_errors=True))
+    AnsibleRunner.get_runner(None).ansible_config.read_dict(
+        {
+            "ssh_connection": {"control_path": "%(directory)s/%%C"},
+            "persistent_connection": {"control_path_dir": connections},
+        }
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -170,7 +182,7 @@ def give_group(inventory: Path, group: str, hosts: list[str]) -> None:
 @pytest.fixture(scope="session")
 def long_inventory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The lab's inventory with the tests' own program, which trains for hours."""
-    run = {"program": "slow:Slow", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5}
+    run = {"program": "slow:Slow", "run": LONG_RUN, "steps": 1_000_000, "checkpoint_seconds": 5, "log_seconds": 1}
     return copy_inventory(tmp_path_factory.mktemp("inventory") / "lab", run, "tests/infra/programs")
 
 
@@ -276,9 +288,8 @@ def check_task(host: Host, truth: dict[str, Any], job: str) -> None:
     service = host.service(unit)
     assert service.is_running
     assert service.is_enabled
-    for path in (f"/etc/trainer/{job}-{index}.env", "/etc/trainer/run.json", "/etc/systemd/system/trainer@.service"):
-        file = host.file(path)
-        assert (file.user, file.group, file.mode) == ("root", "root", 0o644), path
+    files = f"/etc/trainer/{job}-{index}.env /etc/trainer/run.json /etc/systemd/system/trainer@.service"
+    assert set(host.check_output(f"stat --format='%U %G %a' {files}").splitlines()) == {"root root 644"}
     environment = environment_of(host, unit)
     assert json.loads(environment["TF_CONFIG"]) == {
         "cluster": expected_cluster(truth),

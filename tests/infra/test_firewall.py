@@ -163,8 +163,9 @@ def test_a_table_without_ssh_is_taken_back(lab, address):
         "ANSIBLE_ACTION_PLUGINS": "roles/firewall/action_plugins",
         "ANSIBLE_LIBRARY": "roles/firewall/library",
     }
-    arguments = "program=/usr/local/sbin/psfleet-firewall wanted=/root/wrong.nft seconds=20"
-    command = ["ansible", "worker-1", "--become", "--module-name", "try_firewall", "--args", arguments]
+    # One try to come back, which is given up well before the trial ends.
+    arguments = "program=/usr/local/sbin/psfleet-firewall wanted=/root/wrong.nft seconds=15"
+    command = ["ansible", "worker-1", "--timeout=10", "--become", "--module-name=try_firewall", "--args", arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 2, done.stdout
     assert "no new SSH connection came through" in done.stdout
