@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 
@@ -11,7 +10,7 @@ import yaml
 
 from tests.hosts import ROOT, answer, wait_until
 
-from .conftest import LONG_RUN, children, fab, play, reboot, units, wait_for_progress
+from .conftest import LONG_RUN, fab, reboot, units, wait_for_progress
 
 
 def test_status_shows_every_task_and_the_run(lab, long_run):
@@ -36,49 +35,12 @@ def test_status_fails_when_a_task_is_down(lab, long_run):
     wait_for_progress(lab)
 
 
+@pytest.mark.slow
 def test_starting_again_restarts_nothing(lab, long_run):
     before = units(lab)
     again = fab("start-cluster", "--detach", inventory=long_run)
     assert again.returncode == 0, again.stdout + again.stderr
     assert units(lab) == before
-
-
-def test_after_an_edit_supervisors_stay_and_fork_what_works_in_the_new_release(lab, long_run, tmp_path):
-    programs, edited = tmp_path / "programs", tmp_path / "lab"
-    shutil.copytree(ROOT / "tests/infra/programs", programs)
-    (programs / "slow.py").write_text((programs / "slow.py").read_text() + "# edited\n")
-    shutil.copytree(long_run, edited)
-    variables = edited / "group_vars/all.yml"
-    variables.write_text(yaml.safe_dump(yaml.safe_load(variables.read_text()) | {"release_program": str(programs)}))
-    before, releases = units(lab), {answer(lab["head"], "readlink -f /opt/trainer/current")}
-    for inventory in (edited, long_run):
-        working = work(lab)
-        done = fab("start-cluster", "--detach", inventory=inventory)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "way     fab by itself" in done.stdout
-        assert units(lab) == before
-        release = answer(lab["head"], "readlink -f /opt/trainer/current")
-        now = work(lab)
-        assert {place for _, place in now.values()} == {release}
-        assert {task for task in now if now[task][0] == working[task][0]} == set()
-        releases.add(release)
-        shown = fab("status", inventory=inventory)
-        assert shown.returncode == 0, shown.stdout + shown.stderr
-        assert release.rpartition("/")[2] in shown.stdout
-    assert len(releases) == 2
-    wait_for_progress(lab)
-    changed = play("site.yml", inventory=long_run)
-    assert not any(stats["changed"] for stats in changed.stats.values()), changed.changed
-    assert units(lab) == before
-
-
-def work(lab):
-    """The child of each task, and where it works."""
-    found = {}
-    for host in lab.values():
-        with host.sudo():
-            found |= children(host)
-    return found
 
 
 def test_a_second_start_is_refused_until_the_first_is_over(lab, long_run):

@@ -45,11 +45,3 @@ def test_a_path_that_nobody_else_sees_is_refused(lab, long_run):
         assert "no marker of head is there" in check.stderr
         assert "can't be read within 10 s" in hanging.stderr
         assert host.run("/usr/local/sbin/psfleet-check-shared-path").rc == 0
-
-
-def test_a_task_that_runs_comes_back(lab, long_run):
-    host = lab["ps-1"]
-    reboot(host)
-    with host.sudo():
-        wait_until(lambda: host.service("trainer@ps-1").is_running, 60, "ps-1 runs again")
-    wait_for_progress(lab)

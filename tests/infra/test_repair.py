@@ -1,4 +1,4 @@
-"""A host that is damaged by hand, or emptied: the next run finds exactly that, and fixes it while training goes on."""
+"""A run finds nothing to do after a start; it finds what a hand damaged or emptied, and fixes it beside the training."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import yaml
 
 from tests.hosts import ROOT, answer, wait_until
 
-from .conftest import environment_of, fab, give_second_task, play, units, wait_for_progress
+from .conftest import children, environment_of, fab, give_second_task, play, units, wait_for_progress
 
 # Both are narrower than the default route, and wider than the lab's own network.
 WAY_OUT = ("0.0.0.0/1", "128.0.0.0/1")
@@ -22,6 +22,41 @@ RESTARTING = {
     "Restart the other tasks",
     "Start the coordinator again",
 }
+
+
+def test_after_an_edit_supervisors_stay_and_fork_what_works_in_the_new_release(lab, long_run, tmp_path):
+    programs, edited = tmp_path / "programs", tmp_path / "lab"
+    shutil.copytree(ROOT / "tests/infra/programs", programs)
+    (programs / "slow.py").write_text((programs / "slow.py").read_text() + "# edited\n")
+    shutil.copytree(long_run, edited)
+    variables = edited / "group_vars/all.yml"
+    variables.write_text(yaml.safe_dump(yaml.safe_load(variables.read_text()) | {"release_program": str(programs)}))
+    before, releases = units(lab), {answer(lab["head"], "readlink -f /opt/trainer/current")}
+    for inventory in (edited, long_run):
+        working = work(lab)
+        done = fab("start-cluster", "--detach", inventory=inventory)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "way     fab by itself" in done.stdout
+        assert units(lab) == before
+        release = answer(lab["head"], "readlink -f /opt/trainer/current")
+        now = work(lab)
+        assert {place for _, place in now.values()} == {release}
+        assert {task for task in now if now[task][0] == working[task][0]} == set()
+        releases.add(release)
+        shown = fab("status", inventory=inventory)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert release.rpartition("/")[2] in shown.stdout
+    assert len(releases) == 2
+    wait_for_progress(lab)
+
+
+def work(lab):
+    """The child of each task, and where it works."""
+    found = {}
+    for host in lab.values():
+        with host.sudo():
+            found |= children(host)
+    return found
 
 
 # How many tasks reach a host in a run that finds nothing to do. The coordinator's proves the release, notes which one
@@ -44,6 +79,7 @@ def settle(lab, inventory):
 
 
 def test_a_second_run_changes_nothing_and_restarts_nothing_that_runs(lab, long_run):
+    """Also where `fab` has shipped the release by itself, as above."""
     settle(lab, long_run)
     before = units(lab)
     assert sorted(before) == ["chief-0", "evaluator-0", "ps-0", "ps-1", "worker-0", "worker-1"]
