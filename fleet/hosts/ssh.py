@@ -32,6 +32,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.site.host_check import BEGIN, in_a_line, shell_fix
 from fleet.site.routes import Host
 
 CONNECT_SECONDS = 10
@@ -43,10 +44,7 @@ ANSWER_SECONDS = 30
 KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
 MAX_AT_ONCE = 64
-MAX_SAID = 200
 
-# A login's shell may print before the script does, as in ~/.bashrc: what comes before this line is none of the answer.
-BEGIN = "psfleet-answers"
 # Prepended to every script: `root CMD` runs a command as root, for any login.
 PREAMBLE = """
 export LC_ALL=C TZ=UTC
@@ -223,8 +221,8 @@ class SshHosts:
                 encoding="utf-8",
                 timeout=timeout,
             )
-        except CommandTimedOut:
-            return Answer(unreachable=f"no answer within {timeout:g} s")
+        except CommandTimedOut as error:
+            return Answer(unreachable=f"no answer within {timeout:g} s{_unbegun(host, error.result.stdout)}")
         except (OSError, EOFError, SSHException, ThreadException) as error:
             return Answer(unreachable=self._reason(host, error))
         # Invoke's timer closes the channel, and may not have ended yet when Invoke asks it whether the time is over.
@@ -322,6 +320,8 @@ class SshHosts:
                 f"the host key of {error} is not in known_hosts. Connect once and compare it: "  # a jump host's, maybe
                 f"ssh {f'{host.user}@' if host.user else ''}{host.address}{f' -p {host.port}' if host.port else ''}"
             )
+        if str(error) == "No existing session" or "saw EOF" in str(error):  # the first: there was another key to try
+            return f"{where} hung up while user {user} logged in{_last_words(link)}"
         if isinstance(error, AuthenticationException):
             return f"{where} lets user {user} in with none of {key} ({error})"
         if str(error).endswith(" key"):  # paramiko tries a file as each kind of key, and tells of the last kind
@@ -342,6 +342,17 @@ class SshHosts:
         if isinstance(error, ChannelException) and error.code == OPEN_FAILED_CONNECT_FAILED:
             return f"{where}: its sshd takes no further session on a connection; expected MaxSessions 10, its default"
         return f"{where}: {error or type(error).__name__}"
+
+
+def _last_words(link: Connection | None) -> str:
+    """Return what sshd said before it hung up in the middle of a login, and what else may be the reason."""
+    transport = link.client.get_transport() if link else None
+    banner = transport.auth_handler.banner if transport and transport.auth_handler else None
+    said = in_a_line((banner or b"").decode(errors="replace"))
+    return (f", and had said {said!r}" if said else "") + (
+        ". sshd does so while logins are off, and after six keys (MaxAuthTries). An agent may have more: name the "
+        "right key with ansible_ssh_private_key_file, and set ansible_ssh_common_args to -o IdentitiesOnly=yes"
+    )
 
 
 def _first_unconnected(link: Connection) -> Connection:
@@ -390,12 +401,17 @@ def _answer(host: Host, printed: str, errors: str, code: int) -> Answer:
     before, begin, answer = printed.partition(f"{BEGIN}\n")
     if begin:
         return Answer(answer, errors, code)
-    text = " ".join(f"{before} {errors}".split())[:MAX_SAID]
+    text = in_a_line(f"{before} {errors}")
     said = repr(text) if text else "nothing"
     return Answer(
         unreachable=f"{host.address}:{host.port or 22} let the login in, and its shell ran no command: it printed "
-        f"{said} and ended with {code}; expected a shell such as bash: `getent passwd {host.user or ''}`, there"
+        f"{said} and ended with {code}; {shell_fix(text, host.user or '')}"
     )
+
+
+def _unbegun(host: Host, printed: str) -> str:
+    """Say that a login's shell did not come as far as its script; nothing where it did."""
+    return "" if BEGIN in printed else f": the login's shell began no command; {shell_fix(printed, host.user or '')}"
 
 
 def _is_over(channel: paramiko.Channel) -> bool:

@@ -10,6 +10,10 @@ from fleet.site.outcome import outcome
 from fleet.site.wireguard import endpoint
 from trainer.cluster.spec import JOBS
 
+# A login's shell may print before a command does, as in ~/.bashrc: what comes before this line is none of the answer.
+BEGIN = "psfleet-answers"
+MAX_SAID = 200
+
 # What sudo says, and what fixes it.
 SUDO = {
     "must have a tty": "its sudo wants a terminal (requiretty); expected none for {user}: put the line "
@@ -30,6 +34,38 @@ def member_addresses(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str,
     hosts = dict.fromkeys(host for group in ours for host in groups.get(group, ()))
     found = {host: endpoint(hostvars[host]) for host in hosts}
     return {host: str(address) for host, address in found.items() if address}
+
+
+def login_problem(result: Mapping[str, Any], user: str = "") -> str:
+    """Say what is wrong with a login's shell that was asked to print `psfleet-answers`, with the fix; else nothing."""
+    if result.get("timedout"):
+        return f"its login's shell ran no command within {result['timedout']['period']} s; {shell_fix('', user)}"
+    printed, errors = str(result.get("stdout") or ""), str(result.get("stderr") or "")
+    if BEGIN not in printed:
+        said = in_a_line(f"{printed} {errors}")
+        return f"its login's shell ran no command: it printed {said!r}; {shell_fix(said, user)}"
+    if said := in_a_line(printed.replace(BEGIN, "", 1)):
+        return (
+            f"its login prints {said!r} also where nobody reads, and rsync and sftp take that for an answer; expected "
+            "nothing. Let only a shell for people print: in ~/.bashrc, or /etc/bash.bashrc, put the line "
+            "`case $- in *i*) ;; *) return ;; esac` above it"
+        )
+    return ""
+
+
+def in_a_line(text: str) -> str:
+    """Return the beginning of what a login printed, as a message can hold it."""
+    return " ".join(text.split())[:MAX_SAID]
+
+
+def shell_fix(said: str, user: str) -> str:
+    """Say what lets a login run commands, by what it printed instead of their answers."""
+    if "password" in said.lower():
+        return "expected a password that is good: log in by hand and change it, or let it be good for ever with chage"
+    return (
+        f"expected a shell such as bash: `getent passwd {user}`, there. It must begin no other one in ~/.bashrc, wait "
+        "for no home that hangs, and have no ForceCommand of sshd"
+    )
 
 
 def sudo_fix(result: Mapping[str, Any], user: str = "the login") -> str:

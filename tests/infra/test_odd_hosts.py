@@ -53,7 +53,7 @@ def odd_inventory(lab: dict[str, Host], truth: dict[str, Any], tmp_path: Path) -
 def test_odd_hosts_are_named_with_the_fix_and_nothing_is_changed(odd_inventory: Path) -> None:
     run = play("site.yml", "--tags", "host_check", inventory=odd_inventory)
     reasons = dict(run.failed)
-    assert '"Welcome' in reasons["worker-1"]
+    assert "prints 'Welcome'" in reasons["worker-1"]
     assert "put the line `case $- in *i*) ;; *) return ;; esac` above it" in reasons["worker-1"]
     assert "`Defaults:admin !requiretty` into /etc/sudoers.d/psfleet" in reasons["worker-0"]
     assert "leave from 10.0.3.21" in reasons["ps-1"]

@@ -8,6 +8,7 @@ import getpass
 import hashlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from typing import IO, Any
 
 import paramiko
 import pytest
+import yaml
 from fabric import Config
 from paramiko.common import (
     MSG_CHANNEL_SUCCESS,
@@ -239,6 +241,92 @@ def test_a_shell_that_runs_no_command_is_named(server: Server, monkeypatch: pyte
     for data in ({}, {"here": b"x"}):
         why = hosts.run({"here": "echo out"}, data=data)["here"].unreachable or ""
         assert f"its shell ran no command: it printed {repr(said) if said else 'nothing'} and ended with 1" in why
+    hosts.close()
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The login's shell begins another one, as `exec fish` in ~/.bashrc does, which waits for input."""
+    execute = Session._execute
+    monkeypatch.setattr(
+        Session, "_execute", lambda self, channel, _, answered: execute(self, channel, "exec cat", answered)
+    )
+
+
+@pytest.mark.usefixtures("hanging")
+def test_a_shell_that_waits_for_input_is_no_host_that_is_slow(server: Server) -> None:
+    hosts = SshHosts({name: server.host(name, **ACCEPT) for name in ("here", "there")})
+    for answer in hosts.run({"here": "echo out", "there": "echo out"}, timeout=0.5).values():
+        assert "no answer within 0.5 s: the login's shell began no command; expected a shell" in str(answer.unreachable)
+        assert "`getent passwd admin`" in str(answer.unreachable)
+    hosts.close()
+
+
+@pytest.mark.usefixtures("hanging")
+def test_site_yml_gives_a_shell_up_that_runs_no_command(server: Server, tmp_path: Path) -> None:
+    found = look_by_ansible(server, tmp_path, limit=3)
+    assert "host 'here': its login's shell ran no command within 3 s; expected a shell such as bash" in found
+
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("echo Your password has expired. >&2; exit 1", "it printed 'Your password has expired.'; expected a password"),
+        ("{}; echo Bye", "its login prints 'Bye' also where nobody reads"),
+    ],
+)
+def test_site_yml_names_a_login_that_does_not_what_it_is_asked(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, words: str
+) -> None:
+    execute = Session._execute
+
+    def change(self: Session, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
+        execute(self, channel, does.format(command), answered)
+
+    monkeypatch.setattr(Session, "_execute", change)
+    assert words in look_by_ansible(server, tmp_path)
+
+
+def look_by_ansible(server: Server, directory: Path, limit: int = 60) -> str:
+    """Return what the role host_check says first of the server, by real Ansible and OpenSSH."""
+    tasks = yaml.safe_load((KIT / "roles/host_check/tasks/main.yml").read_text())[:2]
+    assert tasks[0].pop("timeout") == 60
+    asked = [{**tasks[0], "timeout": limit}, tasks[1]]
+    (directory / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": asked}]))
+    (directory / "known").write_text(server.known_hosts_line)
+    options = {
+        "ansible_host": "127.0.0.1", "ansible_port": server.port, "ansible_user": "admin",
+        "ansible_ssh_private_key_file": str(server.key_file),
+        "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={directory}/known -o ControlMaster=no",
+    }  # fmt: skip
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"here": options}}}))
+    command = ["ansible-playbook", "--inventory", f"{directory}/hosts.yml", f"{directory}/play.yml"]
+    done = subprocess.run(command, cwd=KIT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stdout
+    return " ".join(done.stdout.partition(" hosts are right")[2].split())
+
+
+@pytest.mark.parametrize(("said", "more_keys"), [("", True), ("System is booting up.", False)])
+def test_an_sshd_that_hangs_up_on_a_login_is_named(
+    server: Server, home: Path, monkeypatch: pytest.MonkeyPatch, said: str, more_keys: bool
+) -> None:
+    if more_keys:
+        shutil.copy(server.key_file, home / ".ssh/id_ecdsa")
+
+    def hang_up(*_: object) -> int:
+        current = threading.current_thread()
+        assert isinstance(current, paramiko.Transport)
+        current.close()
+        return paramiko.AUTH_FAILED
+
+    monkeypatch.setattr(Session, "get_banner", lambda _: (said, "en"), raising=False)
+    monkeypatch.setattr(Session, "check_auth_publickey", hang_up)
+    hosts = SshHosts({name: server.host(name, **ACCEPT) for name in ("here", "there")})
+    for answer in hosts.run({"here": "echo out", "there": "echo out"}).values():
+        where = f"127.0.0.1:{server.port} hung up while user admin logged in"
+        words = f"{where}, and had said '{said}'. sshd does so" if said else f"{where}. sshd does so"
+        assert words in str(answer.unreachable)
+        assert "IdentitiesOnly=yes" in str(answer.unreachable)
     hosts.close()
 
 

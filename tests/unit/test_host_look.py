@@ -25,7 +25,7 @@ from host_look import (
     way_problems,
 )
 
-from fleet.site.host_check import member_addresses, sudo_fix
+from fleet.site.host_check import login_problem, member_addresses, sudo_fix
 from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,6 +139,23 @@ def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> Non
 def test_a_sudo_that_refuses_is_named_with_its_fix(text: str, expected: str) -> None:
     assert expected in sudo_fix({"msg": text}, "admin")
     assert sudo_fix({"rc": 1}).endswith("exit code 1 and printed nothing")
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ({"stdout": "psfleet-answers\r\n", "stderr": "Shared connection closed."}, ""),
+        (
+            {"rc": 1, "stdout": ""},
+            "ran no command: it printed ''; expected a shell such as bash: `getent passwd admin`",
+        ),
+        ({"stdout": "Welcome\npsfleet-answers\n"}, "its login prints 'Welcome' also where nobody reads"),
+    ],
+)
+def test_a_login_that_prints_or_runs_nothing_is_named(result: dict[str, object], expected: str) -> None:
+    found = login_problem(result, "admin")
+    assert expected in found
+    assert bool(found) == bool(expected)
 
 
 @pytest.mark.parametrize("said", ["sh: 1: /opt/python3: not found\n", "sh: /opt/python3: No such file or directory\n"])
