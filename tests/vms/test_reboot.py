@@ -1,8 +1,10 @@
 """Reboots: of all machines at once, and of the server alone, with another disk behind its export."""
 
-from tests.hosts import answer, wait_until
+import json
 
-from .conftest import reboot, status
+from tests.hosts import answer, name_of, wait_until
+
+from .conftest import boot_of, fab, reboot, status
 
 
 def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, head, site):
@@ -19,6 +21,25 @@ def test_all_machines_reboot_at_once_and_the_training_resumes(training, vms, hea
         assert answer(host, "systemctl list-units --failed --plain --no-legend") == ""
     with head.sudo():
         assert head.mount_point(site["cluster_shared_dir"]).filesystem == "nfs4"
+
+
+def test_the_server_s_update_reboots_it_and_no_task_restarts(training, vms, head, server, site):
+    """NFS hangs meanwhile, for reads too: what needs the path waits, and no step is lost."""
+    units = "systemctl show --property=Id,InvocationID 'trainer@*.service'"
+    log = f"cat {site['cluster_nfs_dir']}/runs/{training}/events.jsonl"
+    before, boot = status(head), boot_of(server)
+    tasks, past = [answer(host, units) for host in vms.values()], len(answer(server, log).splitlines())
+    updated = fab("update-hosts", name_of(server), "--reboot", "only", "--timeout", "1800", "--json")
+    assert updated.returncode == 0, updated.stdout + updated.stderr
+    (row,) = json.loads(updated.stdout)["hosts"]
+    print(row)
+    assert (row["outcome"], row["rebooted"]) == ("updated", True)
+    assert boot_of(server) not in ("", boot)
+    wait_until(lambda: (status(head).get("step") or 0) > before["step"], 3600, f"a step after {before['step']}")
+    assert [answer(host, units) for host in vms.values()] == tasks
+    new = [json.loads(line) for line in answer(server, log).splitlines()[past:]]
+    print([event for event in new if event["event"] != "checkpoint-saved"])
+    assert [event for event in new if event.get("steps_lost")] == []
 
 
 def test_a_stale_handle_is_mounted_again_by_itself(training, vms, head, server, site, truth):
