@@ -53,8 +53,8 @@ class ActionModule(ActionBase):
         except OperatorMistake as mistake:
             return {"skipped": True, "msg": str(mistake)}
         playbook = Path(*(CLIARGS.get("args") or ["site.yml"])[:1]).name
-        asked = {"what": f"run of {playbook}", "process": os.getppid(), "listed": [], "back": [], **self._task.args}
-        asked["plan"] = bool(variables.get("ansible_check_mode"))
+        asked = {"what": f"run of {playbook}", "process": os.getppid(), "listed": [], "back": [], "chief": chief,
+                 "plan": bool(variables.get("ansible_check_mode")), **self._task.args}  # fmt: skip
         with tempfile.TemporaryFile("w+") as errors:
             holder = subprocess.Popen(
                 [sys.executable, "-m", "fleet.hosts.lock"],
@@ -68,13 +68,12 @@ class ActionModule(ActionBase):
             assert holder.stdin
             assert holder.stdout
             with holder.stdin as stdin, holder.stdout as stdout:
-                json.dump({**asked, "chief": chief}, stdin, default=str)
+                json.dump(asked, stdin, default=str)
                 stdin.close()
                 line = stdout.readline()
             errors.seek(0)
-            answer = (
-                json.loads(line) if line else {"warning": (errors.read().splitlines() or ["its process ended"])[-1]}
-            )
+            why = (errors.read().splitlines() or ["its process ended"])[-1]
+            answer = json.loads(line) if line else {"warning": why}
         if "refused" in answer:
             return {"failed": True, "msg": answer["refused"]}
         warning = answer.get("busy") or (
