@@ -282,6 +282,18 @@ def test_another_clusters_host_is_refused_beside_its_training(training: Training
     training.check()
 
 
+@pytest.mark.slow
+def test_advice_names_the_machine_of_all_hosts_once(training: Training, long_run) -> None:
+    """A minute: all containers show one machine's processors and memory."""
+    advised = json.loads(done("advise", "--minutes", "0.7", "--json", inventory=long_run))["advice"]
+    print(advised)
+    parts = [each["part"] for each in advised]
+    assert parts
+    assert parts.count("other") <= 1
+    assert parts.count("memory") <= 1
+    training.check()
+
+
 def edit(long_run: Path, place: Path, more: str) -> Path:
     """Return a copy of the inventory with another run setting, and a program with some lines more."""
     programs, edited = place / "programs", place / "lab"
