@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 import pytest
 import testinfra
 from testinfra.host import Host
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,11 +58,4 @@ def adding_journals(journal: Callable[[Host], str]) -> Callable[[pytest.Item], I
 
 def wait_until(true: Callable[[], Any], seconds: float, what: str) -> Any:
     """Poll until `true()` is; its value is returned. Fails with `what` after the deadline."""
-    deadline = time.monotonic() + seconds
-    while True:
-        value = true()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds:.0f} s: {what}")
-        time.sleep(0.5)
+    return until(true, what, seconds, pause=0.5)

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import jinja2
@@ -19,6 +18,7 @@ import pytest
 from fleet.site.filters import FILTERS
 from tests.gpu import machines
 from tests.gpu.chroot import CACHE, ROOT, Machine, run
+from tests.waiting import until
 
 OLD, DISK = "535.261.03", "535.309.01"
 PACKAGES = ("dbus", "openssh-server", "systemd-sysv")
@@ -84,10 +84,8 @@ class Container:
     def start(self, loaded: str) -> None:
         run("lxc-start", "--name", self.name, "--rcfile", self.directory / "config", "--lxcpath", CACHE)
         run("lxc-wait", "--name", self.name, "--lxcpath", CACHE, "--state", "RUNNING", "--timeout", "30")
-        deadline = time.monotonic() + 60
-        while self.attach("systemctl", "is-active", "multi-user.target", check=None).strip() != "active":
-            assert time.monotonic() < deadline, f"{self.name} didn't come up in a minute"
-            time.sleep(0.5)
+        is_active = ("systemctl", "is-active", "multi-user.target")
+        until(lambda: self.attach(*is_active, check=None).strip() == "active", f"{self.name} is up", pause=0.5)
         (self.directory / "module/nvidia/version").write_text(loaded + "\n")
 
     def attach(self, *command: str, check: bool | None = True) -> str:

@@ -26,6 +26,7 @@ import pytest
 
 from tests.monitoring.test_configurations import alertmanager
 from tests.monitoring.tools import ROOT, rendered, tool
+from tests.waiting import until
 
 TASKS = ("chief-0", "ps-0", "worker-0", "worker-1")  # in the order of their ports
 THRESHOLDS = {
@@ -36,14 +37,6 @@ THRESHOLDS = {
 }
 UNIT = 'node_systemd_unit_state{name="trainer@chief-0.service",state="active",type="notify"} 1\n'
 pytestmark = pytest.mark.timeout(900)
-
-
-def until(true: Callable[[], Any], seconds: float, what: str) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < end, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.5)
-    return found
 
 
 def free_ports(number: int) -> int:
@@ -187,11 +180,11 @@ class Cluster:
             return set(cleared) == set(expected)
 
         try:
-            until(there, 240, f"{expected} after {what}; there are {sorted(fired)}")
+            until(there, f"{expected} after {what}; there are {sorted(fired)}", 240, 0.5)
         finally:
             revert()
         ended_at = time.monotonic()
-        until(gone, 300, f"the end of {expected}")
+        until(gone, f"the end of {expected}", 300, 0.5)
         for name, whose in expected:
             print(f"| {what} | `{name}` {whose} | {fired[name, whose]:.0f} | {cleared[name, whose]:.0f} |", flush=True)
 
@@ -214,7 +207,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("live")
     with Cluster(directory).running() as cluster:
         steps = "rate(psfleet_steps_total[1m]) > 1"
-        until(lambda: cluster.query(steps), 240, f"a training: {(directory / 'log').read_text()[-3000:]}")
+        until(lambda: cluster.query(steps), f"a training: {(directory / 'log').read_text()[-3000:]}", 240, 0.5)
         yield cluster
 
 
@@ -233,10 +226,10 @@ def processes(port: int) -> list[int]:
 
 
 def test_all_are_up_and_nothing_is_wrong(cluster: Cluster) -> None:
-    until(lambda: cluster.query("sum(up)") == len(TASKS) + 1, 60, "all targets are up")
-    until(lambda: cluster.ask(cluster.alertmanager, "/api/v2/status"), 60, "Alertmanager answers")
+    until(lambda: cluster.query("sum(up)") == len(TASKS) + 1, "all targets are up", 60, 0.5)
+    until(lambda: cluster.ask(cluster.alertmanager, "/api/v2/status"), "Alertmanager answers", 60, 0.5)
     assert cluster.query("psfleet:run_wanted") == 1
-    until(lambda: not cluster.firing(), 120, "no alert")
+    until(lambda: not cluster.firing(), "no alert", 120, 0.5)
 
 
 def test_workers_that_are_frozen(cluster: Cluster) -> None:
@@ -259,7 +252,12 @@ def test_workers_that_are_frozen(cluster: Cluster) -> None:
         ("PsfleetNoStep", ""),
     )
     for alert in ("PsfleetMemberAway", "PsfleetNoStep"):
-        until(lambda alert=alert: {("firing", alert), ("resolved", alert)} <= set(cluster.heard), 120, "both are told")
+        until(
+            lambda alert=alert: {("firing", alert), ("resolved", alert)} <= set(cluster.heard),
+            "both are told",
+            120,
+            0.5,
+        )
 
 
 def test_a_checkpoint_that_cannot_be_saved(cluster: Cluster) -> None:

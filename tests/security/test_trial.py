@@ -15,6 +15,7 @@ import pytest
 
 from tests.rendered_firewall import FACTS, SSH
 from tests.security.hosts import UNASKED, Hosts
+from tests.waiting import until
 
 HOST = "beta"
 WRONG = FACTS | {"ssh_ports": [2022]}
@@ -54,9 +55,7 @@ def test_a_wrong_table_is_taken_back_when_nobody_confirms(opened: Hosts, first: 
         assert opened.program(HOST, "try", wrong, str(TRIAL_SECONDS)).returncode == 0
         assert not can_log_in(opened)
         assert first or float(open_already.say()) < 1, "an open connection proves nothing"
-        deadline = time.monotonic() + TRIAL_SECONDS + 20
-        while not can_log_in(opened):
-            assert time.monotonic() < deadline, "nobody took the table back"
+        until(lambda: can_log_in(opened), "the table is taken back", TRIAL_SECONDS + 20)
     assert opened.seen("stranger", HOST) == before
     late = opened.program(HOST, "confirm")
     assert late.returncode == 1

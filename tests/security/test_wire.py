@@ -18,6 +18,7 @@ from fleet.site.wireguard import INTERFACE, PORT
 from tests.security.hosts import FAMILIES, GROUPS, MEMBERS, PORTS, SSH, UNASKED
 from tests.security.test_table import PERMITTED
 from tests.security.wire import Wire
+from tests.waiting import until
 
 PATTERN = "weights-of-the-model-" * 8
 SERVE = """
@@ -160,9 +161,7 @@ def test_a_foreign_key_gets_no_byte(wire: Wire) -> None:
 
     bits = 128 if ":" in taken else 32
     wire.run("alpha", "wg", "set", INTERFACE, "peer", key, "allowed-ips", f"{taken}/{bits}")
-    deadline = time.monotonic() + 20
-    while not wire.open_inside("stranger", "alpha", [2300]) and time.monotonic() < deadline:
-        time.sleep(0.5)
+    until(lambda: wire.open_inside("stranger", "alpha", [2300]), pause=0.5)
     assert wire.open_inside("stranger", "alpha", [2300, SSH]) == {2300, SSH}
     assert wire.received("stranger", own) > 0
 

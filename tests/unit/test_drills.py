@@ -7,7 +7,6 @@ import io
 import re
 import subprocess
 import threading
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -47,6 +46,7 @@ from fleet.site.routes import Host
 from fleet.site.topology import Task
 from tests.unit.fake_hosts import ScriptedHosts
 from tests.unit.stand_ins import put_program
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_WAYS = ("address-doubled", "ps-unreached")
@@ -276,9 +276,7 @@ def test_a_units_child_is_found_by_its_shell_script(tmp_path: Path) -> None:
             assert (shown["ps-0"].pids, shown["ps-1"].main) == ([], sleep.pid)
             return shown["ps-1"].child
 
-        deadline = time.monotonic() + 30
-        while not child() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(child)
         assert Path(f"/proc/{child()}/comm").read_text() == "sleep\n"
     finally:
         subprocess.run(["pkill", "--parent", str(sleep.pid)])

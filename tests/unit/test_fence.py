@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.waiting import until
 from trainer.cluster.members import fence
 from trainer.cluster.members.fence import Fence, ends, limit_waits, shut
 from trainer.cluster.members.heartbeat import MARK
@@ -97,9 +98,7 @@ def test_a_name_that_nobody_resolves_now_is_tried_again(
     kept.start()
     with connect(listening) as one:
         assert one.recv(1) == b""
-    until = time.monotonic() + 10
-    while len(tried) < 2 and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: len(tried) > 1)
     kept.stop()
     assert tried[:2] == ["worker-0.example"] * 2
 
@@ -111,9 +110,7 @@ def test_the_connections_to_many_members_are_looked_for_at_once(monkeypatch: pyt
     silent = [f"10.9.0.{number}:2300" for number in range(1, 101)]
     kept = Fence(lambda: [] if looks else silent)
     kept.start()
-    until = time.monotonic() + 10
-    while not looks and time.monotonic() < until:
-        time.sleep(0.01)
+    until(lambda: looks)
     time.sleep(0.1)
     kept.stop()
     assert looks == [{end for address in silent for end in ends(address)}]

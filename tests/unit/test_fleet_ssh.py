@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.ssh import Answer, SshHosts
 from fleet.places import KIT
 from fleet.site.routes import Host
+from tests.waiting import until
 
 ACCEPT = {"stricthostkeychecking": "no"}
 
@@ -409,9 +409,7 @@ def test_lost_connection_is_opened_again_at_the_next_script(server: Server) -> N
     hosts = ssh(server.host(**ACCEPT))
     hosts.run({"here": "true"})
     server.logins[-1].close()
-    noticed = time.monotonic() + 10
-    while hosts._connections["here"].is_connected and time.monotonic() < noticed:
-        time.sleep(0.01)
+    until(lambda: not hosts._connections["here"].is_connected)
     assert hosts.run({"here": "echo back"})["here"].stdout == "back\n"
     hosts.close()
 
@@ -603,10 +601,7 @@ def test_what_is_held_no_longer_is_noticed(server: Server, loss: str) -> None:
         os.kill(int(script), signal.SIGTERM)
     else:
         hosts._connections["here"].client.close()
-    deadline = time.monotonic() + 60
-    while hosts.is_holding() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not hosts.is_holding()
+    until(lambda: not hosts.is_holding())
     with contextlib.suppress(ProcessLookupError):  # this server ends no script whose connection is lost
         os.kill(int(script), signal.SIGTERM)
     hosts.close()
@@ -620,10 +615,7 @@ def test_a_silent_host_is_given_up(server: Server, monkeypatch: pytest.MonkeyPat
         transport = hosts._connections["here"].transport
         assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 600
         session = server.logins[-1].server_object
-        deadline = time.monotonic() + 60
-        while "keepalive@lag.net" not in session.asked and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert "keepalive@lag.net" in session.asked
+        until(lambda: "keepalive@lag.net" in session.asked)
     finally:
         hosts.close()
 

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.stand_ins import put_program
+from tests.waiting import until
 from trainer.command_line import parse
 from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.strategies import STRATEGIES
@@ -275,10 +275,7 @@ def test_tasks_die_with_a_killed_supervisor(ended: list[subprocess.Popen[str]]) 
     pid = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
-    while not gone(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert gone(pid)
+    until(lambda: gone(pid))
 
 
 def test_stop_during_tensorflows_import_starts_nothing(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

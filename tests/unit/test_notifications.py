@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.stand_ins import put_program
+from tests.waiting import until
 from trainer.core.settings.config import Config, ConfigError
 from trainer.core.states import RunState
 from trainer.run.selections.selection import apply_selection
@@ -260,10 +261,8 @@ def test_a_command_that_hangs_is_ended_with_what_it_began(
     notifier.state(status(RunState.FINISHED))
     notifier.close(10)
     assert log.messages[-1] == f"{script} is not notified of finished: it did not end in 0.5 s"
-    state, deadline = Path(f"/proc/{pid.read_text().strip()}/stat"), time.monotonic() + 5
-    while state.exists() and ") Z " not in state.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    until(lambda: not state.exists() or ") Z " in state.read_text())
 
 
 @pytest.mark.parametrize(

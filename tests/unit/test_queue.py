@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_sweep import CHIEF, save, sigterm
+from tests.waiting import until
 from trainer.__main__ import main
 from trainer.core.failures import FINISHED, STOPPED, TRY_AGAIN, USER_ERROR, Stopped, UserError
 from trainer.core.settings.config import Config, ConfigError
@@ -352,12 +353,6 @@ def test_a_stop_while_an_end_is_written_does_not_break_it_off(config: Config, mo
     assert train_past_the_limit(config, monkeypatch, coordinate) == STOPPED
     assert queue(config).ends()["a"]["message"] == "its limit of 1 min is used up"
     assert present(config) == "b"
-
-
-def until(asked: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not asked() and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def test_a_stop_by_an_operator_ends_no_run_of_the_queue(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

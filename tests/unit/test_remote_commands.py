@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
 from trainer.cluster import remote_commands as remote_commands
 from trainer.cluster.remote_commands import Messenger, command_path, received, shut_down_servers
 from trainer.cluster.restart_requests import RestartRequests
@@ -47,9 +48,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 
 def wait_for(wire: Wire, *expected: tuple[str, str, int]) -> None:
-    deadline = time.monotonic() + 10
-    while sorted(wire.commands) != sorted(expected) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: sorted(wire.commands) == sorted(expected))
     time.sleep(0.05)  # and no other comes
     assert sorted(wire.commands) == sorted(expected)
 

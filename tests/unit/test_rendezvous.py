@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.waiting import until
 from trainer.cluster.rendezvous import gather
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import Infrastructure
@@ -38,13 +39,6 @@ def jobs():
         chosen.bind(("127.0.0.1", 0))
         port = chosen.getsockname()[1]
     return {"chief": [f"127.0.0.1:{port}"], "worker": ["127.0.0.1:3", "127.0.0.1:2"]}
-
-
-def until(true):
-    deadline = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_all_go_on_together_once_the_last_is_there(jobs):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,6 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import until
 from trainer.cluster.member import MemberState
 from trainer.core.settings.config import Config
 from trainer.core.states import Phase, RunState
@@ -82,14 +83,6 @@ def full(progress: Progress) -> MetricsCollector:
     collector.report_on("a", counters, progress)
     until(lambda: (progress.events.counts or {}).get("save-failed") and counters.room, "the path is looked at")
     return collector
-
-
-def until(holds: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + 10
-    while not (found := holds()):
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
-    return found
 
 
 def families(collector: MetricsCollector) -> dict[str, Any]:

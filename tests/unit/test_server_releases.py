@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 
+from tests.waiting import until
 from trainer.cluster import server_releases as module
 from trainer.cluster.server_releases import TRIES, ServerReleases
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_each_process_is_asked_once_beside_who_wants_to_know() -> None:

@@ -15,10 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.waiting import until
 from trainer.process.fork_server import Forked, ForkServer
 
 pytestmark = pytest.mark.timeout(120)
@@ -108,13 +108,6 @@ class Supervised:
                 if str(self.directory) in Path(f"/proc/{pid}/cmdline").read_text():
                     os.kill(pid, signal.SIGKILL)
         self.systemd.close()
-
-
-def until(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + MINUTE
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in a minute"
-        time.sleep(0.01)
 
 
 def gone(pid: int) -> bool:

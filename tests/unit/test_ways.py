@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from tests.waiting import until
 from trainer.cluster.member import Member, MemberState
 from trainer.cluster.members.heartbeat import is_refusal
 from trainer.cluster.probe import METHOD, PADDING, digest
@@ -215,9 +216,7 @@ def test_what_has_no_room_at_first_is_written_later(tmp_path: Path, monkeypatch:
     Ways("own:1", lambda: others, lambda address: WORKS, "out of memory").start()
     time.sleep(0.1)
     (tmp_path / "full").mkdir()
-    deadline = time.monotonic() + 10
-    while not (read_record(way_probe.record_path("mine")) or {}).get("ways") and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: (read_record(way_probe.record_path("mine")) or {}).get("ways"))
     found = read_record(way_probe.record_path("mine")) or {}
     assert (found["ways"].keys(), found["lack"]) == ({"ps-0"}, "out of memory")
     others.clear()  # its thread writes no more
@@ -311,11 +310,8 @@ def test_each_answer_of_a_large_cluster_does_not_have_all_judged_again(monkeypat
     time.sleep(1.0)
     assert 1 <= len(judged) <= 10
     read.members["worker-1"] = read.members["worker-1"].answered(time.monotonic(), time.monotonic(), "another")
-    deadline = time.monotonic() + 10
-    while read.reader._rows["worker-1"][0] != "another" and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: read.reader._rows["worker-1"][0] == "another")
     read.reader.stop()
-    assert read.reader._rows["worker-1"][0] == "another"
 
 
 def test_a_worker_is_held_back_until_it_has_reported_its_ways() -> None:

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import CodeType
@@ -22,6 +21,7 @@ import wheel_bytecode
 import wheelhouse
 
 from tests.unit.stand_ins import result_of
+from tests.waiting import until
 
 MAGIC = importlib.util.MAGIC_NUMBER.hex()
 MODULES = {
@@ -175,9 +175,7 @@ def test_one_that_is_killed_keeps_no_other_away(wheels: Path, monkeypatch: pytes
     module.start()
     assert module.pid is not None
     try:
-        end = time.monotonic() + 60
-        while not (wheels.parent / "begun").exists() and time.monotonic() < end:
-            time.sleep(0.01)
+        until((wheels.parent / "begun").exists)
         os.kill(module.pid, signal.SIGKILL)
         module.join()
         monkeypatch.setattr(wheel_bytecode, "MAX_WAIT_SECONDS", 20)

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ import wheelhouse
 import yaml
 
 from fleet.hosts import agent
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 MINOR = ".".join(map(str, sys.version_info[:2]))
@@ -55,17 +55,10 @@ def play(place: Path, *arguments: str, pythons: Sequence[str] = (MINOR,)) -> str
     return done.stdout
 
 
-def until(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert path.exists()
-
-
 def test_it_begins_and_does_not_wait_and_who_comes_later_does(tmp_path: Path) -> None:
     (tmp_path / "pip.py").write_text(PIP)
     play(tmp_path)
-    until(tmp_path / "begun")
+    until((tmp_path / "begun").exists)
     sets = tmp_path / "cache/wheels"
     assert not list(sets.glob("*/*.whl"))
     (tmp_path / "go").touch()
@@ -88,7 +81,7 @@ def test_a_python_without_a_lock_leaves_the_others_to_begin(tmp_path: Path) -> N
     (tmp_path / "go").touch()
     output = play(tmp_path, pythons=["3.99", MINOR])
     assert [*re.findall(r"item=(\S+)\)", output)] == [MINOR, MINOR]
-    until(tmp_path / "begun")
+    until((tmp_path / "begun").exists)
 
 
 def test_site_yml_begins_before_hosts_are_prepared() -> None:
