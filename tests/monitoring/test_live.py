@@ -11,7 +11,6 @@ import http.server
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from bench.metrics import free_ports
 from tests.monitoring.test_configurations import alertmanager
 from tests.monitoring.tools import ROOT, rendered, tool
 from tests.waiting import until
@@ -37,16 +37,6 @@ THRESHOLDS = {
 }
 UNIT = 'node_systemd_unit_state{name="trainer@chief-0.service",state="active",type="notify"} 1\n'
 pytestmark = pytest.mark.timeout(900)
-
-
-def free_ports(number: int) -> int:
-    """Return the first of so many ports in a row that nobody has."""
-    for first in range(21000, 26000, number):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for port in range(first, first + number):
-                held.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError("no ports are free")
 
 
 class Cluster:

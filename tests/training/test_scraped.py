@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import urllib.request
 from collections.abc import Iterator
 
@@ -12,24 +11,10 @@ import pytest
 from processes import DIGITS, MINUTE, Process, Runs, until
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.metrics import free_ports
 from trainer.telemetry.metrics import METRICS
 
 TASKS = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")  # in the order of their ports
-
-
-def free_ports(number: int) -> int:
-    """Return the first of so many ports in a row that are free."""
-    for first in range(20000, 21000, number):
-        held = []
-        try:
-            held = [socket.create_server(("127.0.0.1", port)) for port in range(first, first + number)]
-        except OSError:
-            continue
-        finally:
-            for each in held:
-                each.close()
-        return first
-    raise AssertionError("no ports are free")
 
 
 def metrics(port: int) -> dict[tuple[str, ...], float]:
