@@ -135,6 +135,8 @@ def test_the_first_of_three_is_drained_and_comes_back(training: Drains) -> None:
     assert "forming the cluster again" not in training.chief.output
 
 
+# tests/unit/test_member_changes.py has a generation end for one, without processes.
+@pytest.mark.matrix
 @pytest.mark.parametrize("training", [{"workers": 2, "input_position": "exact"}], indirect=True)
 def test_where_places_are_counted_the_cluster_is_formed_again(training: Drains) -> None:
     training.drain("worker-1")

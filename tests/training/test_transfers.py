@@ -192,7 +192,8 @@ def test_packed_messages_change_no_number(
 @pytest.mark.parametrize(
     ("program", "settings", "acts"),
     [
-        *((Tables, SPLIT, 1), (Tables, DYNAMIC, 1), (TwiceAStep, SPLIT, 2)),
+        *((Tables, DYNAMIC, 1), (TwiceAStep, SPLIT, 2)),
+        pytest.param(Tables, SPLIT, 1, marks=pytest.mark.matrix),
         pytest.param(OfKeras3, {}, 1, marks=pytest.mark.matrix),
         pytest.param(Measured, {}, 1, marks=pytest.mark.matrix),
     ],

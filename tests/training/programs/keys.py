@@ -54,13 +54,6 @@ class Keys:
         return dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
 
 
-class Deep(Keys):
-    """Two layers behind the table."""
-
-    def answer(self, mean):
-        return super().answer(self.keras.layers.Dense(4)(mean))
-
-
 class Subclassed(Keys):
     """The same with a model that is built by its first call, and a train_step of its own."""
 
