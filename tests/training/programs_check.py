@@ -42,15 +42,12 @@ class Program:
     """A table of words and a line; each part can be replaced."""
 
     optimizer = staticmethod(lambda: keras.optimizers.SGD(0.01))
-    regularizer = None
     constraint = None
     model = None
 
     def build_model(self):
         table = keras.layers.Embedding(WORDS, WIDTH, input_length=2, embeddings_initializer="ones")
-        line = keras.layers.Dense(
-            1, kernel_initializer="ones", kernel_regularizer=self.regularizer, kernel_constraint=self.constraint
-        )
+        line = keras.layers.Dense(1, kernel_initializer="ones", kernel_constraint=self.constraint)
         self.model = keras.Sequential([table, keras.layers.Flatten(), line])
         self.model.compile(self.optimizer(), "mse")
         return self.model
@@ -808,16 +805,6 @@ def float16():
     return refused(program)
 
 
-def regularized():
-    program, plain = Program(), Program()
-    program.regularizer = keras.regularizers.L2(2.0)
-    found = {}
-    for name, one in (("with", program), ("without", plain)):
-        result = train(one, 60, workers=2, evaluation="distributed", **SPLIT)
-        found[name] = [float(np.square(weights(one)[1]).sum()), result.evaluation["loss"]]
-    return found
-
-
 def features():
     return {
         "accumulation": tried(accumulation),
@@ -841,7 +828,6 @@ def features():
         "adapted": tried(adapted),
         "own_loss": tried(own_loss),
         "sentences": tried(sentences),
-        "regularized": tried(regularized),
     }
 
 

@@ -238,9 +238,3 @@ def test_layers_with_state_keep_it(features: dict[str, Any]) -> None:
     assert several["normal"] == [12.0, 4.0]  # adapted in build_model
     assert all(abs(value - 1) > 0.01 for value in several["moving_variance"])
     assert several["moving_mean"] in several["exported_mean"]
-
-
-def test_regularization_shrinks_weights_and_is_in_the_loss(features: dict[str, Any]) -> None:
-    (shrunk, loss), (free, other) = features["regularized"]["with"], features["regularized"]["without"]
-    assert shrunk < 0.7 * free
-    assert loss > other
