@@ -15,15 +15,21 @@ import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 
 from trainer.core.failures import UserError  # noqa: E402
+from trainer.core.settings.config import Config  # noqa: E402
 from trainer.run.begin_from import begin_from  # noqa: E402
 from trainer.run.directory import RunDirectory  # noqa: E402
+from trainer.tasks.in_process import start_cluster  # noqa: E402
 from trainer.telemetry.checkpoints import read_checkpoints  # noqa: E402
 from trainer.telemetry.events import read_events  # noqa: E402
 from trainer.testing import train  # noqa: E402
 from trainer.training.exports.export import bytes_of_checkpoint  # noqa: E402
+from trainer.training.initial_weights import read_initial_weights  # noqa: E402
+from trainer.training.steps.remote import RemoteStepRunner  # noqa: E402
+from trainer.training.strategies import make_strategy  # noqa: E402
 
+PART_BYTES = 256
 SHARED = Path(tempfile.mkdtemp())
-SPLIT = {"partitioner_min_bytes": 256, "evaluation": "none", "steps_per_execution": 1, "export": False}
+SPLIT = {"partitioner_min_bytes": PART_BYTES, "evaluation": "none", "steps_per_execution": 1, "export": False}
 
 
 def run(program, name, steps, **settings):
@@ -62,6 +68,19 @@ def began_with(directory, table):
     return [directory.catalogue.steps()[0], bool(np.array_equal(table_of(directory, 0), table)), events[-1]["message"]]
 
 
+def reads(program, source, table):
+    """Say what of a source is read into a model of two ps, and whether its table is the one expected."""
+    config = Config(
+        program="a:B", shared_dir=str(SHARED), initial_weights=str(source), partitioner_min_bytes=PART_BYTES
+    )
+    runner = RemoteStepRunner(config, program, make_strategy(config, start_cluster("parameter_server", 1, 2)), 1)
+    message = read_initial_weights(config, program, runner)
+    found = runner.model.layers[1].embeddings
+    assert len(found.variables) == 2
+    runner.close()
+    return [bool(np.array_equal(tf.convert_to_tensor(found), table)), message]
+
+
 def weights():
     source = run(beginnings.Table, "source", 5, **{**SPLIT, "export": True})
     table = table_of(source, 5)
@@ -72,16 +91,13 @@ def weights():
     whole.save_weights(str(files["weights_h5"]))
     whole.save(str(files["keras"]))
     tf.keras.models.save_model(whole, str(SHARED / "saved"), save_format="tf")
-    sources = {**files, "saved_model": SHARED / "saved", "export": source.export, "run": "source@5"}
+    sources = {**files, "saved_model": SHARED / "saved", "export": source.export}
     sources["checkpoint"] = source.catalogue.prefix(5)
-    found = {
-        kind: began_with(run(beginnings.Table, f"from-{kind}", 1, initial_weights=str(where), **SPLIT), table)
-        for kind, where in sources.items()
-    }
-    unnamed = run(beginnings.Table(named=False), "unnamed", 1, initial_weights="source@5", **SPLIT)
-    found["unnamed"] = began_with(unnamed, table)
-    other = run(beginnings.Table(score=2), "other", 1, initial_weights="source@5", **SPLIT)
-    found["other_head"] = began_with(other, table)
+    found = {kind: reads(beginnings.Table(), where, table) for kind, where in sources.items()}
+    first, *found["run"] = began_with(run(beginnings.Table, "from-run", 1, initial_weights="source@5", **SPLIT), table)
+    found["first"] = first
+    found["unnamed"] = reads(beginnings.Table(named=False), "source@5", table)
+    found["other_head"] = reads(beginnings.Table(score=2), "source@5", table)
     averaged = run(beginnings.Table(ema=True), "averaged", 1, initial_weights="source@5", **SPLIT)
     reader = tf.train.load_checkpoint(averaged.catalogue.prefix(0))
     averages = [

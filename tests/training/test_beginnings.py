@@ -34,20 +34,20 @@ def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_step(found: dict[str
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "h5", "weights_h5", "keras", "saved_model", "export"])
 def test_initial_weights_are_read_from(kind: str, found: dict[str, Any]) -> None:
-    first, is_equal, message = found["weights"][kind]
-    assert (first, is_equal) == (0, True)
+    is_equal, message = found["weights"][kind]
+    assert is_equal
     assert message.startswith("initial weights: 3 of 3 variables read from ")
     assert ";" not in message
 
 
 def test_layers_without_names_are_found_by_their_place(found: dict[str, Any]) -> None:
-    _, is_equal, message = found["weights"]["unnamed"]
+    is_equal, message = found["weights"]["unnamed"]
     assert is_equal
     assert message.endswith("; by their place: dense/kernel from score/kernel, dense/bias from score/bias")
 
 
 def test_what_does_not_fit_is_told_and_keeps_its_own_values(found: dict[str, Any]) -> None:
-    _, is_equal, message = found["weights"]["other_head"]
+    is_equal, message = found["weights"]["other_head"]
     assert is_equal
     assert "1 of 3 variables read from source@5" in message
     assert "; not there: score/kernel (16, 2), score/bias (2,)" in message
@@ -62,6 +62,10 @@ def test_averages_of_weights_begin_with_those_that_were_read(found: dict[str, An
 def test_what_a_second_optimizer_keeps_is_not_of_the_models_size(found: dict[str, Any]) -> None:
     counted, expected = found["weights"]["bytes"]
     assert counted == expected
+
+
+def test_the_first_checkpoint_has_what_was_read(found: dict[str, Any]) -> None:
+    assert found["weights"]["first"] == 0
 
 
 def test_a_run_that_goes_on_reads_nothing_again(found: dict[str, Any]) -> None:
