@@ -9,6 +9,7 @@ from typing import Any
 from fleet.doctor.finding import ERROR, WARNING, Finding
 from fleet.hosts.cluster import Observation
 from fleet.hosts.foreign_hosts import foreign_hosts
+from fleet.hosts.observation import NO_SYSTEMD
 from fleet.output.tables import render_duration
 from fleet.site.inventory import Inventory
 from fleet.site.paces import FEWEST_PEERS, far_below
@@ -29,7 +30,11 @@ def judge_hosts(inventory: Inventory, observation: Observation, facts: Mapping[s
     for host, why in observation.unreachable.items():
         if host in observation.drains:  # it may be off, as `fab hosts` has it
             continue
-        found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", advise_ssh(inventory, host, why)))
+        if why.startswith(NO_SYSTEMD):
+            fix = "see `systemctl is-system-running`, there; a container needs systemd as its first process"
+            found.append(Finding(ERROR, host, "systemd", why, fix))
+        else:
+            found.append(Finding(ERROR, host, "SSH", f"it can't be reached: {why}", advise_ssh(inventory, host, why)))
     for host, what in foreign_hosts(inventory, observation).items():
         found.append(
             Finding(ERROR, host, "cluster", what, f"take {host} out of {inventory.source}, or free it as that says")

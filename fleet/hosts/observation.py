@@ -22,6 +22,7 @@ from trainer.core.failures import USER_ERROR
 
 # A process keeps the directory that `current` led to when it began; the kernel marks one that is gone "(deleted)".
 _RELEASE = re.compile(r"/releases/([^/ ]+)")
+NO_SYSTEMD = "systemd says nothing"  # so begins why a host that SSH reaches can't be asked for its tasks
 
 
 @dataclass
@@ -90,7 +91,7 @@ def question(
         "echo '@ports'; ss -Hltn",
         drain_records.SCRIPT,
         f"echo '@cluster'; cat {NOTE} 2>/dev/null; echo",
-        f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names})",
+        f"echo '@units'; units=$(systemctl show --property={','.join(PROPERTIES)} {names} 2>&1)",
         "printf '%s\\n' \"$units\"",
     ]
     if settings:
@@ -161,7 +162,8 @@ def _read_tasks(
     directories = dict(line.split(" ", 1) for line in parts.get("directories", "").splitlines() if " " in line)
     for task in inventory.tasks_on(host):
         if task.unit not in units:
-            observation.unreachable[host] = f"systemd says nothing about {task.unit}: {last_line(answer)}"
+            said = Answer(shown) if (shown := parts.get("units", "")) else answer
+            observation.unreachable[host] = f"{NO_SYSTEMD} about {task.unit}: {last_line(said)}"
             return False
         observation.units[task.name] = units[task.unit]
         observation.configured[task.name] = f"{task.name}.env" in environments

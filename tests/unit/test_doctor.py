@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -26,13 +27,15 @@ from fleet.doctor.hosts import judge_hosts
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.hosts import agent
 from fleet.hosts.cluster import Cluster, Observation
+from fleet.hosts.observation import question, read_answer
 from fleet.hosts.run import Run
-from fleet.hosts.ssh import Answer
+from fleet.hosts.ssh import PREAMBLE, Answer
 from fleet.hosts.units import Unit
 from fleet.site.inventory import Host
 from fleet.verbs import doctor as verb
 from tests.unit import fake_hosts
 from tests.unit import test_json_output as answers
+from tests.unit.stand_ins import put_program
 from trainer.cluster.reach.ways import Way
 
 GB = 10**9
@@ -128,6 +131,19 @@ def test_a_host_that_is_not_reached_is_found_with_the_way_to_see_why() -> None:
     inventory = replace(INVENTORY, hosts={**INVENTORY.hosts, "store": known})
     (found,) = judge_hosts(inventory, Observation(unreachable={"store": "no answer in 10 s"}), {})
     assert (found.level, found.part, found.fix) == (ERROR, "SSH", "ssh -v -i k -p 2222 admin@192.0.2.20")
+
+
+def test_a_host_without_systemd_is_not_taken_for_one_without_ssh(tmp_path: Path) -> None:
+    """The real script, where systemctl says what it does in a container; others of its commands fail there too."""
+    put_program(tmp_path / "systemctl", "#!/bin/sh\necho Failed to connect to bus: Host is down >&2; exit 1")
+    seen, path = Observation(), f"{tmp_path}:{os.environ['PATH']}"
+    for host in ("head", "far"):
+        command = ["sh", "-c", PREAMBLE + question(INVENTORY, host, True, True, True)]
+        done = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False)
+        read_answer(INVENTORY, host, Answer(done.stdout, done.stderr, done.returncode), seen, True)
+    found = judge_hosts(INVENTORY, seen, {})
+    assert [(each.where, each.part) for each in found] == [("head", "systemd"), ("far", "systemd")]
+    assert all(each.what.endswith(".service: Failed to connect to bus: Host is down") for each in found)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import pwd
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from host_look import (
     resolve,
     source_to,
     sudo_problem,
+    system_problems,
     tunnel_problem,
     user_problems,
     way_problems,
@@ -200,6 +202,54 @@ def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None
     own("10.9.0.7")
     members = {name: address for name, address in MEMBERS.items() if name != "w"}
     assert ways(members, {"10.9.0.1": "10.9.0.7", "10.9.0.2": "10.9.0.7"}) == ([], [])
+
+
+DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
+READ_ONLY = """
+mount -t tmpfs tmpfs "$1" && mkdir -p "$1/etc" "$1/usr" "$1/run/systemd/system" &&
+echo ID=debian >"$1/etc/os-release" && mount --bind "$1/usr" "$1/usr" && mount -o remount,bind,ro "$1/usr" && exec "$2" -c "
+import pathlib, sys
+from host_look import system_problems
+print(*system_problems('w', pathlib.Path(sys.argv[1]), 'x86_64'), sep='\\n')
+" "$1"
+"""
+
+
+def make_system(root: Path, release: str, booted: bool = True) -> Path:
+    (root / "etc").mkdir()
+    (root / "etc/os-release").write_text(release)
+    if booted:
+        (root / "run/systemd/system").mkdir(parents=True)
+    return root
+
+
+@pytest.mark.parametrize("release", [DEBIAN, "ID=ubuntu\nID_LIKE=debian\n", 'ID="rocky"\nID_LIKE="rhel centos"\n'])
+def test_a_system_that_psfleet_knows_is_right(tmp_path: Path, release: str) -> None:
+    assert system_problems("w", make_system(tmp_path, release), "x86_64") == []
+
+
+@pytest.mark.parametrize(
+    ("release", "booted", "machine", "said"),
+    [
+        (DEBIAN, True, "aarch64", "its processor is of aarch64; expected x86_64"),
+        (DEBIAN, False, "x86_64", "systemd did not begin it"),
+        ('PRETTY_NAME="Alpine Linux v3.20"\nID=alpine\n', True, "x86_64", "its system is Alpine Linux v3.20; expected"),
+        ("not as os-release(5) has it\n", True, "x86_64", "its system is unknown; expected Debian or Ubuntu"),
+    ],
+)
+def test_a_system_that_no_role_can_change_is_named(
+    tmp_path: Path, release: str, booted: bool, machine: str, said: str
+) -> None:
+    (found,) = system_problems("w", make_system(tmp_path, release, booted), machine)
+    assert f"host 'w': {said}" in found
+
+
+def test_a_system_that_cant_be_written_is_named(tmp_path: Path) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    command = [*unshare, "sh", "-c", READ_ONLY, "sh", str(tmp_path), sys.executable]
+    found = {**os.environ, "PYTHONPATH": str(ROOT / "roles/host_check/library")}
+    done = subprocess.run(command, env=found, capture_output=True, text=True, check=True)
+    assert done.stdout == "host 'w': its /usr can't be written; expected a system that packages can be added to\n"
 
 
 @pytest.mark.parametrize("state", ["1\n", None])

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Look at a host as the others will meet it: its clock, the names of the others, and where its packets leave from.
+"""Look at a host as the others will meet it: its system and clock, the others' names, where its packets leave from.
 
 Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes. Says as which user it looks.
 
@@ -17,6 +17,7 @@ import grp
 import ipaddress
 import json
 import os
+import platform
 import pwd
 import socket
 import subprocess
@@ -36,6 +37,9 @@ CLUSTER = Path("/var/lib/psfleet/cluster.json")
 PACE = Path("/run/psfleet-pace.json")
 USER = "trainer"
 HOME = "/var/lib/trainer"
+MACHINE = "x86_64"
+FAMILIES = {"debian", "rhel", "fedora"}  # as ID or ID_LIKE of os-release(5)
+WRITTEN = ("etc", "opt", "usr", "var")
 PORT = 9  # of no service: nothing is sent there
 
 Resolve = Callable[[str], list[str]]
@@ -197,6 +201,30 @@ def tunnel_problem(name: str, address: str, setting: Path = IPV6_OFF) -> str | N
     )
 
 
+def system_problems(name: str, root: Path = Path("/"), machine: str = platform.machine()) -> list[str]:
+    """Say what of the host's system no role can change."""
+    found = []
+    if machine != MACHINE:
+        found.append(f"its processor is of {machine}; expected {MACHINE}, which TensorFlow's wheels are for")
+    try:
+        release = dict(line.split("=", 1) for line in (root / "etc/os-release").read_text().splitlines() if "=" in line)
+    except OSError:
+        release = {}
+    known = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".replace('"', " ").split()
+    if not FAMILIES & {*known}:
+        title = release.get("PRETTY_NAME", "unknown").strip('"')
+        found.append(f"its system is {title}; expected Debian or Ubuntu")
+    if not (root / "run/systemd/system").is_dir():  # as sd_booted(3) has it
+        found.append(
+            "systemd did not begin it, as in a container of an application; expected systemd as its first process, "
+            "whose units the tasks are. Rent a whole machine, or begin the container with /sbin/init"
+        )
+    fixed = [each for each in WRITTEN if (root / each).is_dir() and os.statvfs(root / each).f_flag & os.ST_RDONLY]
+    if fixed:
+        found.append(f"its /{' and /'.join(fixed)} can't be written; expected a system that packages can be added to")
+    return [f"host '{name}': {each}" for each in found]
+
+
 def user_problems(name: str, number: int) -> list[str]:
     """Say which other user or group has the name, or the number, that the tasks' user is to have."""
     own, by_number = _known(pwd.getpwnam, USER), _known(pwd.getpwuid, number)
@@ -271,7 +299,7 @@ def check_host(
     if number:
         sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
         own = own_name_problem(name, socket.gethostname())
-        problems = [*_some(sudo), *_some(own), *user_problems(name, number), *problems]
+        problems = [*system_problems(name), *_some(sudo), *_some(own), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
