@@ -1,5 +1,6 @@
 """The same hosts with cluster_encryption, and back: what passes their bridge, and what a broken tunnel holds up."""
 
+import json
 import subprocess
 import time
 
@@ -100,8 +101,10 @@ def test_no_task_starts_without_the_interface_though_its_unit_is_active(lab, enc
 
 def test_keys_are_changed_while_tasks_train(lab, encrypted):
     before, running = keys(encrypted), units(lab)
-    done = play("ansible/rotate_keys.yml", inventory=encrypted)
+    done = play("ansible/rotate_keys.yml", "--extra-vars", "reason=monthly", inventory=encrypted)
     assert done.code == 0, done.failed
+    acts = json.loads(fab("history", "--json", "--lines", "3", inventory=encrypted).stdout)["history"]
+    assert ("rotate_keys.yml", "done", "monthly") in [(act["verb"], act["outcome"], act.get("reason")) for act in acts]
     after = keys(encrypted)
     hosts = [line for line in before.splitlines() if not line.startswith("#")]
     assert len(hosts) == 5

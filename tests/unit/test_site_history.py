@@ -1,4 +1,4 @@
-"""What site.yml and reset.yml leave in the cluster's history, rendered as the playbooks have it."""
+"""What site.yml, reset.yml and rotate_keys.yml leave in the cluster's history, rendered as the playbooks have it."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ def lookups() -> None:
 
 
 def note_of(playbook: str) -> dict[str, Any]:
-    """Return the task of a playbook that notes what was done."""
+    """Return the task of a playbook that notes what was done, with what the file says that it imports for that."""
     plays = load(ROOT / "ansible" / playbook)
     tasks = [task for play in plays for part in ("tasks", "post_tasks") for task in play.get(part, ())]
+    noting = [each for each in tasks if each.get("ansible.builtin.import_tasks") == "tasks/note.yml"]
+    given = dict(noting[0]["vars"]) if noting else {}
+    tasks += load(ROOT / "ansible/tasks/note.yml") if noting else []
     (found,) = [each for each in tasks if each.get("ansible.builtin.import_role", {}).get("tasks_from") == "history"]
-    return dict(found)
+    return {**found, "vars": {**given, **found["vars"]}}
 
 
 def line_of(directory: Path, note: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -87,11 +90,22 @@ def test_a_site_yml_that_changes_nothing_leaves_no_line(tmp_path: Path) -> None:
 
 def test_a_reset_is_noted_where_the_history_can_be_written(tmp_path: Path) -> None:
     note = note_of("reset.yml")
-    assert line_of(tmp_path, note, KNOWN | {"__reset_history": {"rc": 1}}) is None
-    act = line_of(tmp_path, note, KNOWN | {"__reset_history": {"rc": 0}, "reason": 7})
+    assert line_of(tmp_path, note, KNOWN | {"__note_history": {"rc": 1}}) is None
+    act = line_of(tmp_path, note, KNOWN | {"__note_history": {"rc": 0}, "reason": 7})
     assert act is not None
     assert (act["verb"], act["outcome"], act["reason"]) == ("reset.yml", "begun", "7")
     assert "release" not in act
     names = [json.dumps(play) for play in load(ROOT / "ansible/reset.yml")]
-    order = [next(n for n, play in enumerate(names) if word in play) for word in ('"history"', '"shared"')]
+    order = [next(n for n, play in enumerate(names) if word in play) for word in ("tasks/note.yml", '"shared"')]
     assert order == sorted(order)
+
+
+def test_new_keys_are_noted(tmp_path: Path) -> None:
+    act = line_of(
+        tmp_path, note_of("rotate_keys.yml"), KNOWN | {"__note_history": {"rc": 0}, "reason": "a stolen host"}
+    )
+    assert act is not None
+    assert (act["verb"], act["outcome"], act["reason"]) == ("rotate_keys.yml", "done", "a stolen host")
+    assert "changed keys" in describe(act)
+    [*_, rotate] = load(ROOT / "ansible/rotate_keys.yml")
+    assert rotate["post_tasks"][-1]["when"] == "inventory_hostname in groups['chief']"  # one line, by one host
