@@ -22,7 +22,7 @@ from fleet.hosts.host_scripts import CURRENT, WARM, WARM_EARLY
 from fleet.hosts.run import SETTINGS
 from fleet.output.tables import ProgressLine
 from fleet.places import ROLES, site_file
-from fleet.rollout.desired_state import DesiredState, FileState, UnknownTask, files_differ
+from fleet.rollout.desired_state import DesiredState, UnknownTask, files_differ
 from fleet.rollout.release import CHANGES, STAGE, Recap, Shipment, ShipmentResult, read_release, sign_release
 from fleet.rollout.roles import Role
 from fleet.signals import undisturbed
@@ -180,7 +180,7 @@ class ShortWay:
         answer, wanted = self._answers.get(host), self._wanted[host]
         if answer is None:
             return "it can't be looked at"
-        environment = self._environment(host, self._release)
+        environment = self._environment(host)
         found = str(answer["texts"][f"{CURRENT}/env"]).rpartition("/")[2]
         if environment is None or found != environment["name"]:
             named = environment["name"] if environment else f"none for Python {answer['python']}"
@@ -195,9 +195,8 @@ class ShortWay:
         encrypted = self._inventory.variables[host].get("cluster_encryption") is True
         if (answer["files"][TUNNEL] is not None) != encrypted:
             return f"{TUNNEL} {'is missing' if encrypted else 'exists'}"
-        if (difference := _difference(answer["files"], wanted.files)) or (
-            difference := self._firewall_difference(host, answer)
-        ):
+        others = {path: state for path, state in wanted.files.items() if path != SETTINGS}  # which a switch writes
+        if difference := files_differ(answer["files"], others) or self._firewall_difference(host, answer):
             return difference
         if answer["steps"]["code"]["rc"]:  # a part of it would be sent alone, and Ansible fixes the rest
             return str(answer["steps"]["code"]["stderr"]).strip()
@@ -219,17 +218,17 @@ class ShortWay:
         wanted = role.desired_state("close", {"__firewall_facts": facts})
         if wanted.refusals:
             return wanted.refusals[0]
-        if difference := _difference(answer["files"], wanted.files):
+        if difference := files_differ(answer["files"], wanted.files):
             return difference
         if answer["steps"]["firewall enabled"]["rc"] or answer["steps"]["firewall active"]["rc"]:
             return f"{Path(FIREWALL).name} is not enabled, or does not run"
         return None
 
-    def _environment(self, host: str, release: Mapping[str, Any]) -> Mapping[str, str] | None:
+    def _environment(self, host: str) -> Mapping[str, str] | None:
         """Return the release's environment for a host, and its lock."""
         minor = ".".join(self._answers[host]["python"].split(".")[:2])
         kind = "gpu_environments" if host in self._inventory.groups.get("gpu", ()) else "environments"
-        found: Mapping[str, str] | None = release[kind].get(minor)
+        found: Mapping[str, str] | None = self._release[kind].get(minor)
         return found
 
     def _list(self) -> list[str]:
@@ -258,7 +257,7 @@ class ShortWay:
         asked = {}
         packed = cache(lambda there: base64.b64encode(pack(archive, there)).decode())
         for host in hosts:
-            environment = self._environment(host, release)
+            environment = self._environment(host)
             assert environment is not None
             # What the host's current release has, byte by byte, need not be sent again.
             there = frozenset((self._answers[host]["texts"][SUMS] or "").splitlines())
@@ -274,7 +273,7 @@ class ShortWay:
                 *([] if alone else [{"name": "prune", "module": "release_prune", "arguments": keep}]),
             ]
             # The chief's host proves a program for all with its environment, and each a kit that it hasn't.
-            like_chief = environment["name"] == self._environment(chief, release)["name"]  # type: ignore[index]
+            like_chief = environment["name"] == self._environment(chief)["name"]  # type: ignore[index]
             if host == chief or not (self._current(host) == release["id"] or (like_chief and has_kit)):
                 steps.append(self._proof(host, shipment, self._current(host)))
             asked[host] = {"steps": steps, "sources": sources(steps), "blobs": {"archive": packed(there)}}
@@ -393,11 +392,6 @@ def reject_failures(answers: Mapping[str, Any]) -> None:
     ]
     if failed:
         raise ClusterTrouble("\n".join(failed))
-
-
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, FileState]) -> str | None:
-    """Say which file or directory is not as it should be; the run settings the short way writes itself."""
-    return files_differ(found, {path: state for path, state in wanted.items() if path != SETTINGS})
 
 
 def _recap(answer: Mapping[str, Any]) -> Recap:

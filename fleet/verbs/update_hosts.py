@@ -263,23 +263,22 @@ def update_hosts(cluster: Cluster, console: Console, request: UpdateRequest) -> 
     Typed again it goes on. Raises HostsUnreachable for a host that is not back, ClusterTrouble where hosts were left.
     """
     if request.reboot not in REBOOTS:
-        raise OperatorMistake(
-            f"--reboot is {show(request.reboot)}: expected {', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
-        )
-    everyone = list(cluster.inventory.everyone)
-    chosen = find_hosts(cluster.inventory, request.hosts, beside=True) if request.hosts else everyone
+        expected = f"{', '.join(REBOOTS[:-1])} or {REBOOTS[-1]}"
+        raise OperatorMistake(f"--reboot is {show(request.reboot)}: expected {expected}")
+    inventory = cluster.inventory
+    chosen = find_hosts(inventory, request.hosts, beside=True) if request.hosts else list(inventory.everyone)
     begin_exclusively(cluster, console, VERB, request.plan_only)
     seen, checkpoints = look_around(cluster, chosen)
-    chief = cluster.inventory.chief
-    reject_foreign(cluster.inventory, seen, {chief.host, *chosen})
-    now = seen.clocks[chief.host]
+    chief = inventory.chief.host
+    reject_foreign(inventory, seen, {chief, *chosen})
+    now = seen.clocks[chief]
     ahead = {host: clock - now for host, clock in seen.clocks.items() if abs(clock - now) > SKEW_SECONDS}
-    rounds = Rounds(cluster, console, request, drains.is_started(cluster.inventory, seen), now, ahead)
+    rounds = Rounds(cluster, console, request, drains.is_started(inventory, seen), now, ahead)
     if request.reboot in FORCED:
         rounds.since = _begin(cluster, chosen, rounds.since)
     ours = [host for host in chosen if is_ours(seen, host)]
     # What was broken off comes first, and what all wait for at the end.
-    chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief.host))
+    chosen.sort(key=lambda host: (host not in ours, serves_path(cluster, host), host == chief))
     rounds.reject_lost({host: seen.unreachable[host] for host in ours if host in seen.unreachable})
     states = _look(cluster, [host for host in chosen if host not in seen.unreachable], request)
     away = {host: seen.unreachable[host] for host in chosen if host in seen.unreachable}

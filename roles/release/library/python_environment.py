@@ -222,10 +222,7 @@ ARGUMENTS = {
 
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec=ARGUMENTS,
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     os.umask(0o022)  # root's own may be 077, and the tasks' user is another
     environment, lock_file = Path(module.params["dest"]), Path(module.params["lock"])
     if module.check_mode and not lock_file.exists():
