@@ -17,16 +17,8 @@ NAME = "psfleet-lab"
 PAUSE_SECONDS = 15
 TEMPLATE = Path(__file__).with_name("lxc-template")
 PACKAGES = (
-    "ca-certificates",
-    "dbus",
-    "ifupdown",
-    "iproute2",
-    "openssh-server",
-    "python3",
-    "sudo",
-    "systemd",
-    "systemd-sysv",
-)
+    "ca-certificates", "dbus", "ifupdown", "iproute2", "openssh-server", "python3", "sudo", "systemd", "systemd-sysv",
+)  # fmt: skip
 
 # Runs in the new system. SSH host keys and the machine's id are each host's own, made at its first boot.
 CUSTOMIZE = r"""

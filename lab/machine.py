@@ -20,45 +20,17 @@ CONTAINERS = Path("/var/lib/lxc")
 PREFIX = "psfleet-"
 BRIDGE = "lxcbr0"
 PACKAGES = (
-    "dnsmasq-base",
-    "e2fsprogs",
-    "git",
-    "iproute2",
-    "lxc",
-    "mmdebstrap",
-    "mount",
-    "nftables",
-    "openssh-client",
-    "python3-venv",
-    "rsync",
-    "strace",
-    "sudo",
-    "vagrant",
-    "vagrant-lxc",
-)
+    "dnsmasq-base", "e2fsprogs", "git", "iproute2", "lxc", "mmdebstrap", "mount", "nftables", "openssh-client",
+    "python3-venv", "rsync", "strace", "sudo", "vagrant", "vagrant-lxc",
+)  # fmt: skip
 BROWSER_PACKAGES = ("chromium", "chromium-driver", "fonts-dejavu-core")
 SECURITY_PACKAGES = (
-    "btrfs-progs",
-    "iproute2",
-    "nftables",
-    "nmap",
-    "tcpdump",
-    "util-linux",
-    "wireguard-go",
-    "wireguard-tools",
-)
+    "btrfs-progs", "iproute2", "nftables", "nmap", "tcpdump", "util-linux", "wireguard-go", "wireguard-tools",
+)  # fmt: skip
 VM_PACKAGES = (
-    "dnsmasq-base",
-    "e2fsprogs",
-    "iptables",
-    "libvirt-clients",
-    "libvirt-daemon-system",
-    "mmdebstrap",
-    "qemu-system-x86",
-    "qemu-utils",
-    "vagrant",
-    "vagrant-libvirt",
-)
+    "dnsmasq-base", "e2fsprogs", "iptables", "libvirt-clients", "libvirt-daemon-system", "mmdebstrap",
+    "qemu-system-x86", "qemu-utils", "vagrant", "vagrant-libvirt",
+)  # fmt: skip
 
 
 class LabError(Exception):

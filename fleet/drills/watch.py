@@ -13,29 +13,11 @@ from fleet.errors import ClusterTrouble, HostsUnreachable
 SAMPLE_SECONDS = 0.3
 UNITS_SECONDS = 2.0
 # Events that say that something is wrong, or that what was wrong is being fixed.
-NOTICES = frozenset(
-    {
-        "member-lost",
-        "member-silent",
-        "member-given-up",
-        "member-half-connected",
-        "ps-lost",
-        "recovering",
-        "recovered",
-        "attached",
-        "restored",
-        "lease-taken",
-        "lease-lost",
-        "phase-overdue",
-        "save-failed",
-        "checkpoint-set-aside",
-        "not-finite",
-        "waiting",
-        "started",
-        "failed",
-        "stopped",
-    }
-)
+NOTICES = frozenset({
+    "member-lost", "member-silent", "member-given-up", "member-half-connected", "ps-lost", "recovering", "recovered",
+    "attached", "restored", "lease-taken", "lease-lost", "phase-overdue", "save-failed", "checkpoint-set-aside",
+    "not-finite", "waiting", "started", "failed", "stopped",
+})  # fmt: skip
 
 
 class FaultWatch:

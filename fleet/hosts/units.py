@@ -11,20 +11,9 @@ from enum import Enum
 from trainer.core.failures import USER_ERROR
 
 PROPERTIES = (
-    "Id",
-    "LoadState",
-    "ActiveState",
-    "SubState",
-    "UnitFileState",
-    "Result",
-    "ExecMainStatus",
-    "NRestarts",
-    "StatusText",
-    "StateChangeTimestamp",
-    "MainPID",
-    "WatchdogTimestamp",
-    "WatchdogUSec",
-)
+    "Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "Result", "ExecMainStatus", "NRestarts",
+    "StatusText", "StateChangeTimestamp", "MainPID", "WatchdogTimestamp", "WatchdogUSec",
+)  # fmt: skip
 
 # So many restarts without a new step are no recovery any more.
 MAX_RESTARTS = 3

@@ -20,23 +20,9 @@ SHOWN = 20
 SWITCHES = ("start-cluster", "restart-cluster", "sweep", "rollback")
 # What a row shows apart, or what is not read there.
 APART = (
-    "time",
-    "id",
-    "verb",
-    "outcome",
-    "who",
-    "from",
-    "reason",
-    "seconds",
-    "since",
-    "inventory",
-    "message",
-    "settings",
-    "switched",
-    "accounted",
-    "members",
-    "target",
-)
+    "time", "id", "verb", "outcome", "who", "from", "reason", "seconds", "since", "inventory", "message", "settings",
+    "switched", "accounted", "members", "target",
+)  # fmt: skip
 
 
 def show_history(
