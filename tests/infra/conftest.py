@@ -27,39 +27,12 @@ LONG_RUN = "infra-long"
 # From a cluster just made right to one that trains, is damaged, restarted, stopped, changes its strategy, and at last
 # trains to the end as the inventory says.
 ORDER = [
-    "test_site",
-    "test_odd_hosts",
-    "test_lost_host",
-    "test_chief",
-    "test_ps",
-    "test_worker",
-    "test_evaluator",
-    "test_tensorboard",
-    "test_all_hosts",
-    "test_firewall",
-    "test_other_firewalls",
-    "test_repair",
-    "test_supply",
-    "test_sandbox",
-    "test_reboot",
-    "test_planned_reboot",
-    "test_second_day",
-    "test_newcomers",
-    "test_replaced_hosts",
-    "test_reset",
-    "test_plan",
-    "test_fab",
-    "test_runs",
-    "test_strategies",
-    "test_local_run_dir",
-    "test_encryption",
-    "test_sweep",
-    "test_queue",
-    "test_slurm",
-    "test_training",
-    "test_package",
-    "test_monitoring",
-]
+    "test_site", "test_odd_hosts", "test_lost_host", "test_chief", "test_ps", "test_worker", "test_evaluator",
+    "test_tensorboard", "test_all_hosts", "test_firewall", "test_other_firewalls", "test_repair", "test_supply",
+    "test_sandbox", "test_reboot", "test_planned_reboot", "test_second_day", "test_newcomers", "test_replaced_hosts",
+    "test_reset", "test_plan", "test_fab", "test_runs", "test_strategies", "test_local_run_dir", "test_encryption",
+    "test_sweep", "test_queue", "test_slurm", "test_training", "test_package", "test_monitoring",
+]  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -19,16 +19,8 @@ from trainer.run.saves.checkpoints import Checkpoints
 pytestmark = pytest.mark.timeout(300)
 # Epochs that callbacks hear of end at their steps exactly, and so do their checkpoints.
 OPTIONS = (
-    "--api",
-    "fit",
-    "--epoch-steps",
-    "50",
-    "--checkpoint-steps",
-    "50",
-    "--checkpoints-kept",
-    "3",
-    "--no-evaluator",
-)
+    "--api", "fit", "--epoch-steps", "50", "--checkpoint-steps", "50", "--checkpoints-kept", "3", "--no-evaluator",
+)  # fmt: skip
 
 
 def truncate(directory: Path, pattern: str) -> None:

@@ -19,17 +19,9 @@ pytestmark = pytest.mark.timeout(600)
 STEPS = 1500
 # A step takes 10 ms.
 OPTIONS = (
-    "--steps-per-execution",
-    "20",
-    "--checkpoint-steps",
-    "300",
-    "--checkpoints-kept",
-    "30",
-    "--log-seconds",
-    "0.5",
-    "--export",
-    "false",
-)
+    "--steps-per-execution", "20", "--checkpoint-steps", "300", "--checkpoints-kept", "30", "--log-seconds", "0.5",
+    "--export", "false",
+)  # fmt: skip
 
 
 def shown(runs: Runs) -> dict[str, Any]:

@@ -21,17 +21,9 @@ STEPS = 3000
 ENDLESS = 1_000_000
 # A step takes 10 ms, and a checkpoint is due every second or so.
 OPTIONS = (
-    "--steps-per-execution",
-    "20",
-    "--checkpoint-steps",
-    "200",
-    "--checkpoints-kept",
-    "30",
-    "--log-seconds",
-    "0.5",
-    "--export",
-    "false",
-)
+    "--steps-per-execution", "20", "--checkpoint-steps", "200", "--checkpoints-kept", "30", "--log-seconds", "0.5",
+    "--export", "false",
+)  # fmt: skip
 QUICK = ("--heartbeat-timeout-seconds", "5", "--ps-grace-seconds", "5", "--worker-wait-seconds", "40")
 
 

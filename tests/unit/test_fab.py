@@ -206,15 +206,11 @@ def test_what_a_verb_can_not_do_exits_2_before_a_host_is_asked(
 @pytest.mark.parametrize(
     "words",
     [
-        "drill --random --seed x",
-        "drill --random --seed -3",
-        "drill --random --minutes nan",
-        "drill --random --bounds-factor 0",
-        "start-cluster --timeout x",
-        "restart-cluster --timeout inf",
+        "drill --random --seed x", "drill --random --seed -3", "drill --random --minutes nan",
+        "drill --random --bounds-factor 0", "start-cluster --timeout x", "restart-cluster --timeout inf",
         "logs --lines 1.5",
     ],
-)
+)  # fmt: skip
 def test_a_flag_that_is_no_number_exits_2_and_says_what_was_expected(
     words: str, silent_inventory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

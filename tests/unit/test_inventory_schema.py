@@ -105,15 +105,10 @@ def test_an_address_has_one_spelling(text: str, is_: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/srv/trainer",
-        "/data",
-        "/mnt/shared/trainer",
-        "/var/lib/trainer/local",
-        "/opt/shared",
-        "/efs/a-b_c.d",
+        "/srv/trainer", "/data", "/mnt/shared/trainer", "/var/lib/trainer/local", "/opt/shared", "/efs/a-b_c.d",
         "/var/nfs",
     ],
-)
+)  # fmt: skip
 def test_a_directory_of_the_clusters_own_is_right(path: str) -> None:
     assert formats.own_directory(path) == path
 

@@ -42,16 +42,10 @@ from trainer.run.release import kit_of
 
 # What stands below a directory of the test's own, instead of in the machine.
 PLACES = (
-    "/opt/trainer",
-    "/etc/trainer",
-    "/etc/systemd/system",
-    "/etc/sysctl.d",
-    "/proc/sys/net/ipv4/ip_local_reserved_ports",
-    "/usr/local/sbin/psfleet-check-release",
-    "/run/psfleet-agent",
-    "/run/psfleet-parked",
-    "/run/psfleet-cooled",
-)
+    "/opt/trainer", "/etc/trainer", "/etc/systemd/system", "/etc/sysctl.d",
+    "/proc/sys/net/ipv4/ip_local_reserved_ports", "/usr/local/sbin/psfleet-check-release", "/run/psfleet-agent",
+    "/run/psfleet-parked", "/run/psfleet-cooled",
+)  # fmt: skip
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SYSTEMCTL = """#!/bin/sh
 case "$1 $2" in

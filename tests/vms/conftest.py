@@ -20,15 +20,9 @@ from tests.hosts import ROOT, adding_journals, answer, listed_inventory, name_of
 RUN = "vms"
 # From VMs just made right to a power failure, a training under way, the reboot of all, and the server's return.
 ORDER = [
-    "test_site",
-    "test_all_hosts",
-    "test_nfs_server",
-    "test_nfs_client",
-    "test_wire",
-    "test_power",
-    "test_training",
+    "test_site", "test_all_hosts", "test_nfs_server", "test_nfs_client", "test_wire", "test_power", "test_training",
     "test_reboot",
-]
+]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
