@@ -38,13 +38,4 @@ from fleet.command_line.hosts import (
     undrain,
     update_hosts,
 )
-from fleet.command_line.runs import (
-    backup,
-    bundle,
-    clone_run,
-    delete_run,
-    doctor,
-    prune,
-    render,
-    restore_run,
-)
+from fleet.command_line.runs import backup, bundle, clone_run, delete_run, doctor, prune, render, restore_run

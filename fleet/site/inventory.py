@@ -16,9 +16,7 @@ from fleet.site.members import SERVING_UNITS, ClusterSpecError, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
 from fleet.site.schema.checks import loose_problems
-from fleet.site.schema.inventory_files import (
-    file_problems,
-)
+from fleet.site.schema.inventory_files import file_problems
 from fleet.site.schema.problems import Problem, describe_problems, name_known
 from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology

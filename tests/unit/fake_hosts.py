@@ -15,12 +15,7 @@ from fleet.actions.console import Console
 from fleet.hosts.ssh import Answer
 from fleet.hosts.units import Unit
 from fleet.output.tables import ProgressLine
-from fleet.rollout.release import (
-    SWITCH,
-    Recap,
-    Shipment,
-    ShipmentResult,
-)
+from fleet.rollout.release import SWITCH, Recap, Shipment, ShipmentResult
 from fleet.site.inventory import Inventory
 from fleet.site.routes import Host
 from fleet.site.topology import Task

@@ -8,12 +8,7 @@ from fleet.errors import OperatorMistake
 from fleet.hosts.run import Run
 from fleet.hosts.units import Unit
 from fleet.planning.decision import choose, pick_restarts
-from tests.unit.fake_hosts import (
-    IN_STEP,
-    TASKS,
-    UP,
-    make_inventory,
-)
+from tests.unit.fake_hosts import IN_STEP, TASKS, UP, make_inventory
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", ".hidden", "a" * 150])

@@ -17,14 +17,7 @@ from fleet.verbs.export import export_run
 from fleet.verbs.logs import show_logs
 from fleet.verbs.runs import show_checkpoints, show_runs
 from fleet.verbs.tensorboard import open_tensorboard
-from tests.unit.fake_hosts import (
-    TASKS,
-    FakeHosts,
-    board_at,
-    led,
-    printed,
-    status,
-)
+from tests.unit.fake_hosts import TASKS, FakeHosts, board_at, led, printed, status
 
 
 def test_logs_of_all_tasks_name_the_task_of_each_line(hosts: FakeHosts, console: Console) -> None:

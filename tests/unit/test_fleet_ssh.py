@@ -22,11 +22,7 @@ import paramiko
 import pytest
 import yaml
 from fabric import Config
-from paramiko.common import (
-    MSG_CHANNEL_SUCCESS,
-    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
-    OPEN_FAILED_CONNECT_FAILED,
-)
+from paramiko.common import MSG_CHANNEL_SUCCESS, OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED, OPEN_FAILED_CONNECT_FAILED
 from paramiko.ssh_exception import AuthenticationException, SSHException
 
 import fleet.hosts.ssh

@@ -15,11 +15,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.output.tables import ProgressLine
-from fleet.rollout.release import (
-    Recap,
-    Shipment,
-    ShipmentResult,
-)
+from fleet.rollout.release import Recap, Shipment, ShipmentResult
 from fleet.verbs.start import StartRequest, start_cluster
 from tests.unit.fake_hosts import (
     IN_STEP,

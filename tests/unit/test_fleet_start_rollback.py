@@ -16,19 +16,9 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.run import PATH_SECONDS
 from fleet.hosts.ssh import Answer
 from fleet.output.tables import ProgressLine
-from fleet.rollout.release import (
-    Shipment,
-    ShipmentResult,
-)
+from fleet.rollout.release import Shipment, ShipmentResult
 from fleet.verbs.start import LEFT, StartRequest, start_cluster
-from tests.unit.fake_hosts import (
-    FakeHosts,
-    printed,
-    run_up,
-    shipping,
-    status,
-    train,
-)
+from tests.unit.fake_hosts import FakeHosts, printed, run_up, shipping, status, train
 
 
 @pytest.mark.parametrize(

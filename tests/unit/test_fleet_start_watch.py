@@ -11,12 +11,7 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.verbs.start import StartRequest, start_cluster
-from tests.unit.fake_hosts import (
-    FakeHosts,
-    printed,
-    status,
-    train,
-)
+from tests.unit.fake_hosts import FakeHosts, printed, status, train
 
 
 @pytest.mark.parametrize(("at", "seen"), [(1000.0, True), (999.0, False)])

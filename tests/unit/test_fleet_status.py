@@ -12,15 +12,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.site.topology import Task
 from fleet.verbs.status import show_status
-from tests.unit.fake_hosts import (
-    IN_STEP,
-    TASKS,
-    UP,
-    FakeHosts,
-    make_inventory,
-    printed,
-    status,
-)
+from tests.unit.fake_hosts import IN_STEP, TASKS, UP, FakeHosts, make_inventory, printed, status
 
 
 def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: Console) -> None:

@@ -13,14 +13,7 @@ from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.verbs.stop import stop_cluster
-from tests.unit.fake_hosts import (
-    IN_STEP,
-    UP,
-    FakeHosts,
-    make_inventory,
-    printed,
-    status,
-)
+from tests.unit.fake_hosts import IN_STEP, UP, FakeHosts, make_inventory, printed, status
 
 
 def test_stop_cluster_stops_the_coordinator_first_and_is_idempotent(hosts: FakeHosts, console: Console) -> None:

@@ -13,15 +13,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.sweep import show_sweep
-from tests.unit.fake_hosts import (
-    SWEEP,
-    UP,
-    FakeHosts,
-    follow,
-    printed,
-    status,
-    swept,
-)
+from tests.unit.fake_hosts import SWEEP, UP, FakeHosts, follow, printed, status, swept
 
 
 def test_sweep_is_selected_and_followed_past_a_failed_point_to_its_table(hosts: FakeHosts, console: Console) -> None:

@@ -7,14 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.site.gpus import gpu_problems
-from fleet.site.members import (
-    ClusterSpecError,
-    Groups,
-    HostVars,
-    busy_jobs,
-    storage_of,
-    strategy_of,
-)
+from fleet.site.members import ClusterSpecError, Groups, HostVars, busy_jobs, storage_of, strategy_of
 from fleet.site.preflight.addresses import address_problems, connection_problems, keys_problems, tunnel_problems
 from fleet.site.preflight.control_machine import control_problems
 from fleet.site.preflight.jobs import (
@@ -42,9 +35,7 @@ from fleet.site.schema.relations import relation_problems
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.schema.yaml_text import text_problems, unread_problems
 from fleet.site.topology import derive_topology
-from fleet.site.wireguard import (
-    is_encrypted,
-)
+from fleet.site.wireguard import is_encrypted
 
 
 def preflight_problems(

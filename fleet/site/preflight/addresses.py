@@ -6,10 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
-from fleet.site.members import (
-    Groups,
-    HostVars,
-)
+from fleet.site.members import Groups, HostVars
 from fleet.site.schema import checks, formats
 from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fleet.site.members import (
-    NUMBERED_JOBS,
-    Groups,
-    HostVars,
-    busy_jobs,
-    run_settings,
-    strategy_of,
-)
+from fleet.site.members import NUMBERED_JOBS, Groups, HostVars, busy_jobs, run_settings, strategy_of
 from fleet.site.schema import checks
 from fleet.site.schema.inventory_reading import InventoryReading
 from fleet.site.schema.problems import Problem, name_hosts, name_some, show

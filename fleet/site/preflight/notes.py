@@ -7,21 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleet.site.members import (
-    NUMBERED_JOBS,
-    Groups,
-    HostVars,
-    busy_jobs,
-    run_settings,
-    storage_of,
-    strategy_of,
-)
+from fleet.site.members import NUMBERED_JOBS, Groups, HostVars, busy_jobs, run_settings, storage_of, strategy_of
 from fleet.site.preflight.jobs import tasks_of
 from fleet.site.schema.problems import name_hosts
 from fleet.site.topology import derive_topology
-from fleet.site.wireguard import (
-    is_encrypted,
-)
+from fleet.site.wireguard import is_encrypted
 from trainer.cluster.spec import JOBS
 from trainer.core.settings.config import Config
 from trainer.core.settings.strategies import STRATEGIES

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet.site.members import (
-    DEFAULT_PORTS,
-    SERVICES,
-)
+from fleet.site.members import DEFAULT_PORTS, SERVICES
 from fleet.site.schema import checks
 from fleet.site.schema.definition import definition
 from fleet.site.schema.inventory_reading import InventoryReading
