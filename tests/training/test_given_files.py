@@ -154,12 +154,15 @@ def test_files_that_come_are_trained_once_while_a_coordinator_dies_and_the_run_e
     process = start(runs, "coming", tmp_path, "--input-new-files-seconds", "1", slow=20_000)
     waits = "waiting for new files of .*: {} are trained"
     process.search(waits.format(4))
-    write(tmp_path, range(4, 10))
+    process.search(f"step {4 * FILE // PROGRAMS_BATCH} of .* number ")
+    write(tmp_path, range(10, 16))
     process.search(waits.format(10))
     step, run = 10 * FILE // PROGRAMS_BATCH, "coming"
+    shown = process.search(f"step {step} of .* number ([0-9.]+)")
+    assert float(shown[1]) >= 10 * FILE, "numbers are those since the last line, not since the run's beginning"
     until(lambda: runs.checkpoints(run)[-1:] == [step], "a checkpoint", say=lambda: process.output[-6000:])
     kill(process.pids("chief-0")[-1])
-    write(tmp_path, range(10, 16))
+    write(tmp_path, range(4, 10))
     process.search(waits.format(16))
     (tmp_path / "_END").touch()
     assert process.wait(2 * MINUTE) == 0, process.output[-6000:]

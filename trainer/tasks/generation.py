@@ -199,7 +199,8 @@ def build_generation(
     progress.counters.step_examples = runner.step_examples
     with strategy.scope():
         callbacks = callbacks_of(config, program, runner.model, leads=progress.leads)
-    if config.input_new_files_seconds:
+    for_callbacks = config.api == "fit" or bool(callbacks)
+    if config.input_new_files_seconds:  # not for its sake: numbers would add up over days
         callbacks.append(EndWithTheData(runner))
     evaluates = config.evaluation == "sidecar" and has_test_step(keras_of(runner.model))
     if progress.leads and (config.export or evaluates):
@@ -216,7 +217,7 @@ def build_generation(
         began=began,
         handover=handover,
         read_initial_weights=read_weights if config.initial_weights else None,
-        for_callbacks=config.api == "fit" or bool(callbacks),
+        for_callbacks=for_callbacks,
     )
     return Generation(context, runner, controller, callbacks, store)
 
