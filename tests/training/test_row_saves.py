@@ -293,9 +293,9 @@ def test_no_update_is_lost_by_two_workers(three: bool, tmp_path: Path) -> None:
         keras = importlib.import_module("keras")
 
     program, steps = (Counted3 if three else Counted)(), 60
-    settings = {"incremental_saves": 9, "checkpoint_steps": 10, "checkpoints_kept": 20, "evaluation": "sidecar"}
-    settings["partitioner_min_bytes"] = 1024
-    for servers, until in ((2, steps), (3, 2 * steps)):
+    settings = {"incremental_saves": 9, "checkpoint_steps": 10, "checkpoints_kept": 20, "partitioner_min_bytes": 1024}
+    for servers, until, ends in ((2, steps, False), (3, 2 * steps, True)):
+        settings |= {"evaluation": "sidecar" if ends else "none", "export": ends}
         result = testing.train(program, until, ps=servers, directory=tmp_path, **settings)
         prefix = str(result.directory / "checkpoints" / f"ckpt-{until}")
         assert not is_whole(prefix)
@@ -307,7 +307,7 @@ def test_no_update_is_lost_by_two_workers(three: bool, tmp_path: Path) -> None:
         ]
         table = reader.get_tensor(key)
         assert -table.sum() == until * BATCH * IDS * WIDTH
-        assert result.evaluation["loss"] == pytest.approx(table.mean())
-        loaded = tf.saved_model.load(str(result.directory / "export"))
-        ids = np.arange(ITEMS).reshape(-1, IDS)
-        np.testing.assert_array_equal(loaded.serve(ids), table[ids].reshape(len(ids), -1))
+    assert result.evaluation["loss"] == pytest.approx(table.mean())
+    loaded = tf.saved_model.load(str(result.directory / "export"))
+    ids = np.arange(ITEMS).reshape(-1, IDS)
+    np.testing.assert_array_equal(loaded.serve(ids), table[ids].reshape(len(ids), -1))
