@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from forks import trains_in_rounds_of
 from processes import DIGITS, MINUTE, STEPS_OF_A_ROUND, Process, Runs, run_check
 
 from trainer.core.runtime import prepare_tensorflow
@@ -14,8 +15,8 @@ from trainer.telemetry.logs import DRIVER
 
 # Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
 prepare_tensorflow()
-remote = importlib.import_module("trainer.training.steps.remote")  # it imports TensorFlow
-remote.UNROLLED_STEPS = int(STEPS_OF_A_ROUND)  # type: ignore[attr-defined]
+importlib.import_module("trainer.training.steps.remote")  # it imports TensorFlow
+trains_in_rounds_of(int(STEPS_OF_A_ROUND))
 if DRIVER.exists():  # with a GPU: what these tests compute in their own process stands for a ps
     import tensorflow as tf
 
@@ -27,9 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def rounds_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def rounds_of_two() -> Iterator[None]:
     """Copy the operations of steps that this process traces, as those of most programs are (forks.py)."""
-    monkeypatch.setattr(remote, "UNROLLED_STEPS", 2)
+    trains_in_rounds_of(2)
+    yield
+    trains_in_rounds_of(int(STEPS_OF_A_ROUND))
 
 
 @pytest.fixture(scope="session")

@@ -138,9 +138,10 @@ def by_many(step: Any, seed: int = 0) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _as_written() -> Iterator[None]:
     """Have no optimization of graphs round otherwise in a replay than before."""
+    before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    tf.config.optimizer.set_experimental_options(before)
 
 
 @pytest.mark.parametrize("made", OPTIMIZERS)
