@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from processes import run_check
 
@@ -101,3 +102,20 @@ def test_first_values_of_a_split_kernel_have_the_range_of_a_whole_one() -> None:
     largest = [float(tf.reduce_max(tf.abs(part))) for part in layer.kernel.variables]
     assert len(largest) == 2
     assert max(largest) <= (6 / (64 + 8)) ** 0.5
+
+
+def test_first_values_of_an_lstms_split_bias_are_those_of_the_whole() -> None:
+    see_whole_weights()
+    split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    with testing.in_process_cluster(workers=2, ps=2, partitioner=split).scope():
+        cell, layer = tf.keras.layers.LSTMCell(4), tf.keras.layers.Dense(4, kernel_initializer=orthogonal)
+        cell.build((None, 3))
+        layer.build((None, 4))
+    assert len(cell.bias.variables) == len(layer.kernel.variables) == 2
+    np.testing.assert_array_equal(cell.bias.numpy(), np.repeat([0.0, 1.0, 0.0, 0.0], 4))
+    kernel = layer.kernel.numpy()
+    np.testing.assert_allclose(kernel.T @ kernel, np.eye(4), atol=1e-5)  # not of two that were drawn
+
+
+def orthogonal(shape: Any, dtype: Any = None) -> Any:
+    return tf.linalg.qr(tf.random.normal(shape))[0]

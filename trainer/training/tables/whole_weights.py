@@ -8,7 +8,6 @@ and so does a caller that asks a layer for its `weights` while the program's `bu
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,12 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from trainer.core.contracts import Layer, Optimizer, Tensor, Variable
+from trainer.core.contracts import Layer, Optimizer, Variable
 from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
+from trainer.training.tables.first_values import initialized_as_whole, scaled_as_whole
 from trainer.training.tables.table_lookups import look_up
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
-from trainer.training.tf_internals.variables import OF_SOME_ROWS, fans_of, whole_of
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, whole_of
 from trainer.training.updates.split_assign import shard_values
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
@@ -133,6 +133,7 @@ def see_whole_weights() -> None:
             setattr(kind, name, seeing_whole(getattr(kind, name)))
     scaling = tf.keras.initializers.VarianceScaling
     scaling.__call__ = scaled_as_whole(scaling.__call__)
+    layer._add_variable_with_custom_getter = initialized_as_whole(layer._add_variable_with_custom_getter)
     for name in STORES:
         setattr(layer, name, with_whole_lists(getattr(layer, name)))
     legacy.set_weights = with_whole_slots(legacy.set_weights)
@@ -145,26 +146,6 @@ def see_whole_weights() -> None:
     ShardedVariable.__getitem__ = taking_tensors(ShardedVariable.__getitem__)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
-
-
-def scaled_as_whole(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return what gives first values, of a part of a weight too: tf_keras would scale these by the part's shape."""
-
-    @functools.wraps(plain)
-    def initial(initializer: Any, shape: Any, dtype: Any = None, **more: Any) -> Tensor:
-        if (part := more.get("partition_shape")) is not None:
-            scale = initializer.scale * fan(initializer.mode, part) / fan(initializer.mode, shape)
-            initializer = copy.copy(initializer)
-            initializer.scale = scale
-        return plain(initializer, shape, dtype, **more)
-
-    return initial
-
-
-def fan(mode: str, shape: Any) -> float:
-    """Return what an initializer divides its scale by."""
-    fan_in, fan_out = fans_of(shape)
-    return max(1.0, {"fan_in": fan_in, "fan_out": fan_out}.get(mode, (fan_in + fan_out) / 2))
 
 
 def joining(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
