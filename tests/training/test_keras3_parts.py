@@ -952,3 +952,41 @@ def test_a_negative_id_is_a_row_from_the_end_as_in_keras(kind: str) -> None:
     object.__setattr__(layer, LOOKS_UP_ROWS, True)
     for found, one in zip(*(tf.nest.flatten(one, True) for one in (layer(given), expected)), strict=True):
         np.testing.assert_array_equal(found, one)
+
+
+class ByHand(keras.Model):
+    """Lists what it trains by its layers' attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.line(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        inputs, target = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(inputs) - target))
+        weights = [self.line.kernel, self.line.bias]
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_step_trains_a_split_kernel_that_it_names_itself() -> None:
+    see_whole_weights()
+    train_shards()
+    kernels = []
+    for is_split in (True, False):
+        made = ByHand()
+        made(tf.zeros([1, 4]))
+        kernel = made.line.kernel
+        kernel.assign([[1.0], [2.0], [3.0], [4.0]])
+        if is_split:
+            kernel._value = ShardedVariable([tf.Variable(one) for one in tf.split(kernel._value, 2)])
+        made.compile(keras.optimizers.Adam(0.1))
+        build(made, None)
+        tf.function(Step(made))((tf.ones([2, 4]), tf.zeros([2, 1])))
+        kernels.append(np.array(kernel))
+    np.testing.assert_allclose(*kernels)
+    assert kernels[0][0, 0] < 1.0

@@ -10,12 +10,14 @@ from processes import run_check
 
 from trainer import testing  # before TensorFlow: it chooses its Keras
 from trainer.training.tables.whole_weights import ShardedVariable, see_whole_weights
+from trainer.training.updates.one_update import gather
 
 # isort: split
 import tensorflow as tf
 
 pytestmark = pytest.mark.timeout(650)
 WAYS = ("plain.h5", "new.weights.h5", "checkpoint", "model.keras", "set_weights", "of_layers", "assigned", "directory")
+MATRIX = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +121,62 @@ def test_first_values_of_an_lstms_split_bias_are_those_of_the_whole() -> None:
 
 def orthogonal(shape: Any, dtype: Any = None) -> Any:
     return tf.linalg.qr(tf.random.normal(shape))[0]
+
+
+def split_matrix() -> Any:
+    see_whole_weights()
+    return ShardedVariable([tf.Variable(one, name=f"table/part_{n}") for n, one in enumerate((MATRIX[:3], MATRIX[3:]))])
+
+
+@tf.custom_gradient
+def straight_through(weight: Any) -> Any:
+    return tf.sign(weight), lambda gradient: gradient
+
+
+@pytest.mark.parametrize(
+    "taking",
+    [
+        *(tf.identity, tf.stop_gradient, tf.function(lambda one: one), straight_through, np.asarray),
+        tf.function(lambda one: tf.cond(one[0, 0] > 0.0, lambda: one, lambda: 2.0 * one)),
+    ],
+)
+def test_what_takes_a_whole_variable_takes_a_split_one(taking: Any) -> None:
+    np.testing.assert_array_equal(taking(split_matrix()), taking(tf.Variable(MATRIX)))
+
+
+LOSSES: dict[str, Any] = {
+    "of rows": lambda table: tf.reduce_sum(tf.nn.embedding_lookup(table, [0, 3, 3]) ** 2),
+    "of a part's rows": lambda table: tf.reduce_sum(tf.nn.embedding_lookup(table, [4]) ** 2),
+    "of the first row": lambda table: tf.reduce_sum(table[:1] ** 2),
+    "of all": lambda table: tf.reduce_sum(tf.matmul(table, table, transpose_b=True)),
+    "of others": lambda table: tf.constant(1.0),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adagrad])
+def test_a_split_weight_gets_the_gradient_and_the_update_of_a_whole_one(make: Any, loss: str) -> None:
+    for split, whole in zip(*(updated(table, make(0.1), LOSSES[loss]) for table in tables()), strict=True):
+        np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
+def tables() -> list[Any]:
+    return [split_matrix(), tf.Variable(MATRIX)]
+
+
+def updated(table: Any, optimizer: Any, loss: Any) -> list[Any]:
+    """Return a table's gradient, and what a step makes of it and of another weight."""
+    other = tf.Variable(2.0)
+    weights = [*getattr(table, "variables", [table]), other]
+    (optimizer._create_all_weights if hasattr(optimizer, "get_slot") else optimizer.build)(weights)
+    gather(optimizer)
+
+    @tf.function
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            result = loss(table) + other**2
+        gradients = tape.gradient(result, {"table": table, "other": [other]})
+        optimizer.apply_gradients([(gradients["other"][0], other), (gradients["table"], table)])
+        return tf.zeros([]) if gradients["table"] is None else tf.convert_to_tensor(gradients["table"])
+
+    return [step().numpy(), table.numpy(), other.numpy()]

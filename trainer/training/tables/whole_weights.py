@@ -21,8 +21,9 @@ from trainer.training.placement import name_of
 from trainer.training.tables.first_values import initialized_as_whole, scaled_as_whole
 from trainer.training.tables.table_lookups import look_up
 from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
-from trainer.training.tf_internals.variables import OF_SOME_ROWS, whole_of
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, join_converted_parts, whole_of
 from trainer.training.updates.split_assign import shard_values
+from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
@@ -41,7 +42,6 @@ class Whole(ShardedVariable):
         # Its constructor would have the shards take this one for what they are shards of.
         self.__dict__.update(vars(split))
         self._name = f"{name_of(split.variables[0])}:0"
-        self.trainable = split.variables[0].trainable
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """Assign an array or a tensor of the whole shape; raises ValueError for another one."""
@@ -144,8 +144,18 @@ def see_whole_weights() -> None:
     ShardedVariable.get_shape = ShardedVariable.shape.fget
     ShardedVariable.sparse_read = look_up  # by which tf.gather reads; TensorFlow's own gives rows by their shards
     ShardedVariable.__getitem__ = taking_tensors(ShardedVariable.__getitem__)
+    ShardedVariable.trainable = property(lambda split: split.variables[0].trainable)
+    ShardedVariable.__array__ = as_array  # else numpy has an object
+    join_converted_parts()
+    ShardedVariable.__composite_gradient__ = PartsGradients()
+    tf.GradientTape.gradient = of_whole_sources(tf.GradientTape.gradient)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
+
+
+def as_array(split: Variable, dtype: Any = None, copy: bool | None = None) -> Any:
+    """Return a split variable's value as numpy asks for it."""
+    return np.asarray(split.numpy(), dtype)
 
 
 def joining(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:

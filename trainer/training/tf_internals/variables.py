@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
+from tensorflow.python.distribute import sharded_variable
 from tensorflow.python.ops import embedding_ops, handle_data_util, resource_variable_ops
 from tensorflow.python.util import dispatch
 from tf_keras.src.initializers import initializers
@@ -26,6 +27,21 @@ def look_up_with(kind: type, look_up: Callable[..., Any]) -> None:
     Lookups of sparse ids and losses of sampled classes look rows up in a list, where no `dispatch_for_api` sees them.
     """
     dispatch.dispatch_for_types(embedding_ops.embedding_lookup, kind)(look_up)
+
+
+def join_converted_parts() -> None:
+    """Have TensorFlow return one tensor where it has made tensors of a split variable's parts.
+
+    `tf.identity`, `tf.stop_gradient`, `tf.cond` and functions do so: they take it apart, and put it together again.
+    """
+    kind = sharded_variable.ShardedVariableSpec
+    plain = kind._from_components
+
+    def joined(spec: Any, parts: Any) -> Any:
+        is_split = all(isinstance(one, tf.Variable) for one in parts)
+        return plain(spec, parts) if is_split else tf.concat(parts, axis=0)
+
+    kind._from_components = joined
 
 
 def whole_of(variable: Variable) -> Variable:

@@ -20,6 +20,7 @@ from trainer.training.updates.first_trace import needs_no_update
 from trainer.training.updates.learning_rate import replaced
 from trainer.training.updates.own_applies import applying, updating
 from trainer.training.updates.rows import own
+from trainer.training.updates.split_gradients import by_parts
 
 
 def gather(optimizer: Optimizer) -> None:
@@ -133,8 +134,8 @@ def decay_of(optimizer: Optimizer, keras_own: Any) -> Callable[[Variable, Tensor
 
 @tf.autograph.experimental.do_not_convert
 def keep_constraints(grads_and_vars: list[tuple[Tensor, Variable]]) -> list[tuple[Tensor, Variable]]:
-    """Return the same, with the variables' constraints kept where Keras doesn't look after all updates."""
-    pairs = list(grads_and_vars)
+    """Return the same by parts, with the variables' constraints kept where Keras doesn't look after all updates."""
+    pairs = by_parts(grads_and_vars)
     for _, variable in pairs:
         take_constraint(beneath(variable))
     return pairs

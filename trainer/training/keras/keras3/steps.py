@@ -18,6 +18,7 @@ from trainer.training.tf_internals.graphs import called_graphs, is_read_since_wr
 from trainer.training.tf_internals.seeds import DrawnSeeds, keras3_seeds
 from trainer.training.tf_internals.variables import beneath
 from trainer.training.updates.constraints import KEPT
+from trainer.training.updates.split_gradients import by_parts
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 ADDED = ("Add", "AddN", "AddV2")
@@ -72,9 +73,10 @@ class Step:
         def apply(grads: Iterable[Any], trainable_variables: Iterable[Variable] | None = None) -> Any:
             gradients, given = list(grads), trainable_variables
             variables = optimizer._trainable_variables if given is None else list(given)
-            for gradient, one in zip(gradients, variables, strict=False):  # Keras says where their numbers differ
-                if gradient is not None:
-                    self._trained[id(one)] = attribute
+            if len(gradients) == len(variables):  # else Keras says so
+                pairs = by_parts(zip(gradients, variables, strict=True), shards_of)
+                gradients, variables = [one for one, _ in pairs], [one for _, one in pairs]
+                self._trained.update({id(one): attribute for gradient, one in pairs if gradient is not None})
             return plain(gradients, None if given is None else variables)
 
         object.__setattr__(optimizer, "apply", apply)

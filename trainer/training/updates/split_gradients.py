@@ -1,0 +1,97 @@
+"""Gradients of a split weight as of a whole one: a tape gives them, and an optimizer takes them, part by part."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from trainer.core.contracts import Tensor, Variable
+
+ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
+
+
+def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a tape's `gradient`, which gives that of a split weight, of whichever Keras, as of a whole one."""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(plain)
+    def gradient(tape: tf.GradientTape, target: Any, sources: Any, *given: object, **named: object) -> Any:
+        flat = tf.nest.flatten(sources)
+        found = plain(tape, target, [parts_or_itself(one) for one in flat], *given, **named)
+        return tf.nest.pack_sequence_as(sources, [joined(*one) for one in zip(flat, found, strict=True)])
+
+    return gradient
+
+
+class PartsGradients:
+    """What TensorFlow asks a composite tensor for, as in an eager call of a function with a gradient of its own."""
+
+    def get_gradient_components(self, value: Variable) -> list[Variable]:
+        return list(value.variables)
+
+    def replace_gradient_components(self, value: Variable, component_grads: Sequence[Tensor]) -> Tensor:
+        return joined(value, component_grads)
+
+
+def split_beneath(variable: Any) -> Any:
+    """Return the split variable that this one is, or that lies beneath one of Keras 3; else None."""
+    found = getattr(variable, "_value", variable)
+    return found if isinstance(found, ShardedVariable) else None
+
+
+def parts_or_itself(source: Any) -> Any:
+    split = split_beneath(source)
+    return source if split is None else list(split.variables)
+
+
+def joined(source: Any, found: Any) -> Any:
+    """Return the gradient of a source, where those of a split one's parts were found."""
+    split = split_beneath(source)
+    known = [one for one in found if one is not None] if split is not None else []
+    if not known:
+        return None if split is not None else found
+    bounds = list(bounds_of(split))
+    if all(isinstance(one, tf.IndexedSlices) for one in known):
+        rows = [(one, begin) for one, (begin, _) in zip(found, bounds, strict=True) if one is not None]
+        numbers = tf.concat([one.indices + tf.cast(begin, one.indices.dtype) for one, begin in rows], axis=0)
+        return tf.IndexedSlices(tf.concat([one.values for one, _ in rows], axis=0), numbers, tf.shape(split))
+    zeros = (tf.zeros([end - begin, *split.shape[1:]], known[0].dtype) for begin, end in bounds)
+    return tf.concat([zero if one is None else one for one, zero in zip(found, zeros, strict=True)], axis=0)
+
+
+def bounds_of(split: Variable) -> Iterator[tuple[int, int]]:
+    """Yield the first row of each part, and the one behind its last."""
+    ends = itertools.accumulate((int(part.shape[0]) for part in split.variables), initial=0)
+    return itertools.pairwise(ends)
+
+
+def by_parts(
+    pairs: Iterable[tuple[Tensor, Variable]], parts_of: Callable[[Any], Sequence[Variable]] | None = None
+) -> list[tuple[Tensor, Variable]]:
+    """Return gradients and variables with the parts of each split one in its place."""
+    found: list[tuple[Any, Any]] = []
+    for gradient, variable in pairs:
+        split = split_beneath(variable)
+        if split is None:
+            found.append((gradient, variable))
+        else:
+            parts = split.variables if parts_of is None else parts_of(variable)
+            rows = [rows_between(gradient, *bounds) for bounds in bounds_of(split)]
+            found += zip(rows, parts, strict=True)
+    return found
+
+
+def rows_between(gradient: Tensor, begin: int, end: int) -> Tensor:
+    """Return the part of a gradient that belongs to these rows."""
+    if gradient is None:
+        return None
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient[begin:end]
+    own = (gradient.indices >= begin) & (gradient.indices < end)
+    values, numbers = (tf.boolean_mask(one, own) for one in (gradient.values, gradient.indices))
+    shape = tf.concat([[end - begin], tf.shape(gradient.values)[1:]], axis=0)
+    return tf.IndexedSlices(values, numbers - tf.cast(begin, numbers.dtype), shape)
