@@ -76,6 +76,16 @@ def sudo_fix(result: Mapping[str, Any], user: str = "the login") -> str:
             f"it has no Python where Ansible looks for it ({text.splitlines()[-1]}); install it: apt-get install "
             "python3. Or name the one that it has as ansible_python_interpreter"
         )
+    if result.get("timedout"):
+        return (
+            f"it did not look at itself as root within {result['timedout']['period']} s; expected seconds. Look there "
+            "for what hangs: `sudo -n true`, `getent hosts` with a member's name, and `df`"
+        )
+    if "Traceback (most recent call last)" in text:  # sudo has no such words
+        return (
+            f"its Python is not whole ({text.splitlines()[-1]}); expected the distribution's own: apt-get install "
+            "--reinstall libpython3-stdlib python3-minimal. Or name another as ansible_python_interpreter"
+        )
     for sign, fix in SUDO.items():
         if sign in text.lower():
             return f"{fix.format(user=user)} (sudo: {text.splitlines()[-1]})"

@@ -170,6 +170,27 @@ def test_a_python_that_is_missing_is_not_taken_for_sudo(said: str) -> None:
     assert "sudo" not in text
 
 
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("import jsonn", "its Python is not whole (ModuleNotFoundError: No module named"),
+        ("import time; time.sleep(60)", "it did not look at itself as root within 3 s; expected seconds"),
+    ],
+)
+def test_a_python_that_breaks_or_hangs_is_not_taken_for_sudo(tmp_path: Path, module: str, said: str) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/host_look.py").write_text(f"#!/usr/bin/python\n{module}\n")
+    look = {"host_look": None, "ignore_errors": True, "timeout": 3, "register": "seen"}
+    tell = {"ansible.builtin.debug": {"msg": "{{ seen | sudo_fix('admin') }}"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [look, tell]}]))
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"a": here, "b": here}}}))
+    command = ["ansible-playbook", "--inventory", f"{tmp_path}/hosts.yml", f"{tmp_path}/play.yml"]
+    paths = {"ANSIBLE_LIBRARY": f"{tmp_path}/library"}
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | paths, capture_output=True, text=True, check=True)
+    assert " ".join(done.stdout.split()).count(said) == 2
+
+
 def test_the_members_are_those_who_speak_with_one_another() -> None:
     groups = {"chief": ["a"], "worker": ["b"], "nfs_server": ["c"], "gpu": ["d"], "all": ["a", "b", "c", "d", "e"]}
     hostvars = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate("abcde")}
@@ -207,7 +228,8 @@ def test_a_host_that_calls_nobody_has_no_ways_to_look_at(own: Callable[..., None
 DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\n'
 READ_ONLY = """
 mount -t tmpfs tmpfs "$1" && mkdir -p "$1/etc" "$1/usr" "$1/run/systemd/system" &&
-echo ID=debian >"$1/etc/os-release" && mount --bind "$1/usr" "$1/usr" && mount -o remount,bind,ro "$1/usr" && exec "$2" -c "
+echo ID=debian >"$1/etc/os-release" && mount --bind "$1/usr" "$1/usr" &&
+mount -o remount,bind,ro "$1/usr" && exec "$2" -c "
 import pathlib, sys
 from host_look import system_problems
 print(*system_problems('w', pathlib.Path(sys.argv[1]), 'x86_64'), sep='\\n')
