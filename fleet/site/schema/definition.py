@@ -110,9 +110,10 @@ def definition() -> Definition:
 
 
 def _spelt_out(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a variable's schema with what its `from` and its `number` stand for."""
+    """Return a variable's schema with its scope, and what its `from` and its `number` stand for."""
     if "from" in schema:
         return {**schema, "scope": "derived", "mandatory": "role" in schema and "default" not in schema}
+    schema = {"scope": "host", **schema}
     found = _NUMBER.fullmatch(schema.get("number", ""))
     if found is None:
         return schema
