@@ -83,8 +83,8 @@ def test_runs_and_evaluations_of_one_process_have_caches_of_their_own(found: dic
 def test_a_worker_that_is_killed_while_it_writes_its_cache_reads_again(runs: Runs, tmp_path: Path) -> None:
     file = tmp_path / "numbers"
     more = ["--evaluation", "none", "--log-seconds", "0.5", "--steps-per-execution", "10"]
-    process = runs.local("cached:Cached", "cached", 3000, *more, FILE=str(file))
-    process.search(r"step \d+ of 3000")
+    process = runs.local("cached:Cached", "cached", 2000, *more, FILE=str(file))
+    process.search(r"step \d+ of 2000")
     until(lambda: len(list(file.parent.glob("*.lockfile"))) == 2, "both workers write their caches")
     kill(process.pids("worker-0")[-1])
     process.search("TensorFlow has taken in worker-0")
