@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from fleet.errors import ClusterTrouble
 from fleet.hosts.ssh import Hosts
 from fleet.site.origin import origin
 
@@ -21,18 +20,20 @@ _READ = f"""cd {REMOVED} 2>/dev/null || exit 0
 for name in *; do [ ! -f "$name" ] || echo "$name $(cat "$name")"; done"""
 
 
-def note_removal(hosts: Hosts, chief: str, name: str) -> None:
-    """Have the chief's host keep that a host was taken out now, by this operator.
+def note_removal(hosts: Hosts, chief: str, name: str) -> str:
+    """Have the chief's host keep that a host was taken out now, by this operator; returns why it does not, or nothing.
 
-    Raises ClusterTrouble where it can't, as on a full disk: a checkout that lists the host would bring it back.
+    What was removed by then stays so, whatever becomes of the note.
     """
     script = f"root sh -c {shlex.quote(_NOTE)} sh {shlex.quote(name)} {shlex.quote(origin())}"
     answer = hosts.run({chief: script})[chief]
-    if answer.unreachable or answer.code:
-        why = answer.unreachable or (answer.stderr.splitlines() or [f"exit code {answer.code}"])[-1]
-        raise ClusterTrouble(
-            f"{chief} can't note in {REMOVED} that {name} was taken out: {why}. Fix it, and type it again"
-        )
+    if not (answer.unreachable or answer.code):
+        return ""
+    why = answer.unreachable or answer.stderr.strip()
+    return (
+        f"{chief} does not keep that {name} was taken out ({why}). Take {name} out of the inventories "
+        "of other checkouts too: their site.yml would bring it back"
+    )
 
 
 def forget_removals(hosts: Hosts, chief: str, names: Sequence[str]) -> None:

@@ -91,7 +91,8 @@ def remove_host(
     with Trail(cluster, console, "remove-host", reason) as trail:
         trail.begin(hosts=[host], tasks=[task.name for task in cluster.inventory.tasks_on(host)])
         _clean(cluster, console, seen, host)
-        note_removal(cluster.hosts, cluster.inventory.chief.host, host)
+        if why := note_removal(cluster.hosts, cluster.inventory.chief.host, host):
+            console.print(why)
         lines = [f"remove the host {host} from each group", *(f"give {n} {j}_index: {i}" for n, j, i in numbers)]
         _change(cluster.inventory, console, edit, expected, lines, host)
     restart = _restart(cluster, seen)
@@ -361,7 +362,8 @@ def _keep_out(cluster: Cluster, console: Console, old: str, new: str, expected: 
     """
     if old != cluster.inventory.chief.host:
         forget_removals(cluster.hosts, cluster.inventory.chief.host, [new])
-        note_removal(cluster.hosts, cluster.inventory.chief.host, old)
+        if why := note_removal(cluster.hosts, cluster.inventory.chief.host, old):
+            console.print(why)
     now = {task.name: _known_as(task) for task in expected}
     moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}
     try:

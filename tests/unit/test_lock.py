@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 import fleet.hosts.lock
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import OperatorMistake
 from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
 from fleet.hosts.removed_hosts import find_removed, note_removal
 from fleet.hosts.ssh import Answer
@@ -277,11 +277,14 @@ def test_site_yml_with_check_refuses_the_same_and_takes_no_lock(
     assert "refused" in said()  # it has brought nobody back
 
 
-def test_a_host_that_is_taken_out_is_named_where_a_full_disk_keeps_no_note(tmp_path: Path) -> None:
+def test_a_removal_that_the_chiefs_host_has_no_room_to_keep_is_said(tmp_path: Path) -> None:
     (tmp_path / "removed").mkdir()
-    (tmp_path / "removed/worker-1").symlink_to("/dev/full")
-    with pytest.raises(ClusterTrouble, match=r"head can't note .* worker-1 was taken out: .*No space left on device"):
-        note_removal(Here(tmp_path), "head", "worker-1")
+    for name in ("worker-0", "worker-1"):
+        (tmp_path / "removed" / name).symlink_to("/dev/full")
+        said = note_removal(Here(tmp_path), "head", name)
+        assert said.startswith(f"head does not keep that {name} was taken out (")
+        assert f"Take {name} out of the inventories of other checkouts too" in said
+    assert note_removal(Here(tmp_path), "head", "worker-2") == ""
 
 
 def test_hosts_that_were_taken_out_are_found_where_root_alone_may_look(tmp_path: Path) -> None:

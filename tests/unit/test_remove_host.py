@@ -146,6 +146,24 @@ def test_the_coordinators_host_keeps_who_left_and_forgets_who_came(
     assert (host, noted.split()[-2]) == ("head", "w-b")
 
 
+def test_a_removal_that_is_not_kept_is_said_and_done_all_the_same(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, written: dict[str, Any]
+) -> None:
+    run = hosts.run
+
+    def refuse(scripts: Any, *more: Any) -> Any:
+        full = {host: Answer(stderr="No space left\n", code=2) for host, each in scripts.items() if REMOVED in each}
+        return run(scripts, *more) | full
+
+    for name in ("w-a", "w-b"):
+        drain(cluster(hosts), console, name)
+    monkeypatch.setattr(hosts, "run", refuse)
+    remove_host(cluster(hosts), console, "w-a")
+    replace_host(cluster(hosts), console, "w-b", "w-d", "192.0.2.99")
+    found = re.findall(r"head does not keep that (\S+) was taken out \((.*)\)", fake_hosts.printed(console))
+    assert found == [("w-a", "No space left"), ("w-b", "No space left")]
+
+
 def test_an_inventory_is_never_half_written(
     place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
