@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import shutil
 import tracemalloc
@@ -39,6 +40,7 @@ from trainer.training.tables.table_lookups import GIVEN
 from trainer.training.updates.atomic_updates import AtomicUpdates
 from trainer.training.updates.one_update import gather, gather_keras3
 from trainer.training.updates.optimizers import clip_whole
+from trainer.training.updates.orders import waits_for
 
 pytestmark = pytest.mark.timeout(300)
 WIDTH, CPU = 4, "/device:CPU:0"
@@ -345,6 +347,20 @@ def test_what_a_worker_does_with_numbers_of_rows_it_does_with_their_keys() -> No
     assert there.op.inputs[0] is rows
     assert here[0].op.inputs[0] is keys
     assert [one is keys for one in list(here[1].op.inputs)[:2]] == [True, True]
+
+
+def test_new_rows_are_written_one_array_after_the_other_and_the_index_last() -> None:
+    """Writes side by side would each wake a thread."""
+    shard = Made("written-in-turn", two.Adam(), servers=1).table.shards[0]
+
+    def give(keys: Any) -> Any:
+        return shard.with_own_handles().give(keys, tf.size(keys, tf.int64))[0]
+
+    graph = tf.function(give, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+    kinds = ("AssignVariableOp", "ResourceScatterUpdate", "LookupTableInsertV2")
+    writes = [one for one in graph.get_operations() if one.type in kinds]
+    assert [one.type for one in writes] == [kinds[0], *[kinds[1]] * 5, kinds[2]]
+    assert all(waits_for([after], [before]) for before, after in itertools.pairwise(writes))
 
 
 def test_an_update_looks_at_keys_with_its_mutex_held() -> None:

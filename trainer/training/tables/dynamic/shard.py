@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -163,15 +164,17 @@ class Shard:
         rows = tf.concat([self.free.rows(last_free), tf.range(next_row, next_row + new, dtype=tf.int64)], 0)
         keys = keys[:count]
         changes = tf.stack([new, -again, wanted - count, count, count, tf.zeros([], tf.int64), seen])
-        counted = self.numbers.assign(numbers + changes)
-        with tf.control_dependencies([counted]):
-            last = tf.cast(self.clock.read(), tf.int32)
-            begun = [self.values.set(rows, self.first_values(keys))]
-            begun += [slot.set(rows, tf.fill([count, self.width], value)) for slot, value in self._begun()]
-            begun.append(self.usage.set(rows, tf.broadcast_to(tf.concat([[0], last], 0), [count, 2])))
-            begun.append(self.keys.set(rows, keys))
-        with tf.control_dependencies(begun):
-            return rows, [counted, *begun, self.index.insert(keys, rows)]
+        last = tf.cast(self.clock.read(), tf.int32)
+        begun = [(self.values, lambda: self.first_values(keys))]
+        begun += [(slot, partial(tf.fill, [count, self.width], value)) for slot, value in self._begun()]
+        begun.append((self.usage, lambda: tf.broadcast_to(tf.concat([[0], last], 0), [count, 2])))
+        begun.append((self.keys, lambda: keys))
+        done = [self.numbers.assign(numbers + changes)]
+        for array, make in begun:  # in turn: to wake another thread takes longer
+            with tf.control_dependencies(done[-1:]):
+                done.append(array.set(rows, make()))
+        with tf.control_dependencies(done[-1:]):
+            return rows, [*done, self.index.insert(keys, rows)]
 
     def insert_restored(self, restored: Mapping[str, Any], own: Tensor) -> Tensor:
         """Give the `own` ones among restored rows a row each, with all that is `kept` of them; clocks go on.
