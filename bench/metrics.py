@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import socket
 import statistics
 import sys
 import time
@@ -17,6 +16,7 @@ import urllib.request
 
 from prometheus_client import REGISTRY, generate_latest
 
+from bench.networks import free_ports
 from bench.options import parser_of, scratch_directory
 from bench.tables import print_row
 from bench.tasks import TaskProcess
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=12, help="windows that are scraped (default: 12)")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a window (default: 10)")
     options = parser.parse_args(arguments)
-    port = free_ports(TASKS)
+    port = free_ports(TASKS, 27000)
     with scratch_directory() as directory:
         command = [
             *("-m", "trainer", "local", "--program", "bench.programs:Tiny", "--workers", "2", "--ps", "1"),
@@ -140,19 +140,6 @@ def counting_seconds(times: int = 200_000) -> float:
 
 def filled_counters() -> Counters:
     return Counters(step_examples=32, workers=[f"worker-{number}" for number in range(10)])
-
-
-def free_ports(number: int) -> int:
-    """Return the first of so many free ports in a row."""
-    for first in range(27000, 32000, number):
-        try:
-            for port in range(first, first + number):
-                with socket.create_server(("127.0.0.1", port)):
-                    pass
-        except OSError:
-            continue
-        return first
-    sys.exit(f"bench: no {number} ports in a row are free from 27000 to 32000")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+from contextlib import ExitStack, suppress
 
 SUBNET = "10.99.0"
 SUBNET6 = "fd99:"
@@ -96,3 +98,13 @@ class Networks:
 
 def run(*command: str, text: str = "") -> None:
     subprocess.run(command, input=text, text=True, capture_output=True, check=True)
+
+
+def free_ports(number: int, lowest: int) -> int:
+    """Return the first of so many ports in a row, from `lowest` on, that nobody has."""
+    for first in range(lowest, lowest + 5000, number):
+        with suppress(OSError), ExitStack() as held:
+            for port in range(first, first + number):
+                held.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise RuntimeError(f"no {number} ports in a row are free from {lowest} on")

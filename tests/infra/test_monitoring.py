@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 
 from tests.hosts import wait_until
+from tests.receiver import receiver
 
 from .conftest import copy_inventory, fab, give_group, play, reboot, wait_for_progress
 from .test_firewall import MEMBERS, knock, reaches
@@ -40,18 +41,7 @@ pytestmark = pytest.mark.slow
 def webhook():
     """A receiver on this machine: its port, and what it was told, as (status, alert)."""
     heard = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in message["alerts"])
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *arguments):
-            """What was told is seen by the tests."""
-
-    with http.server.ThreadingHTTPServer((LAB, 0), Handler) as server:
+    with http.server.ThreadingHTTPServer((LAB, 0), receiver(heard)) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port, heard
         server.shutdown()

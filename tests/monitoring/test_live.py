@@ -23,9 +23,10 @@ from typing import Any
 
 import pytest
 
-from bench.metrics import free_ports
+from bench.networks import free_ports
 from tests.monitoring.test_configurations import alertmanager
 from tests.monitoring.tools import ROOT, rendered, tool
+from tests.receiver import receiver
 from tests.waiting import until
 
 TASKS = ("chief-0", "ps-0", "worker-0", "worker-1")  # in the order of their ports
@@ -45,34 +46,19 @@ class Cluster:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.heard: list[tuple[str, str]] = []
-        self.port = free_ports(len(TASKS) + 3)
+        self.port = free_ports(len(TASKS) + 3, 21000)
         self.prometheus, self.alertmanager, self.exporter = range(self.port + len(TASKS), self.port + len(TASKS) + 3)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Cluster]:
         with contextlib.ExitStack() as stack:
-            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._receiver()))
+            server = stack.enter_context(http.server.ThreadingHTTPServer(("127.0.0.1", 0), receiver(self.heard)))
             threading.Thread(target=server.serve_forever, daemon=True).start()
             stack.callback(server.shutdown)
             self.trainer = stack.enter_context(ended(self._trainer()))
             for command in self._services(server.server_port):
                 stack.enter_context(ended(subprocess.Popen(command, stderr=subprocess.DEVNULL)))
             yield self
-
-    def _receiver(self) -> type[http.server.BaseHTTPRequestHandler]:
-        heard = self.heard
-
-        class Receiver(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                heard.extend((alert["status"], alert["labels"]["alertname"]) for alert in message["alerts"])
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *arguments: Any) -> None:
-                """What was heard is seen by the tests."""
-
-        return Receiver
 
     def _trainer(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "trainer", "local", "--workers", "2", "--ps", "1", "--no-evaluator"]

@@ -11,7 +11,7 @@ import pytest
 from processes import DIGITS, MINUTE, Process, Runs, until
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.metrics import free_ports
+from bench.networks import free_ports
 from trainer.telemetry.metrics import METRICS
 
 TASKS = ("chief-0", "ps-0", "worker-0", "worker-1", "evaluator-0")  # in the order of their ports
@@ -33,7 +33,7 @@ def metrics(port: int) -> dict[tuple[str, ...], float]:
 
 @pytest.fixture(scope="module")
 def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
-    port = free_ports(len(TASKS))
+    port = free_ports(len(TASKS), 20000)
     more = ["--workers", "2", "--ps", "1", "--evaluator", "--checkpoint-seconds", "2", "--metrics-port", str(port)]
     process = runs.local(DIGITS, "scraped", 1_000_000, *more)
     until(lambda: ("psfleet_checkpoint_step",) in metrics(port), "a checkpoint", 4 * MINUTE, lambda: process.output)
