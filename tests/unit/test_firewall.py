@@ -28,14 +28,8 @@ from fleet.site.firewall import (
 )
 from fleet.site.topology import MEMBER, cluster_spec
 from tests.rendered_firewall import FACTS, table
+from tests.security.hosts import GROUPS
 
-GROUPS = {
-    "chief": ["alpha"],
-    "ps": ["alpha", "beta"],
-    "worker": ["beta", "gamma"],
-    "tensorboard": ["alpha"],
-    "nfs_server": ["store"],
-}
 RUN = {"program": "trainer.examples.digits:Digits"}
 HOSTS: dict[str, dict[str, Any]] = {
     "alpha": {"ansible_host": "192.0.2.11", "trainer_run": RUN},
