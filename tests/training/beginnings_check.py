@@ -53,9 +53,16 @@ def kept():
 
 
 def branch():
-    begin_from(SHARED, "b", "a@10")
-    directory = run(beginnings.Valley, "b", 12, evaluation="none", export=False)
-    return [directory.catalogue.steps(), float(value(directory, 12, "count"))]
+    begin_from(SHARED, "b", "a@10", program_args={"rate": 0.5})
+    directory = run(beginnings.Valley, "b", 12, program_args={"rate": 0.5}, evaluation="none", export=False)
+    began = rate(directory, 12)
+    beginnings.TIMES = 0.5
+    run(beginnings.Valley, "b", 14, program_args={"rate": 0.5}, evaluation="none", export=False)
+    return [directory.catalogue.steps(), float(value(directory, 12, "count")), began, rate(directory, 14)]
+
+
+def rate(directory, step):
+    return float(value(directory, step, "optimizer/_learning_rate"))
 
 
 def table_of(directory, step):

@@ -29,7 +29,9 @@ def test_the_best_the_newest_and_two_from_before_the_nan_are_kept(found: dict[st
 
 
 def test_a_run_that_begins_from_a_checkpoint_goes_on_at_its_step(found: dict[str, Any]) -> None:
-    assert found["branch"] == [[10, 12], 12.0]
+    steps, count, began, went_on = found["branch"]
+    assert (steps, count) == ([10, 12, 14], 12.0)
+    assert (began, went_on) == (0.5, 0.5), "the new run's own rate, which another start of the program does not change"
 
 
 @pytest.mark.parametrize("kind", ["run", "checkpoint", "h5", "weights_h5", "keras", "saved_model", "export"])

@@ -28,7 +28,7 @@ from trainer.training.data.data_service import DataService
 from trainer.training.evaluation import make_evaluation, reject_best_metric
 from trainer.training.exports.export import export_what_is_due, make_export_due, not_exported
 from trainer.training.exports.reserved import least_bytes
-from trainer.training.exports.trial import try_new_run
+from trainer.training.exports.trial import is_new, try_new_run
 from trainer.training.handover import Handover
 from trainer.training.initial_weights import read_initial_weights
 from trainer.training.keras.adapters import keras_of
@@ -45,6 +45,7 @@ from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.steps.runner import StepRunner
 from trainer.training.strategies import make_strategy
 from trainer.training.tables.declared_tables import name_declared_tables
+from trainer.training.updates.learning_rate import ProgramRates
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,13 @@ class Generation:
     def restore(self, model_bytes: int | None) -> None:
         """Go on where the run stands, and say so on the shared path; `model_bytes` is the model's size, if known."""
         context, controller = self.context, self.controller
-        began = time.monotonic()
+        began, rates = time.monotonic(), ProgramRates(keras_of(self.runner.model).optimizers)
         with context.phases.during(Phase.RESTORING):
             controller.restore()
+        if is_new(context.directory) and controller.step == (context.directory.catalogue.newest() or 0):
+            rates.take_back()
+        for each in rates.replaced():
+            log.info("the run goes on with %s: a callback LearningRateScheduler may set another", each)
         if context.progress.leads:
             try:
                 epoch = context.lease.epoch if context.lease else None

@@ -23,12 +23,16 @@ class Counting(tf.keras.Model):
 
 
 NAN_FROM = 25.0
+TIMES = 1.0  # a check changes it, as one who edits the program between two starts
 
 
 class Valley:
+    def __init__(self, rate=0.01):
+        self._rate = rate
+
     def build_model(self):
         model = Counting()
-        model.compile(optimizer="sgd", loss="mse")
+        model.compile(optimizer=tf.keras.optimizers.SGD(self._rate * TIMES), loss="mse")
         return model
 
     def train_dataset(self, context):

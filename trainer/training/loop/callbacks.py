@@ -14,6 +14,7 @@ from trainer.core.failures import UserError
 from trainer.core.settings.config import Config
 from trainer.run.callback_store import NotStorable, encode
 from trainer.training.keras.adapters import keras_of
+from trainer.training.updates.learning_rate import rate_of
 
 log = logging.getLogger(__name__)
 keras = tf.keras.callbacks
@@ -81,10 +82,9 @@ def problem(config: Config, callback: Callback, model: Model) -> str | None:
     library = keras_of(model).callbacks
     if config.traits.remote and (why := remote_problem(callback, library)):
         return why
-    if isinstance(callback, library.LearningRateScheduler | library.ReduceLROnPlateau):
-        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        if has_schedule(optimizer):
-            return "the optimizer has a LearningRateSchedule, which sets the rate: give it a number, or leave this out"
+    sets_rate = isinstance(callback, library.LearningRateScheduler | library.ReduceLROnPlateau)
+    if sets_rate and has_schedule(model.optimizer):
+        return "the optimizer has a LearningRateSchedule, which sets the rate: give it a number, or leave this out"
     wanted = getattr(callback, "monitor", "")
     best_only = getattr(callback, "save_best_only", True)  # ModelCheckpoint else saves whatever the metrics are
     if isinstance(wanted, str) and wanted.startswith("val_") and best_only and config.evaluation in ("sidecar", "none"):
@@ -97,9 +97,7 @@ def problem(config: Config, callback: Callback, model: Model) -> str | None:
 
 def has_schedule(optimizer: Optimizer) -> bool:
     """Return whether a LearningRateSchedule sets the optimizer's rate."""
-    hyperparameters = getattr(optimizer, "_hyper", {})  # of one that Keras calls legacy
-    rate = getattr(optimizer, "_learning_rate", hyperparameters.get("learning_rate"))
-    return any(kind.__name__ == "LearningRateSchedule" for kind in type(rate).__mro__)
+    return any(kind.__name__ == "LearningRateSchedule" for kind in type(rate_of(optimizer)).__mro__)
 
 
 def remote_problem(callback: Callback, library: Any) -> str | None:

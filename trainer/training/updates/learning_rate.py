@@ -8,7 +8,7 @@ variable where Keras has it, but it lies on the coordinator.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -90,6 +90,31 @@ class LearningRate:
         """Have the optimizer say its schedule's rate, in what is traced: once a call, so that it is about right."""
         if self._schedule is not None:
             self._optimizer._current_learning_rate.assign(self._schedule(self._optimizer.iterations))
+
+
+class ProgramRates:
+    """The learning rates that a program has just given its optimizers; make it before a checkpoint overwrites them."""
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        """Take optimizers, of which those with a schedule keep the program's anyway."""
+        self._rates = [(rate, rate.numpy()) for rate in map(rate_of, optimizers) if hasattr(rate, "assign")]
+
+    def take_back(self) -> None:
+        """Have the optimizers use the program's rates again."""
+        for rate, value in self._rates:
+            rate.assign(value)
+
+    def replaced(self) -> list[str]:
+        """Say which rates are others by now."""
+        now = ((rate.numpy(), value) for rate, value in self._rates)
+        return [f"the learning rate {one:.4g}, not the program's {value:.4g}" for one, value in now if one != value]
+
+
+def rate_of(optimizer: Optimizer) -> Any:
+    """Return what has an optimizer's learning rate: a variable, or a schedule."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    hyperparameters = getattr(inner, "_hyper", {})  # of one that Keras calls legacy
+    return getattr(inner, "_learning_rate", hyperparameters.get("learning_rate"))
 
 
 def raise_set_by_workers(*_: object, **__: object) -> None:
