@@ -232,7 +232,7 @@ echo ID=debian >"$1/etc/os-release" && mount --bind "$1/usr" "$1/usr" &&
 mount -o remount,bind,ro "$1/usr" && exec "$2" -c "
 import pathlib, sys
 from host_look import system_problems
-print(*system_problems('w', pathlib.Path(sys.argv[1]), 'x86_64'), sep='\\n')
+print(*system_problems('w', True, pathlib.Path(sys.argv[1]), 'x86_64'), sep='\\n')
 " "$1"
 """
 
@@ -245,9 +245,22 @@ def make_system(root: Path, release: str, booted: bool = True) -> Path:
     return root
 
 
-@pytest.mark.parametrize("release", [DEBIAN, "ID=ubuntu\nID_LIKE=debian\n", 'ID="rocky"\nID_LIKE="rhel centos"\n'])
+@pytest.mark.parametrize(
+    "release",
+    [
+        DEBIAN,
+        "ID=ubuntu\nID_LIKE=debian\n",
+        "ID=linuxmint\nID_LIKE=ubuntu\n",
+        'ID="rocky"\nID_LIKE="rhel centos"\n',
+        "ID='own'\nID_LIKE='centos'\n",
+    ],
+)
 def test_a_system_that_psfleet_knows_is_right(tmp_path: Path, release: str) -> None:
-    assert system_problems("w", make_system(tmp_path, release), "x86_64") == []
+    assert system_problems("w", True, make_system(tmp_path, release), "x86_64") == []
+
+
+def test_a_host_that_only_serves_or_watches_may_have_another_processor(tmp_path: Path) -> None:
+    assert system_problems("w", False, make_system(tmp_path, DEBIAN), "aarch64") == []
 
 
 @pytest.mark.parametrize(
@@ -262,7 +275,7 @@ def test_a_system_that_psfleet_knows_is_right(tmp_path: Path, release: str) -> N
 def test_a_system_that_no_role_can_change_is_named(
     tmp_path: Path, release: str, booted: bool, machine: str, said: str
 ) -> None:
-    (found,) = system_problems("w", make_system(tmp_path, release, booted), machine)
+    (found,) = system_problems("w", True, make_system(tmp_path, release, booted), machine)
     assert f"host 'w': {said}" in found
 
 

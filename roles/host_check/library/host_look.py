@@ -38,7 +38,7 @@ PACE = Path("/run/psfleet-pace.json")
 USER = "trainer"
 HOME = "/var/lib/trainer"
 MACHINE = "x86_64"
-FAMILIES = {"debian", "rhel", "fedora"}  # as ID or ID_LIKE of os-release(5)
+FAMILIES = {"debian", "ubuntu", "rhel", "centos", "fedora"}  # as ID or ID_LIKE of os-release(5)
 WRITTEN = ("etc", "opt", "usr", "var")
 PORT = 9  # of no service: nothing is sent there
 
@@ -201,16 +201,16 @@ def tunnel_problem(name: str, address: str, setting: Path = IPV6_OFF) -> str | N
     )
 
 
-def system_problems(name: str, root: Path = Path("/"), machine: str = platform.machine()) -> list[str]:
+def system_problems(name: str, trains: bool, root: Path = Path("/"), machine: str = platform.machine()) -> list[str]:
     """Say what of the host's system no role can change."""
     found = []
-    if machine != MACHINE:
+    if trains and machine != MACHINE:
         found.append(f"its processor is of {machine}; expected {MACHINE}, which TensorFlow's wheels are for")
     try:
         release = dict(line.split("=", 1) for line in (root / "etc/os-release").read_text().splitlines() if "=" in line)
     except OSError:
         release = {}
-    known = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".replace('"', " ").split()
+    known = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".replace('"', " ").replace("'", " ").split()
     if not FAMILIES & {*known}:
         title = release.get("PRETTY_NAME", "unknown").strip('"')
         found.append(f"its system is {title}; expected Debian or Ubuntu")
@@ -292,14 +292,14 @@ def _known(ask: Callable[[Any], Any], what: str | int) -> Any:
 
 
 def check_host(
-    name: str, members: Mapping[str, str], now: float, tunnel: str = "", number: int = 0
+    name: str, members: Mapping[str, str], now: float, tunnel: str = "", number: int = 0, trains: bool = False
 ) -> tuple[list[str], list[str]]:
     """Look at everything; return problems and notes."""
     problems, notes = way_problems(name, members)
     if number:
         sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
         own = own_name_problem(name, socket.gethostname())
-        problems = [*system_problems(name), *_some(sudo), *_some(own), *user_problems(name, number), *problems]
+        problems = [*system_problems(name, trains), *_some(sudo), *_some(own), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
@@ -329,6 +329,8 @@ def main() -> None:
             "tunnel": {"type": "str", "default": ""},
             # The number that user and group of the training tasks are to have; 0 where they are not needed.
             "number": {"type": "int", "default": 0},
+            # Whether TensorFlow runs there.
+            "trains": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
