@@ -75,16 +75,16 @@ def who_is_at_work(hosts: Hosts, chief: str) -> str | None:
 def note_stop(hosts: Hosts, chief: str) -> str | None:
     """Have what is at work start no task any more, and say what it is; None where nothing is.
 
-    What has lost the lock for a moment finds the note, too.
+    What has lost the lock for a moment, as by a reboot of that host, finds the note, too.
     """
     write = f'umask 022; echo "$1 at $(date --utc +%H:%M:%S) UTC" >{STOPPED}'
     return _ask(hosts, chief, f"root sh -c {shlex.quote(write)} sh {shlex.quote(f'a stop-cluster of {origin()}')}")
 
 
 def _ask(hosts: Hosts, chief: str, first: str = "true") -> str | None:
-    """Return who has the lock, without waiting for it; runs a command `first` where the lock was ever taken."""
+    """Return who has the lock, without waiting for it; runs a command `first`."""
     look = f"root flock --shared --nonblock --conflict-exit-code 75 {START_LOCK} true"
-    script = f"[ -e {START_LOCK} ] || exit 0; {first}; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
+    script = f"{first}; [ -e {START_LOCK} ] || exit 0; {look} 2>/dev/null; [ $? != 75 ] || root cat {START_LOCK}"
     lines = hosts.run({chief: script})[chief].stdout.splitlines()
     return lines[-1] if lines else None
 

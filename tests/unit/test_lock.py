@@ -110,8 +110,6 @@ def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> N
 
 def test_a_stop_is_noted_where_another_is_at_work_and_forgotten_by_the_next(tmp_path: Path) -> None:
     first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
-    assert note_stop(other, "head") is None
-    assert list(tmp_path.iterdir()) == []
     take_lock(first, "head", "update-hosts")
     assert re.fullmatch(r"an update-hosts of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC", str(note_stop(other, "head")))
     assert re.fullmatch(r"a stop-cluster of ann o'neill@\S+ at \d\d:\d\d:\d\d UTC\n", note.read_text())
@@ -123,12 +121,16 @@ def test_a_stop_is_noted_where_another_is_at_work_and_forgotten_by_the_next(tmp_
     other.let_go()
 
 
-@pytest.mark.parametrize("while_it_is_lost", [False, True])
-def test_what_takes_its_lock_again_finds_a_stop_that_came_meanwhile(tmp_path: Path, while_it_is_lost: bool) -> None:
+@pytest.mark.parametrize(("while_it_is_lost", "rebooted"), [(False, False), (True, False), (True, True)])
+def test_what_takes_its_lock_again_finds_a_stop_that_came_meanwhile(
+    tmp_path: Path, while_it_is_lost: bool, rebooted: bool
+) -> None:
     first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
     take_lock(first, "head", "drill")
     if while_it_is_lost:
         first.let_go()
+    if rebooted:
+        (tmp_path / "psfleet-start").unlink()  # as all in /run
     assert (note_stop(other, "head") is None) is while_it_is_lost
     first.let_go()
     assert take_lock(first, "head", "drill", again=True) is None
