@@ -100,6 +100,13 @@ def test_a_reset_is_noted_where_the_history_can_be_written(tmp_path: Path) -> No
     assert order == sorted(order)
 
 
+def test_a_shared_path_that_hangs_holds_no_note_up() -> None:
+    """As of a server that is down, which new keys may leave out."""
+    look, _ = load(ROOT / "ansible/tasks/note.yml")
+    argv = look["ansible.builtin.command"]["argv"]
+    assert argv[argv.index("timeout") + 2 :] == ["test", "-w", "{{ psfleet_spec.storage.path }}"]
+
+
 def test_new_keys_are_noted(tmp_path: Path) -> None:
     act = line_of(
         tmp_path, note_of("rotate_keys.yml"), KNOWN | {"__note_history": {"rc": 0}, "reason": "a stolen host"}
