@@ -63,8 +63,6 @@ class HostUsage:
     """Bytes a second, where the link says it."""
     available: float | None = None
     """Bytes of memory that are left, where they are known."""
-    machine: str = ""
-    """Whose processors and memory these are, where several hosts may be on one machine."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,6 @@ class Rates:
         """Return the share of a host's processor time that was `busy`, or waited for `storage`."""
         last = self.last.hosts[host]
         return (getattr(last, what) - getattr(self.first.hosts[host], what)) / (self.seconds * last.cores)
-
-    def machines(self) -> list[list[str]]:
-        """Return the hosts of which both looks tell, those of one machine together: it is busy, or full, once."""
-        found: dict[str, list[str]] = {}
-        for host, last in self.last.hosts.items():
-            if _known(self, host):
-                found.setdefault(last.machine or host, []).append(host)
-        return list(found.values())
 
     def link_use(self, host: str) -> float:
         """Return the bytes a second of a host's link, in the direction that has more."""
@@ -174,18 +164,18 @@ def coordinator(rates: Rates) -> Iterator[Advice]:
 def processors(rates: Rates) -> Iterator[Advice]:
     """Name who uses most of each host whose processors are busy."""
     named: list[str] = []
-    for hosts in rates.machines():
-        if (busy := rates.share(hosts[0], "busy")) < BUSY:
+    for host in rates.last.hosts:
+        if not _known(rates, host) or (busy := rates.share(host, "busy")) < BUSY:
             continue
-        cores = rates.last.hosts[hosts[0]].cores
-        here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") in hosts}
+        cores = rates.last.hosts[host].cores
+        here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") == host}
         others = busy * cores - sum(here.values())
         most = max(here, key=here.__getitem__, default="")
-        text = f"the processors of {' and '.join(hosts)} are busy for {busy:.0%}"
-        if not here and {*hosts} & {*rates.last.places.values()}:
-            yield Advice("other", f"{text}, and systemd does not count there what each task uses", hosts)
+        text = f"the processors of {host} are busy for {busy:.0%}"
+        if not here and host in rates.last.places.values():
+            yield Advice("other", f"{text}, and systemd does not count there what each task uses", [host])
         elif not here or others > here[most]:
-            yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", hosts)
+            yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
         else:
             job = most.rpartition("-")[0]
             fix = {
@@ -240,18 +230,18 @@ def network(rates: Rates) -> Iterator[Advice]:
 
 def memory(rates: Rates) -> Iterator[Advice]:
     """Name the hosts whose memory will not last three hours."""
-    for hosts in rates.machines():
-        before, left = (look.hosts[hosts[0]].available for look in (rates.first, rates.last))
-        if before is None or left is None or (taken := before - left) < SHRINKS:
+    for host, last in rates.last.hosts.items():
+        before = rates.first.hosts[host].available if host in rates.first.hosts else None
+        if before is None or last.available is None or (taken := before - last.available) < SHRINKS:
             continue
-        seconds = left * rates.seconds / taken
-        if seconds < FULL_SECONDS:
+        left = last.available * rates.seconds / taken
+        if left < FULL_SECONDS:
             yield Advice(
                 "memory",
-                f"memory of {' and '.join(hosts)} falls by {60 * taken / rates.seconds / 2**20:.3g} MiB a minute: the "
-                f"{left / 2**30:.3g} GiB that are left last about {seconds / 3600:.2g} hours. See whose it is: "
+                f"memory of {host} falls by {60 * taken / rates.seconds / 2**20:.3g} MiB a minute: the "
+                f"{last.available / 2**30:.3g} GiB that are left last about {left / 3600:.2g} hours. See whose it is: "
                 "fab hosts, and the run's page",
-                hosts,
+                [host],
             )
 
 

@@ -17,8 +17,6 @@ from fleet.hosts.units import properties_of
 FIRST_STEPS_SECONDS = 30
 # Where a host sends from; of bonds, bridges and containers the parts would count twice.
 _LINK = "ip route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -1"
-# Containers without lxcfs show their machine's processors and memory.
-_MACHINE = "grep -q ' /proc/meminfo ' /proc/mounts || cat /proc/sys/kernel/random/boot_id"
 # Processor time of a unit's processes, with their ended children's: systemd has none where it may not use the
 # controller. Control groups are in one of these places, by their version.
 _TICKS = r"""
@@ -121,7 +119,6 @@ def script(units: list[str], system: str = "/sys", processes: str = "/proc") -> 
         (
             "echo cores=$(nproc)",
             "sed -n 's/^cpu  */stat=/p' /proc/stat",
-            f"echo machine=$({_MACHINE})",
             f"link=$({_LINK})",
             "echo sent=$(cat /sys/class/net/$link/statistics/tx_bytes 2>/dev/null)",
             "echo received=$(cat /sys/class/net/$link/statistics/rx_bytes 2>/dev/null)",
@@ -151,8 +148,7 @@ def read(answer: Answer) -> tuple[HostUsage, dict[str, float]]:
     speed = _number(values.get("speed"))
     link = speed * 1e6 / 8 if speed > 0 else None
     host = HostUsage(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
-                _number(values.get("received")), link, 1024 * _number(values.get("available")) or None,
-                values.get("machine", ""))  # fmt: skip
+                _number(values.get("received")), link, 1024 * _number(values.get("available")) or None)  # fmt: skip
     return host, used
 
 
