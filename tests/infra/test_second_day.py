@@ -283,14 +283,11 @@ def test_another_clusters_host_is_refused_beside_its_training(training: Training
 
 
 @pytest.mark.slow
-def test_advice_names_the_machine_of_all_hosts_once(training: Training, long_run) -> None:
-    """A minute: all containers show one machine's processors and memory."""
+def test_advice_says_what_the_training_waits_for(training: Training, long_run) -> None:
+    """A minute. The program's input is slow on purpose, and all hosts show one machine's processors."""
     advised = json.loads(done("advise", "--minutes", "0.7", "--json", inventory=long_run))["advice"]
     print(advised)
-    parts = [each["part"] for each in advised]
-    assert parts
-    assert parts.count("other") <= 1
-    assert parts.count("memory") <= 1
+    assert {"input", "other"} & {each["part"] for each in advised}
     training.check()
 
 
