@@ -283,7 +283,20 @@ def test_site_yml_names_a_login_that_does_not_what_it_is_asked(
     assert words in look_by_ansible(server, tmp_path)
 
 
-def look_by_ansible(server: Server, directory: Path, limit: int = 60) -> str:
+def test_site_yml_looks_as_the_login_also_where_the_inventory_has_all_done_as_root(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = Session._execute
+
+    def refuse(self: Session, channel: paramiko.Channel, command: str, answered: threading.Event) -> None:
+        does = "echo sudo: a password is required >&2; exit 1" if "sudo" in command else f"{command}; echo Bye"
+        execute(self, channel, does, answered)
+
+    monkeypatch.setattr(Session, "_execute", refuse)
+    assert "its login prints 'Bye'" in look_by_ansible(server, tmp_path, ansible_become=True)
+
+
+def look_by_ansible(server: Server, directory: Path, limit: int = 60, **variables: bool) -> str:
     """Return what the role host_check says first of the server, by real Ansible and OpenSSH."""
     tasks = yaml.safe_load((KIT / "roles/host_check/tasks/main.yml").read_text())[:2]
     # OpenSSH gives up first where a host connects slowly, or vanishes: it asks once more than ServerAliveCountMax.
@@ -298,6 +311,7 @@ def look_by_ansible(server: Server, directory: Path, limit: int = 60) -> str:
         "ansible_host": "127.0.0.1", "ansible_port": server.port, "ansible_user": "admin",
         "ansible_ssh_private_key_file": str(server.key_file),
         "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={directory}/known -o ControlMaster=no",
+        **variables,
     }  # fmt: skip
     (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"here": options}}}))
     command = ["ansible-playbook", "--inventory", f"{directory}/hosts.yml", f"{directory}/play.yml"]
