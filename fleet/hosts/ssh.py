@@ -40,7 +40,7 @@ LOGIN_SECONDS = 20  # for sshd's first line, and again for the key
 # The longest that opening a host takes: knocking twice in vain (see `_open`), then TCP, first line, key, channel.
 OPEN_SECONDS = 2 * 3 + CONNECT_SECONDS + 2 * LOGIN_SECONDS + CONNECT_SECONDS
 ANSWER_SECONDS = 30
-# As ansible.cfg has it for OpenSSH: a host that vanishes in the middle of an answer is given up after 45 s.
+# As ansible.cfg has it for OpenSSH: a host that vanishes in the middle of an answer is given up within a minute.
 KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
 MAX_AT_ONCE = 64
