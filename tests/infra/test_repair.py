@@ -1,4 +1,4 @@
-"""A run finds nothing to do after a start; it finds what a hand damaged or emptied, and fixes it beside the training."""
+"""A run finds nothing to do after a start; it finds what a hand damaged or emptied, and fixes it beside training."""
 
 import json
 import shutil
