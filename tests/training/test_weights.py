@@ -119,6 +119,25 @@ def test_first_values_of_an_lstms_split_bias_are_those_of_the_whole() -> None:
     np.testing.assert_allclose(kernel.T @ kernel, np.eye(4), atol=1e-5)  # not of two that were drawn
 
 
+def test_an_initializer_of_tensorflow_draws_a_split_weight_by_parts_unless_its_seed_would_repeat_them() -> None:
+    see_whole_weights()
+    drawn: list[Any] = []
+
+    class Uniform(tf.random_uniform_initializer):
+        def __call__(self, *given: Any, **named: Any) -> Any:
+            drawn.append(super().__call__(*given, **named))
+            return drawn[-1]
+
+    split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    with testing.in_process_cluster(workers=2, ps=2, partitioner=split).scope():
+        for seed in (None, 3):
+            layer = tf.keras.layers.Dense(3, kernel_initializer=Uniform(seed=seed))
+            layer.build((None, 4))
+            first, second = (part.numpy() for part in layer.kernel.variables)
+            assert not np.array_equal(first, second)
+    assert [value.shape.as_list() for value in drawn] == [[2, 3], [2, 3], [4, 3]]
+
+
 def orthogonal(shape: Any, dtype: Any = None) -> Any:
     return tf.linalg.qr(tf.random.normal(shape))[0]
 

@@ -52,7 +52,10 @@ def at_once(initializer: Callable[..., Tensor]) -> Callable[..., Tensor]:
     A function is not asked for parts. That of an LSTM's bias would make its pieces of them, which don't fit together.
     """
     kept: list[Any] = []
-    makes_parts = isinstance(initializer, tf.keras.initializers.Initializer)
+    has_seed = getattr(initializer, "seed", None) is not None  # by which TensorFlow's own draw the same for each part
+    makes_parts = isinstance(initializer, tf.keras.initializers.Initializer) or (
+        hasattr(initializer, "get_config") and not has_seed
+    )
 
     def initial(shape: Any, dtype: Any = None, **part: Any) -> Tensor:
         if not part:
