@@ -16,7 +16,7 @@ from trainer.run.saves.checkpoint_reader import check_fit
 from trainer.training.handover import NotCarried, carry, compare, looks
 from trainer.training.tables.row_updates import update_by_rows as replace_updates
 from trainer.training.updates.one_update import gather
-from trainer.training.updates.optimizers import is_wrapper, optimizers_of, share_among_workers
+from trainer.training.updates.optimizers import build_optimizer, is_wrapper, optimizers_of, share_among_workers
 
 # isort: split
 import tensorflow as tf
@@ -156,6 +156,27 @@ def test_a_checkpoint_of_another_optimizer_with_as_many_slots_is_a_misfit(other:
         compare("here", left, here)
     with pytest.raises(AssertionError, match=r"SGD/m/.* is now .*/(accumulator|average)/"):
         check_fit(tf.train.Checkpoint(model=now).read(prefix))
+
+
+def three_layers(make: Make, names: str, trained: str) -> Any:
+    model = tf.keras.Sequential([tf.keras.layers.Dense(2, use_bias=False, name=name) for name in names])
+    model.build((None, 2))
+    for layer in model.layers:
+        layer.trainable = layer.name in trained
+    model.compile(make(), "mse")
+    build_optimizer(model)
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: keras.SGD(0.1, momentum=0.9), lambda: keras.Adam(0.1)])
+@pytest.mark.parametrize(("before", "now"), [("abc", "bc"), ("bc", "ab")])
+def test_a_weight_does_not_get_its_neighbours_momentum(make: Make, before: str, now: str, tmp_path: Path) -> None:
+    """tf_keras numbers them, so that they move where another layer is frozen."""
+    prefix = tf.train.Checkpoint(model=three_layers(make, "abc", before)).write(str(tmp_path / "ckpt"))
+    renamed = three_layers(make, "xyz", before.translate(str.maketrans("abc", "xyz")))
+    check_fit(tf.train.Checkpoint(model=renamed).read(prefix))
+    with pytest.raises(AssertionError, match=r"is now .*: the optimizer trains other weights"):
+        check_fit(tf.train.Checkpoint(model=three_layers(make, "abc", now)).read(prefix))
 
 
 @pytest.mark.parametrize(

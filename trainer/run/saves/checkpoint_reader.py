@@ -176,13 +176,23 @@ def slot_in(path: str, name: str) -> str:
 
 
 def check_slots(read: Any) -> None:
-    """Raise AssertionError where an optimizer's variables got the values of another optimizer's."""
-    for number, node in enumerate(read.object_graph_proto.nodes):
-        name = str(getattr(read.object_by_proto_id.get(number), "name", ""))
-        for each in node.attributes:
-            saved, now = (slot_in(each.checkpoint_key, one) for one in (each.full_name, name))
-            if saved and now and saved != now:
-                raise AssertionError(f"the optimizer's {each.full_name} is now {name}: the optimizer is another one")
+    """Raise AssertionError where an optimizer's variables got values of another optimizer's, or of another weight's."""
+    present = read.object_by_proto_id
+    names = [
+        (each.checkpoint_key, each.full_name, str(getattr(present.get(number), "name", "")).removesuffix(":0"))
+        for number, node in enumerate(read.object_graph_proto.nodes)
+        for each in node.attributes
+    ]
+    weights: dict[str, set[str]] = {}
+    for _, saved, now in names:
+        weights.setdefault(saved, set()).add(now)
+    for path, saved, now in names:
+        slot, here = (slot_in(path, one) for one in (saved, now))
+        if slot and here and slot != here:
+            raise AssertionError(f"the optimizer's {saved} is now {now}: the optimizer is another one")
+        weight, its = (one.partition(f"/{slot}/")[2] for one in (saved, now))
+        if slot and here and its not in weights.get(weight, {its}):  # a layer may have another name by now
+            raise AssertionError(f"the optimizer's {saved} is now {now}: the optimizer trains other weights")
 
 
 def what_differs(error: Exception) -> str:
