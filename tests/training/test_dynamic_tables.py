@@ -143,6 +143,7 @@ def test_keys_get_rows_in_training_alone() -> None:
     assert made.numbers(ROWS) == 4
 
 
+@pytest.mark.usefixtures("rounds_of_two")  # with graphs as TensorFlow optimises them, as users have
 def test_workers_that_ask_at_once_for_new_keys_get_one_row_of_each_and_lose_no_update(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
