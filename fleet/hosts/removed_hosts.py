@@ -17,7 +17,7 @@ _NOTE = f"""umask 022
 mkdir -p {REMOVED} && env printf '%s\\n' "$2 at $(date --utc '+%Y-%m-%d %H:%M') UTC" >{REMOVED}/"$1\""""
 # As root: where root's umask is 077, nobody else may look.
 _READ = f"""cd {REMOVED} 2>/dev/null || exit 0
-for name in *; do [ ! -f "$name" ] || echo "$name $(cat "$name")"; done"""
+for name in *; do [ ! -s "$name" ] || echo "$name $(cat "$name")"; done"""
 
 
 def note_removal(hosts: Hosts, chief: str, name: str) -> str:

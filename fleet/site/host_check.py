@@ -81,7 +81,7 @@ def sudo_fix(result: Mapping[str, Any], user: str = "the login") -> str:
             f"it did not look at itself as root within {result['timedout']['period']} s; expected seconds. Look there "
             "for what hangs: `sudo -n true`, `getent hosts` with a member's name, and `df`"
         )
-    if "Traceback (most recent call last)" in text:  # sudo has no such words
+    if "ModuleNotFoundError" in text or "ImportError" in text:
         return (
             f"its Python is not whole ({text.splitlines()[-1]}); expected the distribution's own: apt-get install "
             "--reinstall libpython3-stdlib python3-minimal. Or name another as ansible_python_interpreter"

@@ -294,7 +294,8 @@ def test_hosts_that_were_taken_out_are_found_where_root_alone_may_look(tmp_path:
     here.root = f'root() {{ mv {tmp_path}/shut {tmp_path}/removed; "$@"; mv {tmp_path}/removed {tmp_path}/shut; }}'
     (tmp_path / "shut").mkdir()
     (tmp_path / "shut/worker-0").write_text("ann at noon\n")
-    assert find_removed(here, "head", ["head", "worker-0"]) == {"worker-0": "ann at noon"}
+    (tmp_path / "shut/ps-0").touch()  # by a full disk, which the operator was shown
+    assert find_removed(here, "head", ["head", "ps-0", "worker-0"]) == {"worker-0": "ann at noon"}
 
 
 def test_site_yml_names_its_hosts_to_the_lock_and_reset_yml_none() -> None:
