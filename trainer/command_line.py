@@ -56,6 +56,8 @@ def describe_unknown(words: list[str]) -> str:
     key = name.removeprefix("--").replace("-", "_")
     if name == key:
         return f"local: {name!r} belongs to no option; a setting is written as --steps 1000"
+    if key == "program_args":
+        return f"local: {name} is no option: write each parameter of the program as --set learning_rate=0.01"
     return f"local: {unknown_key(key, [*(field.name for field in dataclasses.fields(Config)), *OPTIONS, 'set'])}"
 
 

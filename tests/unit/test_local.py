@@ -371,6 +371,7 @@ def test_the_parameters_that_were_checked_are_those_of_every_task() -> None:
         ("--worker 3", "local: unknown key 'worker' in the run settings: did you mean 'workers'?"),
         ("--see=4", "local: unknown key 'see' in the run settings: did you mean 'seed'?"),
         ("10", "local: '10' belongs to no option; a setting is written as --steps 1000"),
+        ("--program-args {}", "--program-args is no option: write each parameter of the program as --set learning_r"),
     ],
 )
 def test_an_unknown_setting_is_named_with_the_one_that_was_meant(
