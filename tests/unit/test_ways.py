@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -183,6 +184,27 @@ def test_a_closed_port_is_reached(server: tuple[str, list[bytes]]) -> None:
         free.bind(("127.0.0.1", 0))
         way = try_way(f"127.0.0.1:{free.getsockname()[1]}")
     assert (way.works, way.refused, way.process) == (True, True, "")
+
+
+@pytest.mark.parametrize("linger", [1, 0])  # the end as the system makes it: a last packet, or a reset
+def test_a_process_that_ends_while_it_is_asked_is_reached(linger: int) -> None:
+    """Else the next coordinator begins without the members that had just asked the one that died."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def end() -> None:
+            asked, _ = listening.accept()
+            listening.close()
+            asked.sendall(b"\0\0\0\4\0\0\0\0\0")  # HTTP/2 settings: gRPC is connected
+            while len(asked.recv(65536)) < 1000:
+                continue
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1 - linger, 0))
+            asked.close()
+
+        thread = threading.Thread(target=end, daemon=True)
+        thread.start()
+        way = try_way(f"127.0.0.1:{listening.getsockname()[1]}")
+        thread.join(10)
+    assert (way.why, way.refused, way.process) == ("", True, "")
 
 
 def test_a_name_server_that_refuses_is_no_closed_port() -> None:

@@ -30,6 +30,8 @@ STALE_SECONDS = 60.0  # a file that was not written for so long is of a process 
 THREADS = 8
 RECORDS = Path("/tmp")
 PREFIX = "psfleet-ways-"
+# Of a process that ended while it was asked: packets came and went.
+ENDED = ("Connection reset by peer", "Socket closed")
 OPTIONS = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
@@ -49,7 +51,7 @@ def try_way(address: str) -> Way:
     leaves = source(address)
     if answer is not None:
         return Way(address, source=leaves, seconds=seconds, process=digest(answer))
-    if REFUSED in error:
+    if any(sign in error for sign in (REFUSED, *ENDED)):
         return Way(address, source=leaves, seconds=seconds, refused=True)
     if not error:
         small, _ = question(address, b"", SMALL_SECONDS)

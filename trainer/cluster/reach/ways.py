@@ -38,7 +38,7 @@ class Way:
     process: str = ""
     """Which process answered (trainer/cluster/probe.py); nothing where none did."""
     refused: bool = False
-    """Whether the other end said that nothing listens there: packets came and went."""
+    """Whether nothing listens there, or what did has just ended: packets came and went."""
     times: int = 1
     """How often in a row the same was found."""
     timed_out: bool = False
