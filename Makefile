@@ -23,7 +23,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   [ $$code = 1 ] || return $$code; echo "== once more, what failed in $$1 =="; \
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
-.PHONY: help demo venv venv-tf packages lab site test checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
+.PHONY: help demo venv venv-tf packages lab site test others checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-gpu test-security test-monitoring test-browser test-managers test-kafka docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
@@ -62,8 +62,12 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages venv-tf  ## training, infra with the dozen, and lint with unit, beside one another: each of them waits a lot
-	$(MAKE) --jobs=3 training-beside hosts-beside checked-beside
+test: packages venv-tf  ## training beside infra, the dozen, lint and unit
+	$(MAKE) --jobs=2 training-beside others-beside
+
+others:
+	$(MAKE) hosts
+	$(MAKE) checked
 
 checked:
 	$(MAKE) lint
@@ -78,12 +82,11 @@ hosts: infra  # and the dozen on the same hosts, as infra left them; what these 
 	$(TWICE) dozen tests/drills -m dozen --timeout 1800
 	$(TWICE) ipv6 tests/security -m quick -k IPv6 --timeout 600
 
-# Beside another target: each line says whose it is. What needs no hosts takes the time that the others leave.
-checked-beside: NICE = nice
+# Beside another target: each line says whose it is.
 %-beside: SHELL := /bin/bash
 %-beside: .SHELLFLAGS := -o pipefail -c
 %-beside:
-	@$(NICE) $(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
+	@$(MAKE) $* 2>&1 | sed --unbuffered 's/^/$*: /'
 
 lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint, the docs site
 	python -m pytest -q -p no:cacheprovider tests/unit/test_bench_shape.py tests/unit/test_docs.py tests/unit/test_stage.py
