@@ -228,7 +228,7 @@ def test_workers_that_are_frozen(cluster: Cluster) -> None:
         ("PsfleetNoStep", ""),
     )
     for alert in ("PsfleetMemberAway", "PsfleetNoStep"):
-        until(lambda alert=alert: {("firing", alert), ("resolved", alert)} <= set(cluster.heard), "both are told", 120)
+        until(lambda alert=alert: {("firing", alert), ("resolved", alert)} <= set(cluster.heard), "both are heard", 120)
 
 
 def test_a_checkpoint_that_cannot_be_saved(cluster: Cluster) -> None:
