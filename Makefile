@@ -9,6 +9,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 LOCK ?= locks/cpu
 SOAK ?= --minutes 60
+LANE ?= training
 # $(call compiled,NAME,OPTIONS). A lock that stays the same keeps its time: what it locks is not built again.
 compiled = cp locks/$(1).txt .venv/new.txt && uv pip compile -q --generate-hashes --no-annotate --universal --python-version 3.11 \
   --custom-compile-command "make lock" locks/$(1).in $(2) -o .venv/new.txt && install -C -m 644 .venv/new.txt locks/$(1).txt
@@ -62,12 +63,14 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages venv-tf  ## training beside infra, the dozen, lint and unit
-	$(MAKE) --jobs=2 training-beside others-beside
+test: packages venv-tf  ## training beside infra, the dozen, lint and unit, and then in both lanes
+	rm -rf .cache/shared
+	$(MAKE) --jobs=2 training-beside others-beside SHARE="--share .cache/shared"
 
 others:
 	$(MAKE) hosts
 	$(MAKE) checked
+	$(MAKE) training LANE=trainings
 
 checked:
 	$(MAKE) lint
@@ -101,7 +104,7 @@ unit: venv  ## tests without TensorFlow and without a lab
 	$(TWICE) unit tests/unit --timeout 300
 
 training: venv-tf  ## tests that train in local processes
-	$(TWICE) training tests/training -m "not matrix" --timeout 900
+	$(TWICE) $(LANE) tests/training -m "not matrix" --timeout 900 $(SHARE)
 
 matrix: export STEPS_OF_A_ROUND = 2
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats
