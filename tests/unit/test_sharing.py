@@ -51,9 +51,11 @@ def begin(folder: Path, lane: str, *arguments: str) -> subprocess.Popen[bytes]:
 def test_each_file_runs_in_one_of_two_processes_and_once_more_in_its_own(folder: Path) -> None:
     ran = folder / "ran"
     first = begin(folder, "first")
-    until(ran.exists)
-    assert begin(folder, "second").wait(60) == 1
-    (folder / "go").touch()
+    try:
+        until(ran.exists)
+        assert begin(folder, "second").wait(60) == 1
+    finally:
+        (folder / "go").touch()
     assert first.wait(60) == 0
     lines = ran.read_text().splitlines()
     assert lines == [
