@@ -24,7 +24,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   [ $$code = 1 ] || return $$code; echo "== once more, what failed in $$1 =="; \
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
-.PHONY: help demo venv venv-tf packages lab site test others checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
+.PHONY: help demo venv venv-tf packages lab site test others trainings checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-gpu test-security test-monitoring test-browser test-managers test-kafka docs site-drills lock sbom advisories audit \
   bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
@@ -69,7 +69,9 @@ test: packages venv-tf  ## training beside infra, the dozen, lint and unit, and 
 
 others:
 	$(MAKE) hosts
-	$(MAKE) checked
+	$(MAKE) --jobs=2 checked-beside trainings-beside
+
+trainings:
 	$(MAKE) training LANE=trainings
 
 checked:
