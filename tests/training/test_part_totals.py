@@ -501,6 +501,40 @@ def test_a_step_that_trains_some_parts_otherwise_is_refused(make: Any, change: A
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False)
 
 
+FIRST_THREE: dict[str, Callable[[Any, list[Any], list[Any]], Any]] = {
+    "factors": lambda optimizer, gradients, weights: optimizer.apply_gradients(
+        [(one * factor, weight) for one, weight, factor in zip(gradients, weights, (0.1, 0.1, 0.1), strict=False)]
+    ),
+    "clipped": lambda optimizer, gradients, weights: optimizer.apply_gradients(
+        list(zip(tf.clip_by_global_norm(gradients, 1.0)[0][:3], weights, strict=False))
+    ),
+    "assigned": lambda optimizer, gradients, weights: [
+        weight.assign_sub(one) for one, weight in list(zip(gradients, weights, strict=True))[:3]
+    ],
+}
+
+
+@pytest.mark.parametrize("apply", FIRST_THREE.values(), ids=FIRST_THREE)
+def test_a_list_for_each_weight_that_ends_before_the_last_part_is_refused(apply: Any) -> None:
+    see_whole_weights()
+    table = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
+    split, weights = ShardedVariable(table), [*table, *(tf.Variable(tf.ones([3]), name=name) for name in "ab")]
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer.build(weights)
+    gather(optimizer)
+
+    def trace(trained: list[Any]) -> None:
+        with rejecting_numbers_of_parts(lambda: weights):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(tf.square(one)) for one in weights])
+            apply(optimizer, tape.gradient(loss, trained), trained)
+
+    assert len(split.variables) == 2
+    with pytest.raises(UserError, match=r"trains the first 3 of the 4 variables .* short for table, which is split"):
+        tf.function(lambda: trace(weights)).get_concrete_function()
+    tf.function(lambda: trace(weights[:3])).get_concrete_function()  # all for which it asks
+
+
 @pytest.mark.parametrize("change", OF_EACH_PART.values(), ids=OF_EACH_PART)
 def test_a_step_that_trains_each_part_alike_works(change: Any) -> None:
     train(tf.keras.optimizers.SGD(0.1), change)
@@ -511,7 +545,8 @@ def test_rows_of_the_whole_may_lie_in_one_part() -> None:
 
     def penalty(weights: list[Any]) -> Any:
         whole = whole_of(weights[0])
-        return tf.reduce_sum(tf.square(whole[0])) + tf.reduce_sum(tf.gather(whole, [0])) + tf.norm(whole[:3])
+        joined = tf.reduce_sum(tf.square(whole[0])) + tf.reduce_sum(tf.gather(whole, [0])) + tf.norm(whole[:3])
+        return joined + tf.norm(whole[:2]) + tf.reduce_mean(whole[1])
 
     train(tf.keras.optimizers.SGD(0.1), plain, penalty=penalty)
 

@@ -19,17 +19,19 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import beneath, divided, whole_of
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided, whole_of
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, is_only_asserted, outside, reach, uses, within
 from trainer.training.updates.part_noise import reject_same_noise
 from trainer.training.updates.rows import own
+from trainer.training.updates.split_gradients import noting_sources
 from trainer.training.updates.unequal_parts import (
     WHOLE_INSTEAD,
     is_of_tape,
     is_tapes,
     note_update,
+    reject_short_lists,
     reject_unequal,
     reject_unequal_updates,
 )
@@ -102,11 +104,18 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
 
     They are asked for at the end. What updates compute is looked at with each (reject_part_totals).
     """
-    yield
+    with noting_sources() as asked:
+        yield
     graph = tf.compat.v1.get_default_graph()
     if is_dropped() or not hasattr(graph, "captures"):
         return
     handles = {id(outer): inner for outer, inner in graph.captures}
+
+    def is_written(variable: Variable) -> bool:
+        handle = handles.get(id(beneath(own(variable)).handle))
+        return handle is not None and any(one.operation.type.startswith(WRITING) for one in uses(Flow(handle)))
+
+    reject_short_lists(asked, is_written)
     for parts in split_weights(variables()):
         given = [handles.get(id(beneath(part).handle)) for part in parts]
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]
@@ -117,7 +126,8 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):
             taped = _gradients.get(graph, {}).get(id(beneath(part)), [])
-            if found := no_sum([result for one in read for result in one.results]):
+            listed = [one for one in read if OF_SOME_ROWS not in one.operation.name]  # others are of the whole's rows
+            if found := no_sum([result for one in listed for result in one.results]):
                 raise refusal("the step", part, WHOLE_INSTEAD, operation=found)
             if (found := no_sum(taped)) or totals_written(each) != first:
                 raise refusal("the step", part, ALL_INSTEAD, operation=found)

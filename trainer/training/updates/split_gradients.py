@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,17 @@ import tensorflow as tf
 from trainer.core.contracts import Tensor, Variable
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
+_noted: list[list[list[tuple[Any, bool]]]] = []
+
+
+@contextlib.contextmanager
+def noting_sources() -> Iterator[list[list[tuple[Any, bool]]]]:
+    """Give what tapes are asked for meanwhile: for each call its sources, and whether each has a gradient."""
+    _noted.append([])
+    try:
+        yield _noted[-1]
+    finally:
+        _noted.pop()
 
 
 def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -22,6 +34,8 @@ def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(tape: tf.GradientTape, target: Any, sources: Any, *given: object, **named: object) -> Any:
         flat = tf.nest.flatten(sources)
         found = plain(tape, target, [parts_or_itself(one) for one in flat], *given, **named)
+        if _noted:
+            _noted[-1].append([(one, each is not None) for one, each in zip(flat, found, strict=True)])
         return tf.nest.pack_sequence_as(sources, [joined(*one) for one in zip(flat, found, strict=True)])
 
     return gradient

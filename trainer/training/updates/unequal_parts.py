@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,8 +15,9 @@ import tensorflow as tf
 from trainer.core.contracts import Operation, Optimizer, Tensor, Variable
 from trainer.core.failures import UserError
 from trainer.training.placement import name_of
-from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath
+from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided
 from trainer.training.updates.flows import Flow, Use, behind, reach
+from trainer.training.updates.rows import own
 
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 PARTS_ARE_LISTED = (
@@ -68,6 +69,27 @@ def reject_unequal_updates(parts: Sequence[Variable], used: Sequence[Sequence[Us
             f"the step does not train all parts of {name_of(parts[0])} alike, {PARTS_ARE_LISTED} the weights of a "
             "layer, as model.get_layer(NAME).trainable_variables"
         )
+
+
+def reject_short_lists(asked: Sequence[Sequence[tuple[Any, bool]]], is_written: Callable[[Any], bool]) -> None:
+    """Raise UserError where a step trains as many of what it asked a tape for as these are weights, and no more.
+
+    A list with a value for each weight does so, where `zip` ends with it: its places are those of parts.
+    """
+    for sources in asked:
+        if not all(isinstance(own(one), tf.Variable) for one, _ in sources):
+            continue
+        wholes = [divided(own(one)) for one, _ in sources]
+        number = len({id(one if whole is None else whole) for (one, _), whole in zip(sources, wholes, strict=True)})
+        left = sources[number:]
+        trained = [is_written(one) for one, _ in sources] if left else []
+        if left and all(has for _, has in left) and trained == [True] * number + [False] * len(left):
+            part = next(own(one) for (one, _), whole in zip(sources, wholes, strict=True) if whole is not None)
+            raise UserError(
+                f"the step trains the first {number} of the {len(sources)} variables whose gradients it takes, "
+                f"as if these were whole weights. A list with a value for each weight is too short for "
+                f"{name_of(part)}, {PARTS_ARE_LISTED} the value of each by its layer"
+            )
 
 
 def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) -> None:
