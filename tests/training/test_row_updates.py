@@ -15,6 +15,7 @@ from trainer.core.settings.config import Config, ConfigError
 from trainer.run.saves.checkpoint_reader import check_fit
 from trainer.training.handover import NotCarried, carry, compare, looks
 from trainer.training.tables.row_updates import update_by_rows as replace_updates
+from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.updates.one_update import gather
 from trainer.training.updates.optimizers import build_optimizer, is_wrapper, optimizers_of, share_among_workers
 
@@ -173,10 +174,31 @@ def three_layers(make: Make, names: str, trained: str) -> Any:
 def test_a_weight_does_not_get_its_neighbours_momentum(make: Make, before: str, now: str, tmp_path: Path) -> None:
     """tf_keras numbers them, so that they move where another layer is frozen."""
     prefix = tf.train.Checkpoint(model=three_layers(make, "abc", before)).write(str(tmp_path / "ckpt"))
+    reject_moved(prefix, make, before, now)
+
+
+def reject_moved(prefix: str, make: Make, before: str, now: str) -> None:
     renamed = three_layers(make, "xyz", before.translate(str.maketrans("abc", "xyz")))
     check_fit(tf.train.Checkpoint(model=renamed).read(prefix))
     with pytest.raises(AssertionError, match=r"is now .*: the optimizer trains other weights"):
         check_fit(tf.train.Checkpoint(model=three_layers(make, "abc", now)).read(prefix))
+
+
+def test_nor_does_one_that_is_split_or_was(tmp_path: Path) -> None:
+    see_whole_weights()
+    split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)
+    scope = testing.in_process_cluster(workers=2, ps=2, partitioner=split).scope
+
+    def make() -> Any:
+        return keras.Adam(0.1)
+
+    with scope():
+        prefix = tf.train.Checkpoint(model=three_layers(make, "abc", "abc")).write(str(tmp_path / "split"))
+        reject_moved(prefix, make, "abc", "bc")
+    reject_moved(prefix, make, "abc", "bc")
+    whole = tf.train.Checkpoint(model=three_layers(make, "abc", "bc")).write(str(tmp_path / "whole"))
+    with scope():
+        reject_moved(whole, make, "bc", "ab")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from trainer.cluster.members import draining
 from trainer.cluster.reach.ways import named_in
 from trainer.core.task_id import TaskId
 from trainer.training import strategies
+from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.tf_internals.datasets import (
     converting_as_ever,
     drawing_from,
@@ -413,6 +414,14 @@ def test_a_shard_knows_its_whole() -> None:
 def test_a_checkpoint_has_the_names_of_its_variables(tmp_path: Path) -> None:
     prefix = tf.train.Checkpoint(one=tf.Variable(1.0, name="here")).write(str(tmp_path / "ckpt"))
     assert full_names(tf.train.load_checkpoint(prefix)) == {"one/.ATTRIBUTES/VARIABLE_VALUE": "here"}
+
+
+def test_a_checkpoint_has_the_name_of_a_split_variable(tmp_path: Path) -> None:
+    see_whole_weights()
+    parts = [tf.Variable([1.0], name=f"table/part_{number}") for number in range(2)]
+    split = tf.train.Checkpoint(one=tf.__internal__.distribute.ShardedVariable(parts))
+    names = full_names(tf.train.load_checkpoint(split.write(str(tmp_path / "ckpt"))))
+    assert names == {"one/.ATTRIBUTES/VARIABLE_VALUE": "table"}
 
 
 def test_the_average_of_a_weight_is_found() -> None:

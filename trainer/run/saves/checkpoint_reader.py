@@ -175,11 +175,17 @@ def slot_in(path: str, name: str) -> str:
     return found[1] if found else ""
 
 
+def name_now(variable: Any) -> str:
+    """Return the name of a variable, and of a split one that of its parts without their numbers."""
+    first = next(iter(getattr(variable, "variables", [])), variable)
+    return re.sub(r"(/part_\d+)?:\d+$", "", str(getattr(first, "name", "")))
+
+
 def check_slots(read: Any) -> None:
     """Raise AssertionError where an optimizer's variables got values of another optimizer's, or of another weight's."""
     present = read.object_by_proto_id
     names = [
-        (each.checkpoint_key, each.full_name, str(getattr(present.get(number), "name", "")).removesuffix(":0"))
+        (each.checkpoint_key, each.full_name, name_now(present.get(number)))
         for number, node in enumerate(read.object_graph_proto.nodes)
         for each in node.attributes
     ]

@@ -20,7 +20,12 @@ from trainer.core.failures import UserError, first_line
 from trainer.training.placement import name_of
 from trainer.training.tables.first_values import initialized_as_whole, scaled_as_whole
 from trainer.training.tables.table_lookups import look_up
-from trainer.training.tf_internals.saving import load_saved_model_within, patch_hdf5_format, read_split_kernels
+from trainer.training.tf_internals.saving import (
+    load_saved_model_within,
+    name_in_checkpoints,
+    patch_hdf5_format,
+    read_split_kernels,
+)
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, join_converted_parts, whole_of
 from trainer.training.updates.split_assign import shard_values
 from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources
@@ -151,6 +156,7 @@ def see_whole_weights() -> None:
     tf.GradientTape.gradient = of_whole_sources(tf.GradientTape.gradient)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
+    name_in_checkpoints(ShardedVariable, lambda split: name_of(split._variables[0]))
 
 
 def as_array(split: Variable, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.checkpoint import util as checkpoint_util
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import io_ops
 from tensorflow.python.saved_model import load as saved_model_load
@@ -56,6 +57,12 @@ def read_split_kernels(read: Callable[[Any], Any]) -> None:
         return read(weight) if hasattr(weight, "variables") else plain(weight)
 
     gru_lstm_utils.read_variable_value = read_variable_value
+
+
+def name_in_checkpoints(kind: type, name: Callable[[Any], str]) -> None:
+    """Have checkpoints note the names of variables of a kind for which TensorFlow notes none."""
+    plain = checkpoint_util.get_full_name
+    checkpoint_util.get_full_name = lambda one: name(one) if isinstance(one, kind) else plain(one)
 
 
 @contextlib.contextmanager
