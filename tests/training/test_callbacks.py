@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras as keras3
@@ -13,8 +14,11 @@ from processes import ROOT, run_check
 
 from trainer.core.failures import UserError
 from trainer.core.settings.config import Config
+from trainer.run.callback_store import CallbackStore
+from trainer.run.directory import RunDirectory
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
+from trainer.training.loop.epochs import CallbackStates
 
 pytestmark = pytest.mark.timeout(800)
 APIS = ("custom_loop", "fit")
@@ -201,6 +205,24 @@ def test_a_callback_calls_the_model_and_the_error_of_one_that_predicts_may_be_ca
 @pytest.mark.parametrize("api", APIS)
 def test_a_loss_that_is_no_number_ends_the_training(found: dict[str, Any], api: str) -> None:
     assert 0 < found[api]["not_a_number"] < 50_000
+
+
+@pytest.mark.parametrize("library", [tf.keras, keras3])
+def test_what_is_better_is_the_same_in_each_process(tmp_path: Path, library: Any) -> None:
+    store = CallbackStore(RunDirectory(tmp_path, "mine"), lambda write: write(), leads=True)
+    found = []
+    for epoch, loss in enumerate((3.0, 2.8, 2.4)):
+        stopping = library.callbacks.EarlyStopping("loss", min_delta=0.5, patience=9)
+        stopping.set_model(library.Sequential())
+        states = CallbackStates([stopping], store)
+        stopping.on_train_begin()
+        states.begin()
+        if epoch:
+            states.remember(store.read(epoch)["callbacks"])  # type: ignore[index]
+        stopping.on_epoch_end(epoch, {"loss": loss})
+        states.keep(epoch + 1, 0)
+        found.append((stopping.best, stopping.wait))
+    assert found == [(3.0, 0), (3.0, 1), (2.4, 0)]
 
 
 def test_both_apis_take_the_averages_for_weights_at_the_end(found: dict[str, Any]) -> None:

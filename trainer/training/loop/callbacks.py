@@ -142,12 +142,17 @@ def keys_of(callbacks: list[Callback]) -> list[str]:
     return keys
 
 
+def outlives(callback: Callback, name: str) -> bool:
+    """Return whether an attribute goes on in the next process; in each one Keras 3 turns the sign of `min_delta`."""
+    return name not in NOT_ITS_OWN and not (name == "min_delta" and hasattr(callback, "_set_monitor_op"))
+
+
 def attributes(callback: Callback) -> dict[str, tuple[Any, dict[str, Any]]]:
     """Return the attributes that a record can hold: each encoded, and the arrays that it names."""
     found = {}
     for name, value in vars(callback).items():
         arrays: dict[str, Any] = {}
-        if name not in NOT_ITS_OWN:
+        if outlives(callback, name):
             with contextlib.suppress(NotStorable, RecursionError):
                 found[name] = (encode(value, arrays), arrays)
     return found

@@ -13,7 +13,7 @@ from trainer.core.settings.config import Config
 from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
-from trainer.training.loop.callbacks import attributes, keys_of, may_write
+from trainer.training.loop.callbacks import attributes, keys_of, may_write, outlives
 from trainer.training.loop.controller import Controller
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
@@ -166,8 +166,8 @@ class CallbackStates:
     def remember(self, kept: Mapping[str, Mapping[str, Any]]) -> None:
         """Give the callbacks what an earlier process has kept, by their keys."""
         for key, values in kept.items():
-            if key in self.callbacks:
-                vars(self.callbacks[key]).update(values)
+            if callback := self.callbacks.get(key):
+                vars(callback).update({name: value for name, value in values.items() if outlives(callback, name)})
             elif values:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
