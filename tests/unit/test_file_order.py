@@ -107,6 +107,28 @@ def test_a_new_reading_of_a_worker_gives_back_what_it_had() -> None:
     assert after.read()[1:] == (2, name)
 
 
+@pytest.mark.parametrize("more", [{}, {"input_new_files_seconds": 5.0}])
+def test_files_under_way_that_match_no_more_are_left_out(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where each day has files of its own, or a file was removed."""
+    earlier = order()
+    letters = earlier.mailbox(0), earlier.mailbox(1)
+    [kept], [gone] = ([letter[3] for letter in box.letters] for box in letters)
+    assert earlier.position is not None
+    names = [kept, "/new"]
+    later = FileOrder(Config(program="a:B", input_sharding="dynamic", **more), 1, 7, Box, lambda patterns: names)
+    later.named(["/data/part-*"])
+    later.go_on_from(earlier.position)
+    later.begin(9)
+    later.come([name for name in names if name not in later.known()], False)
+    box = later.mailbox(0)
+    assert read(later, 0, box)[1] == kept
+    later.fill()
+    assert box.read()[2] == "/new"
+    assert f"any more and are left out: ['{gone}']" in caplog.text
+
+
 def test_a_position_goes_on_with_any_number_of_workers() -> None:
     files = order()
     boxes = [files.mailbox(0), files.mailbox(1)]

@@ -48,6 +48,14 @@ class FileList:
         self._names = sorted(set(names))
         self._line_up()
 
+    def leave_out(self, names: Collection[str]) -> list[str]:
+        """Leave out the files that were given before and are not among these; returns them."""
+        gone = {name for _, name in self._open}.difference(names)
+        self._open = {key: taken for key, taken in self._open.items() if key[1] not in gone}
+        self._back = [file for file in self._back if file.name not in gone]
+        self._names = [name for name in self._names if name not in gone]
+        return sorted(gone)
+
     def come(self, names: Sequence[str]) -> None:
         """Take files that were found since, in this order."""
         there = set(self._names)

@@ -67,8 +67,11 @@ class FileOrder(Generic[Box]):
         """The reading begins: look for the files."""
         with self._lock:
             self._end.moved(time.monotonic())
+            names = self._matching(self.patterns) if self.waits else self._found()
+            if gone := self.files.leave_out(names):  # removed since, or another pattern's
+                log.warning("files under way do not match %r any more and are left out: %s", self._pattern, gone)
             if not self.waits:
-                self.files.find(self._found())
+                self.files.find(names)
 
     def come(self, names: Sequence[str], is_end: bool) -> None:
         """These files were found, in this order; `is_end` says that no more will come."""
