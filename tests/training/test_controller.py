@@ -178,6 +178,38 @@ def test_an_evaluation_is_kept_though_a_save_is_slow(
     assert evaluated == [20, 40, 60, 80, 100]
 
 
+class EndingInASave(Counting):
+    """The last call of the first epoch ends while a save begins; what hears of an epoch's end changes the model."""
+
+    ended = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model.heard = tf.Variable(0, dtype=tf.int64)
+
+    def agree(self, numbers: list[int]) -> list[int]:
+        if len(numbers) == 1 and self.step.numpy() == 15:
+            self.ended = self._calls[0].steps
+            self.step.assign_add(self.ended)
+        return numbers
+
+    def look(self) -> None:
+        self.step.assign_sub(self.ended)  # which counts when the call is heard of
+        self.ended = 0
+
+    def doubt(self) -> None:
+        self.model.heard.assign(self.step)
+
+
+@pytest.mark.usefixtures("looking")
+def test_a_checkpoint_of_an_epochs_end_has_what_callbacks_have_changed(tmp_path: Path) -> None:
+    run = Run(tmp_path, checkpoint_steps=15, checkpoints_kept=9, steps_per_execution=5)
+    run.train(runner=EndingInASave(), for_callbacks=True)
+    name = "model/heard/.ATTRIBUTES/VARIABLE_VALUE"
+    found = {step: int(tf.train.load_variable(run.directory.catalogue.prefix(step), name)) for step in (20, 30, 60)}
+    assert found == {20: 20, 30: 20, 60: 60}
+
+
 def test_a_checkpoint_knows_whether_a_step_without_a_loss_told_numbers(tmp_path: Path) -> None:
     class Adversaries(Counting):
         def returned(self) -> list[Call]:

@@ -237,6 +237,26 @@ def test_a_step_is_saved_once_unless_its_values_have_changed(directory: RunDirec
     assert not later.is_final(4)
 
 
+def test_a_step_whose_model_has_changed_while_it_was_written_is_saved_again(
+    directory: RunDirectory, trained: Trained
+) -> None:
+    saves = Saves(directory, trained)
+    saves.may_write.clear()
+    trained.set(5)
+    saves.save()
+    assert saves.outdate(5)
+    assert not saves.outdate(4)
+    trained.model.table.variables[0].assign(np.full([32, 4], 6.0, np.float32))
+    saves.may_write.set()
+    saves.save_and_wait()
+    saves.save_and_wait()
+    assert saves.results == [(5, None)] * 2
+    assert not saves.is_final(5)
+    trained.set(0)
+    Saves(directory, trained).restore()
+    assert trained.values() == {5.0, 6.0}
+
+
 def test_a_step_is_saved_again_where_its_last_call_was_not_counted_yet(
     directory: RunDirectory, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,8 @@ class SavedProgress:
     step: int
     position: Position | None = None
     """How far the data were read, where a later save of this step may know it better."""
+    is_outdated: bool = False
+    """Whether the model has changed since, without a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,22 @@ class Checkpoints:
 
         One that was saved with calls in flight may have the weights of a call whose examples it does not count.
         """
-        return self.has(step) and self._newest is not None and self._newest.position in (None, self._position())
+        newest = self._newest if self.has(step) else None
+        return newest is not None and not newest.is_outdated and newest.position in (None, self._position())
+
+    def outdate(self, step: int) -> bool:
+        """Have the next save of this step replace the checkpoint that it has; returns whether it has one.
+
+        One that was begun with calls in flight may be of an epoch's end, and callbacks have changed the model since.
+        """
+        outdated, saving = SavedProgress(step, is_outdated=True), self._saving
+        if self.has(step):
+            self._newest = outdated
+        elif saving is not None and saving.saved.step == step:
+            self._saving = dataclasses.replace(saving, saved=outdated)
+        else:
+            return False
+        return True
 
     def is_final(self, step: int) -> bool:
         """Return whether the newest checkpoint is of this step, and what the end of the training has made of it."""

@@ -171,7 +171,7 @@ class Controller:
         """Do what is due at an epoch's end, now that those who hear of it have; raises as `next_call` does."""
         self._ends.heard = True
         try:
-            if self._saves.schedule.callbacks_heard():
+            if any((self._saves.schedule.callbacks_heard(), self._saves.checkpoints.outdate(self.step))):
                 self.save(wait=False, patience=SLOW_SECONDS)
             self._poll()
         finally:
