@@ -111,6 +111,7 @@ def test_an_end_that_was_cut_off_is_made_up_for(runs: Runs, tmp_path: Path) -> N
     again = runs.local("epochs:DiesAtTheEnd", "cut-end", 20, *options, EPOCHS=str(tmp_path / "died"))
     assert again.wait() == 0, again.output
     assert "the end of the training at step 20 was cut off" in again.output
+    assert (tmp_path / "died.csv").read_text().splitlines() == ["epoch,accuracy,loss", "0,NA,NA"]
     model = tf.saved_model.load(str(runs.directory("cut-end") / "export"))
     exported = [variable.numpy() for variable in model.variables]
     assert any((value == 7).all() for value in exported)

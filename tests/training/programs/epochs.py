@@ -64,7 +64,7 @@ class DiesAtTheEnd(Digits):
         return model
 
     def callbacks(self):
-        return [DieOnce(), PutBack()]
+        return [DieOnce(), PutBack(), tf.keras.callbacks.CSVLogger(f"{os.environ['EPOCHS']}.csv")]
 
 
 class PerBatch(tf.keras.callbacks.Callback):

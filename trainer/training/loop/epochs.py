@@ -253,6 +253,8 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         log.warning("the end of epoch %d, at step %d, was cut off: it is made up for", epoch, self._controller.step)
         known = validation(self._controller.evaluate() or self._controller.evaluate(again=True))
         for callback in self._own.callbacks.values():
+            if isinstance(callback, keras_of(self.model).callbacks.CSVLogger) and callback.keys is None:
+                callback.keys = sorted({*self._runner.output_names, *known})  # else its columns are the evaluation's
             callback.on_epoch_end(epoch, known)
         self._called()
         self._asked |= self.model.stop_training
