@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import logging
 import math
+import os
 import random
 import shlex
 import socket
@@ -32,6 +33,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.ssh_settings import ssh_settings
 from fleet.site.host_check import BEGIN, in_a_line, shell_fix
 from fleet.site.routes import Host
 
@@ -265,7 +267,11 @@ class SshHosts:
         with self._opening[host.name]:  # two scripts may need one host at a time
             connection = self._connections.get(host.name)
             if connection is None:
+                settings = ssh_settings(host, self._config._runtime_ssh_path)
+                if (agent := settings.lookup(host.address).get("identityagent", "")).startswith("/"):
+                    os.environ["SSH_AUTH_SOCK"] = agent  # where Paramiko asks for the agent, and nowhere else
                 with self._making:
+                    self._config._set(base_ssh_config=settings)  # Fabric reads it once, where it makes a connection
                     connection = self._connections[host.name] = self._connection(host)
             if not connection.is_connected:
                 _open(connection)
@@ -297,17 +303,20 @@ class SshHosts:
         # As OpenSSH does: what Ansible's variables say is said on the command line and wins over ~/.ssh/config; a jump
         # host gets none of it.
         check_host_key(connection, {**connection.ssh_config, **host.ssh_options})
+        _leave_out_missing_keys(connection)
         gateway = connection.gateway
         while isinstance(gateway, Connection):
             gateway.connect_timeout = gateway.connect_timeout or CONNECT_SECONDS
             check_host_key(gateway, gateway.ssh_config)
+            _leave_out_missing_keys(gateway)
             gateway = gateway.gateway
         return connection
 
     def _reason(self, host: Host, error: Exception) -> str:
-        where, user = f"{host.address}:{host.port or 22}", host.user or getpass.getuser()
-        key = f"the key {host.key_file}" if host.key_file else "your keys"
         link = self._connections.get(host.name)
+        where = f"{host.address}:{host.port or (link.port if link else 22)}"
+        user = link.user if link else host.user or getpass.getuser()
+        key = f"the key {host.key_file}" if host.key_file else "your keys"
         if link and link is not (link := _first_unconnected(link)):
             where, user, key = f"its jump host {link.host}:{link.port}", link.user, "your keys"
         if isinstance(error, BadHostKeyException):
@@ -443,6 +452,12 @@ def _open(connection: Connection) -> None:
         time.sleep(random.uniform(0.2, 1.0))
 
 
+def _leave_out_missing_keys(connection: Connection) -> None:
+    """Pass over keys that ~/.ssh/config names and this machine has not, as ssh does; Paramiko would end there."""
+    if keys := connection.connect_kwargs.get("key_filename"):
+        connection.connect_kwargs["key_filename"] = [key for key in keys if Path(key).is_file()]
+
+
 def keep_alive(connection: Connection) -> None:
     """Have a connection, and those of its jump hosts, end when the other side has not answered for 45 s.
 
@@ -476,11 +491,12 @@ class _Accept(paramiko.MissingHostKeyPolicy):
 def check_host_key(connection: Connection, options: Mapping[str, str]) -> None:
     """Verify the host's key as OpenSSH would with these options and nobody to ask; Fabric by itself verifies none."""
     strict = options.get("stricthostkeychecking", "ask")
-    if strict in ("no", "off"):
+    if strict in ("no", "off", "false"):  # the last as `ssh -G` has it
         connection.client.set_missing_host_key_policy(_Accept())
         return
     connection.client.set_missing_host_key_policy(_Accept() if strict == "accept-new" else _Refuse())
     files = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    for path in [Path(name).expanduser() for name in files] + [Path("/etc/ssh/ssh_known_hosts")]:
+    files += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
+    for path in [Path(name).expanduser() for name in files]:
         if path.is_file():
             connection.client.load_system_host_keys(str(path))

@@ -147,15 +147,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory with no SSH settings and no keys."""
+    """A home directory with SSH settings that are empty, and no keys."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").touch()
     return tmp_path
 
 
 def ssh(*hosts: Host) -> SshHosts:
-    return SshHosts({host.name: host for host in hosts}, Config(system_ssh_path="/nonexistent"))
+    settings = Config(runtime_ssh_path=str(Path.home() / ".ssh/config"))  # ssh itself asks for no HOME
+    return SshHosts({host.name: host for host in hosts}, settings)
 
 
 def closed_port() -> int:
@@ -560,6 +562,69 @@ def test_a_jump_host_by_which_nothing_is_reached_is_named(
     )
     hosts = ssh(Host("far", "192.0.2.11", "admin", None, server.key_file))
     assert words.format(**ports) in (hosts.run({"far": "true"})["far"].unreachable or "")
+    hosts.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Include {more}",
+        "Match originalhost here.example exec true\n  {lines}",
+        "Host here.example\n  ProxyJump none\n  {lines}\nHost *\n  ProxyJump nowhere.example\n  ConnectTimeout none",
+    ],
+)
+def test_settings_of_ssh_count_as_ssh_reads_them(server: Server, home: Path, text: str) -> None:
+    lines = (
+        "HostName 127.0.0.1", f"Port {server.port}", "User admin", "IdentityFile ~/.ssh/missing",
+        f"IdentityFile {server.key_file}", "ForwardAgent /tmp/agent", "ConnectTimeout 1m", "StrictHostKeyChecking no",
+    )  # fmt: skip
+    (home / "more").write_text("\n".join(["Host here.example", *lines]))
+    (home / ".ssh/config").write_text(text.format(more=home / "more", lines="\n  ".join(lines)))
+    hosts = ssh(Host("here", "here.example"))
+    assert hosts.run({"here": "echo yes"})["here"] == Answer("yes\n")
+    hosts.close()
+
+
+def test_a_refused_login_names_the_user_and_the_port_of_sshs_settings(server: Server, home: Path) -> None:
+    (home / ".ssh/config").write_text(
+        f"Host here.example\n  HostName 127.0.0.1\n  Port {server.port}\n  User nobody\n"
+        f"  IdentityFile {server.key_file}\n  StrictHostKeyChecking no\n"
+    )
+    hosts = ssh(Host("here", "here.example"))
+    why = hosts.run({"here": "true"})["here"].unreachable or ""
+    assert f"here.example:{server.port} lets user nobody in with none of your keys" in why
+    hosts.close()
+
+
+def test_a_known_hosts_file_of_sshs_settings_is_used(server: Server, home: Path) -> None:
+    (home / "known").write_text(server.known_hosts_line)
+    (home / ".ssh/config").write_text(f"GlobalKnownHostsFile {home}/known\n")
+    hosts = ssh(server.host())
+    assert hosts.run({"here": "true"})["here"].unreachable is None
+    hosts.close()
+
+
+def test_the_agent_of_sshs_settings_is_asked(server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/nonexistent")
+    (home / ".ssh/config").write_text(f"IdentityAgent {home}/agent\n")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(home / "agent")], stdout=subprocess.DEVNULL)
+    try:
+        until((home / "agent").is_socket)
+        add = ["ssh-add", "-q", str(server.key_file)]
+        subprocess.run(add, env=os.environ | {"SSH_AUTH_SOCK": str(home / "agent")}, check=True)
+        hosts = ssh(Host("here", "127.0.0.1", "admin", server.port, None, ACCEPT))
+        assert hosts.run({"here": "true"})["here"].unreachable is None
+        hosts.close()
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+def test_settings_that_ssh_refuses_are_named(server: Server, home: Path) -> None:
+    (home / ".ssh/config").write_text("Host *\n  Usr admin\n")
+    hosts = ssh(server.host(**ACCEPT))
+    why = hosts.run({"here": "true"})["here"].unreachable or ""
+    assert f"ssh refuses its settings: {home}/.ssh/config: line 2: Bad configuration option: usr" in why
     hosts.close()
 
 
