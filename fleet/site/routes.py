@@ -33,13 +33,15 @@ class Defaults:
     check_host_keys: bool
     key_file: str | None
     user: str | None
+    port: int | None
 
 
 def read_defaults() -> Defaults:
     """Return what Ansible's settings say."""
     import ansible.constants as settings
 
-    return Defaults(bool(settings.HOST_KEY_CHECKING), settings.DEFAULT_PRIVATE_KEY_FILE, settings.DEFAULT_REMOTE_USER)
+    key, user, port = settings.DEFAULT_PRIVATE_KEY_FILE, settings.DEFAULT_REMOTE_USER, settings.DEFAULT_REMOTE_PORT
+    return Defaults(bool(settings.HOST_KEY_CHECKING), key, user, port)
 
 
 def ssh_host(name: str, variables: Mapping[str, Any], defaults: Defaults | None = None) -> Host:
@@ -57,7 +59,7 @@ def ssh_host(name: str, variables: Mapping[str, Any], defaults: Defaults | None 
         verify_host_keys = variables.get(switch, verify_host_keys) not in (False, "false", "False", "no", "0", 0)
     if not verify_host_keys:
         options.setdefault("stricthostkeychecking", "no")
-    port = variables.get("ansible_port")
+    port = variables.get("ansible_port") or defaults.port
     if port and not re.fullmatch("[0-9]{1,5}", str(port)):
         raise OperatorMistake(
             f"host '{name}' has ansible_port: {port!r}; expected a number from 1 to 65535, such as 22"

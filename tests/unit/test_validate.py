@@ -224,20 +224,43 @@ def test_a_directory_without_hosts_says_what_it_lacks(site: Path) -> None:
     assert tuple(settings.INVENTORY_IGNORE_EXTS) == _PASSED_OVER
 
 
+def run_validate(site: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fabric", "validate", "--inventory", str(site)]
+    return subprocess.run(command, cwd=KIT, env=os.environ | variables, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
         ("ANSIBLE_FORKS", "lots", "Ansible's settings can't be read: Config 'DEFAULT_FORKS' from 'env: ANSIBLE_FORKS'"),
         ("ANSIBLE_CONFIG", "/dev/null", "Ansible's settings can't be read: Unsupported configuration file"),
-        ("ANSIBLE_STRATEGY", "free", "Ansible's strategy is 'free' here; expected linear"),
+        ("ANSIBLE_STRATEGY", "free", "Ansible's setting DEFAULT_STRATEGY is 'free' here; expected 'linear'"),
+        ("ANSIBLE_BECOME_METHOD", "su", "DEFAULT_BECOME_METHOD is 'su' here; expected 'sudo', which fab uses too"),
+        ("ANSIBLE_TRANSPORT", "local", "Ansible's setting DEFAULT_TRANSPORT is 'local' here; expected 'ssh'"),
+        ("ANSIBLE_TASK_TIMEOUT", "60", "TASK_TIMEOUT is 60 here; expected 0, since packages and wheels may take long"),
         ("ANSIBLE_CACHE_PLUGIN", "jsonfile", ""),  # Ansible warns that it has no place for it, and goes on
     ],
 )
 def test_settings_of_the_operators_own_ansible_are_named(site: Path, name: str, value: str, words: str) -> None:
-    command = [sys.executable, "-m", "fabric", "validate", "--inventory", str(site)]
-    done = subprocess.run(command, cwd=KIT, env=os.environ | {name: value}, capture_output=True, text=True)
+    done = run_validate(site, **{name: value})
     assert "Traceback" not in done.stdout + done.stderr
     assert (done.returncode, words in done.stdout + done.stderr) == (2 if words else 0, True)
+
+
+def test_settings_of_ansible_from_elsewhere_are_refused(site: Path, tmp_path: Path) -> None:
+    """Without psfleet's own, hosts would be handled otherwise than they were tested."""
+    (tmp_path / "own.cfg").write_text("[defaults]\nforks = 5\n")
+    done = run_validate(site, ANSIBLE_CONFIG=str(tmp_path / "own.cfg"))
+    assert done.returncode == 2
+    assert f"Ansible reads its settings from {tmp_path}/own.cfg here; expected the ansible.cfg" in done.stderr
+
+
+def test_the_port_of_ansibles_settings_is_fabs_too(site: Path) -> None:
+    hosts = f"load_inventory({str(site)!r}).hosts.values()"
+    script = f"from fleet.site.inventory import load_inventory; print({{host.port for host in {hosts}}})"
+    environment = os.environ | {"ANSIBLE_REMOTE_PORT": "2222"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=KIT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "{2222}\n", done.stderr
 
 
 def test_a_script_that_fails_is_no_broken_ini_file(site: Path) -> None:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
+
+from fleet.places import is_site
 
 ANSIBLE = ((2, 19), (2, 20))
 COLLECTIONS = ("ansible.posix",)
 _BRINGS_IT = "`pipx install .` or `make venv` in a checkout of psfleet brings it"
-STRATEGIES = ("linear", "debug", "ansible.builtin.linear", "ansible.builtin.debug")
+# Ansible's settings that a shell or another ansible.cfg may have: the variable, what is right, and why.
+SETTINGS = {
+    "DEFAULT_STRATEGY": ("ANSIBLE_STRATEGY", ("linear", "debug"), "in which the hosts take each step together"),
+    "DEFAULT_TRANSPORT": ("ANSIBLE_TRANSPORT", ("ssh", "smart"), "by which fab reaches the hosts too"),
+    "DEFAULT_BECOME_METHOD": ("ANSIBLE_BECOME_METHOD", ("sudo",), "which fab uses too"),
+    "DEFAULT_BECOME_USER": ("ANSIBLE_BECOME_USER", ("root", None), "whom the tasks are written for"),
+    "TASK_TIMEOUT": ("ANSIBLE_TASK_TIMEOUT", (0,), "since packages and wheels may take long"),
+}
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
 
 
@@ -19,12 +29,7 @@ def control_problems(ansible_version: str) -> Iterator[str]:
     oldest, newest = ANSIBLE
     if not oldest <= version < newest:
         yield (f"this is ansible-core {ansible_version}; psfleet is made for {oldest[0]}.{oldest[1]}. " + _BRINGS_IT)
-    strategy = _strategy()
-    if strategy not in STRATEGIES:
-        yield (
-            f"Ansible's strategy is {strategy!r} here; expected linear, in which the hosts take each step together: "
-            "`unset ANSIBLE_STRATEGY`"
-        )
+    yield from _settings_problems()
     for collection in COLLECTIONS:
         if importlib.util.find_spec(f"ansible_collections.{collection}") is None:
             yield f"the collection {collection} is missing. The PyPI package ansible has it; {_BRINGS_IT}"
@@ -33,7 +38,19 @@ def control_problems(ansible_version: str) -> Iterator[str]:
             yield f"this machine has no `{command}`, which carries files to the hosts. Install it: {fix}"
 
 
-def _strategy() -> str:
+def _settings_problems() -> Iterator[str]:
     import ansible.constants as settings  # which reads Ansible's settings, and takes half a second
 
-    return str(settings.DEFAULT_STRATEGY)
+    file = settings.CONFIG_FILE
+    if file is None or not is_site(Path(file).parent):
+        yield (
+            f"Ansible reads its settings from {file or 'no file'} here; expected the ansible.cfg of your folder: go "
+            "there, `unset ANSIBLE_CONFIG`, and let nobody else write there: `chmod o-w .`"
+        )
+    for name, (variable, right, why) in SETTINGS.items():
+        value = getattr(settings, name)
+        if (value.removeprefix("ansible.builtin.") if isinstance(value, str) else value) not in right:
+            yield (
+                f"Ansible's setting {name} is {value!r} here; expected {right[0]!r}, {why}: `unset {variable}`, or "
+                "take it out of ansible.cfg"
+            )
