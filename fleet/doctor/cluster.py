@@ -11,10 +11,11 @@ from fleet.doctor.examination import Examination
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
 from fleet.errors import FleetError
 from fleet.hosts.drains import tasks_of
+from fleet.hosts.observation import Observation
 from fleet.output.tables import render_duration
 from fleet.rollout.release import find_ansible
 from fleet.site.inventory import Inventory
-from fleet.site.schema.problems import Problem
+from fleet.site.schema.problems import Problem, name_some
 from fleet.status import status_text
 from trainer.telemetry.status import describe_ways, has_broken
 
@@ -78,14 +79,20 @@ def judge_look(inventory: Inventory, look: Examination, release: str | None) -> 
     return [*found, *_release(inventory, look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 
+def bare_hosts(inventory: Inventory, observation: Observation) -> list[str]:
+    """Return the hosts that answer and have no release, as before the first site.yml."""
+    return [host for host, has in observation.releases.items() if has is None and host in inventory.hosts]
+
+
 def _release(inventory: Inventory, look: Examination, release: str | None) -> list[Finding]:
     found = []
+    if bare := bare_hosts(inventory, look.observation):
+        fix = "ansible-playbook site.yml"
+        found.append(Finding(ERROR, name_some(bare), "release", "nothing is installed there yet", fix))
     for host, has in look.observation.releases.items():
         if host in inventory.beside:  # which needs none
             continue
-        if has is None:
-            found.append(Finding(ERROR, host, "release", "nothing is installed", "ansible-playbook site.yml"))
-        elif release is not None and has != release:
+        if has is not None and release is not None and has != release:
             what = f"it has release {has}, and this folder makes {release}"
             found.append(Finding(WARNING, host, "release", what, "fab start-cluster --plan, then without --plan"))
     for host, why in look.differs.items():

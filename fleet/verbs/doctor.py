@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import median
 
 from fleet.actions.console import Console
-from fleet.doctor.cluster import judge_control, judge_look
+from fleet.doctor.cluster import bare_hosts, judge_control, judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
@@ -20,6 +20,8 @@ from fleet.site.schema.problems import Problem
 from fleet.verbs.gpu_check import ask_gpus, gpu_hosts
 from fleet.verbs.ways import try_ways
 
+# What site.yml makes where it has never been: till then that is no news. What would stop it is.
+_MADE_BY_SITE = ("shared path", "units", "limits", "umask", "link", "GPU")
 WAY_SECONDS = 0.2  # a way that is faster than this is never slow, whatever its peers are
 
 
@@ -37,7 +39,8 @@ def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
         if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
             progress.show("proving the GPUs")
             found += judge_gpus(cluster, hosts)
-    return sorted_findings(found)
+    bare = bare_hosts(cluster.inventory, look.observation)
+    return sorted_findings([each for each in found if each.where not in bare or each.part not in _MADE_BY_SITE])
 
 
 def doctor(cluster: Cluster, console: Console) -> None:
@@ -83,6 +86,8 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
     except OperatorMistake:  # without ps there is no way to try
         return []
     drained = {task.name for task in tasks_of(cluster.inventory, [*look.observation.drains])}
+    bare = bare_hosts(cluster.inventory, look.observation)
+    wrong = [each for each in wrong if each.partition(":")[0] not in bare]
     wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # no task needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}

@@ -382,6 +382,25 @@ def test_a_finding_ends_with_1_and_begins_with_the_worst_fix(calm: Examination) 
     assert "\n1 error, 1 warning; begin with: ansible-playbook site.yml --limit store" in fake_hosts.printed(console)
 
 
+def test_before_the_first_site_yml_only_that_and_what_would_stop_it_is_found(
+    calm: Examination, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm.observation.releases = dict.fromkeys(INVENTORY.hosts)
+    calm.observation.services = {"head": [Unit("tensorboard.service")]}
+    calm.observation.units = {task.name: Unit(task.unit) for task in INVENTORY.tasks}
+    bare = {"path": {"rc": None, "why": ""}, "limits": {"trainer@ps-0.service": 1024}, "room": room(free=10**8)}
+    calm.facts = facts(**bare)
+    wrong = [f"{host}: sh: cd: can't cd to /opt/trainer/current" for host in INVENTORY.hosts]
+    monkeypatch.setattr(verb, "try_ways", lambda _: ({}, {}, wrong))
+    console = console_of()
+    with pytest.raises(ClusterTrouble):
+        verb.doctor(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), console)
+    found = {(each["where"], each["part"]): each["fix"] for each in answers.answer_of(console)["findings"]}
+    release, full = ("head, store, far", "release"), ("store", "room")
+    assert found.keys() == {release, full}
+    assert found[release] == "ansible-playbook site.yml"
+
+
 def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = calm.observation
     seen.drains["far"], seen.unreachable["far"] = {"host": "far"}, "no route"
