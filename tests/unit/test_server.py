@@ -6,6 +6,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,18 +89,17 @@ def test_a_stale_path_is_left_for_the_next_start_to_mount(
     ],
 )
 def test_what_the_path_alone_says_is_seen_several_times(
-    config: Config, seen: list[tuple[int | None, str]], looks: int, monkeypatch: pytest.MonkeyPatch
+    seen: list[tuple[int | None, str]], looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[tuple[int | None, str]] = []
 
-    def look(*_: object) -> tuple[int | None, str]:
+    def look() -> tuple[int | None, str]:
         answers.append(seen[len(answers)])
         return answers[-1]
 
     def leave(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr(server, "ending", look)
     monkeypatch.setattr(server, "RUN_POLL_SECONDS", 0)
     monkeypatch.setattr("os._exit", leave)
     mounts, ends = list[bool](), list[int]()
@@ -109,7 +109,7 @@ def test_what_the_path_alone_says_is_seen_several_times(
         ends=lambda code: ends.append(code) or code,
     )
     with pytest.raises(SystemExit) as left:
-        follow(TASK, ADDRESS, notifier, lambda: config)  # type: ignore[arg-type]
+        follow(notifier, look)  # type: ignore[arg-type]
     assert (left.value.code, len(answers)) == (seen[-1][0], looks)
     assert ends == [seen[-1][0]]  # else its supervisor would start the next process after 0
     assert mounts == ([True] if seen[-1][1] == STALE else [])
@@ -167,7 +167,7 @@ def test_connections_are_kept_limited_while_the_path_hangs(config: Config, monke
 
     def follow_until_released() -> None:
         with contextlib.suppress(SystemExit):
-            follow(TASK, ADDRESS, None, last)  # type: ignore[arg-type]
+            follow(None, partial(ending, TASK, ADDRESS, last))  # type: ignore[arg-type]
 
     monkeypatch.setattr(server, "RUN_POLL_SECONDS", 0.01)
     monkeypatch.setattr(server, "limit_waits", limit)

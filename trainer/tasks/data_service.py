@@ -26,7 +26,7 @@ from trainer.run.directory import LeasedDirectory
 from trainer.run.lease import Lease
 from trainer.run.records import read_record, readable, write_record
 from trainer.run.selections.selection import selected_sweep
-from trainer.tasks.server import RUN_POLL_SECONDS, SELF_CHECK_SECONDS, follow_run
+from trainer.tasks.server import RUN_POLL_SECONDS, SELF_CHECK_SECONDS, ending, follow_run
 from trainer.telemetry.logs import load_tensorflow
 from trainer.telemetry.outlets.systemd import Notifier
 
@@ -56,7 +56,7 @@ def run_service(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[
             Journal(config).claim()
         return config
 
-    follow_run(cluster.task, own, notifier, read, serves)
+    follow_run(notifier, partial(ending, cluster.task, own, read, serves))
     load_tensorflow()
     if cluster.job == "dispatcher":
         server = start_dispatcher(cluster, notifier, selected())

@@ -73,7 +73,7 @@ def run_server(cluster: ClusterConfig, notifier: Notifier, selected: Callable[[]
     own = f"localhost:{cluster.address.rpartition(':')[2]}"
     notifier.watch(partial(answers, own, SELF_CHECK_SECONDS))
     settings = LastRead(selected)
-    follow_run(cluster.task, own, notifier, settings)
+    follow_run(notifier, partial(ending, cluster.task, own, settings))
     record_resources(cluster.task, partial(served_run, settings))
     Ways(own, partial(others_of, Growing(cluster)), lack=notifier.lack).start()
     threading.Thread(target=keep_limited, args=(settings,), name="connections", daemon=True).start()
@@ -112,29 +112,16 @@ def trains_here(config: Config) -> bool:
     return config.traits.remote
 
 
-def follow_run(
-    task: str,
-    address: str,
-    notifier: Notifier,
-    selected: Callable[[], Config],
-    serves: Callable[[Config], bool] = trains_here,
-) -> None:
-    """Follow the run in a thread."""
-    arguments = (task, address, notifier, selected, serves)
-    threading.Thread(target=follow, args=arguments, name="run", daemon=True).start()
+def follow_run(notifier: Notifier, look: Callable[[], tuple[int | None, str]]) -> None:
+    """Follow the run in a thread; `look` returns what `ending` does."""
+    threading.Thread(target=follow, args=(notifier, look), name="run", daemon=True).start()
 
 
-def follow(
-    task: str,
-    address: str,
-    notifier: Notifier,
-    selected: Callable[[], Config],
-    serves: Callable[[Config], bool] = trains_here,
-) -> None:
-    """End this process as soon as the run's state record says so; a path that hangs stops only this thread."""
+def follow(notifier: Notifier, look: Callable[[], tuple[int | None, str]]) -> None:
+    """End this process as soon as a look says so; a path that hangs stops only this thread."""
     seen, before = 0, ""
     while True:
-        code, why = ending(task, address, selected, serves)
+        code, why = look()
         seen, before = seen + 1 if why == before else 1, why
         enough = EXPORT_LOOKS if why.endswith(EXPORTING) else LOOKS
         if code is not None and (why == ASKED or seen == enough):
