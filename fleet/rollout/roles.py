@@ -35,7 +35,7 @@ _NOT_OF_A_START = (
     *("firewall_facts", "look_ahead", "stale_tasks"),
 )
 # The wheels are compared where they are copied to.
-_NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse", "wheel_bytecode")
+_NOT_AHEAD = ("ansible.builtin.meta", "wheelhouse")
 _INCLUDES = ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks")
 
 

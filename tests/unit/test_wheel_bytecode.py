@@ -14,10 +14,10 @@ import sys
 import zipfile
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
 import pytest
 import python_environment
-import wheel_bytecode
 import wheelhouse
 
 from tests.unit.stand_ins import result_of
@@ -59,8 +59,8 @@ def site(tmp_path: Path) -> Path:
 
 
 def write(wheels: Path, site: Path) -> Path:
-    wheel_bytecode.write(wheels, str(site), wheel_bytecode.made_of(wheels, str(site)))
-    return wheels / wheel_bytecode.FILE
+    wheelhouse.write_bytecode(wheels, str(site), wheelhouse.made_of(wheels, str(site)))
+    return wheels / wheelhouse.BYTECODE
 
 
 def put(site: Path, archive: Path, digest: str | None = None, magic: str = MAGIC) -> bool:
@@ -105,7 +105,7 @@ def test_what_is_another_one_or_for_another_python_is_not_taken(
 
 
 def test_none_is_not_taken(wheels: Path, site: Path) -> None:
-    assert not python_environment.put_bytecode(site, wheels / wheel_bytecode.FILE, "0" * 64, MAGIC)
+    assert not python_environment.put_bytecode(site, wheels / wheelhouse.BYTECODE, "0" * 64, MAGIC)
 
 
 def test_a_module_that_a_host_lacks_is_passed_over(wheels: Path, site: Path) -> None:
@@ -116,14 +116,14 @@ def test_a_module_that_a_host_lacks_is_passed_over(wheels: Path, site: Path) -> 
 
 def test_it_is_made_once_and_again_for_other_wheels_or_another_place(wheels: Path, site: Path) -> None:
     file = write(wheels, site)
-    assert wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
-    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, "/elsewhere"))
+    assert wheelhouse.is_made(file, wheelhouse.made_of(wheels, str(site)))
+    assert not wheelhouse.is_made(file, wheelhouse.made_of(wheels, "/elsewhere"))
     (wheels / "pack-1.0-py3-none-any.whl").rename(wheels / "pack-1.1-py3-none-any.whl")
-    assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+    assert not wheelhouse.is_made(file, wheelhouse.made_of(wheels, str(site)))
     whole = file.read_bytes()
     for broken in (whole[:-10], whole[:60] + b"\0\0\0\0" + whole[64:]):
         file.write_bytes(broken)
-        assert not wheel_bytecode.is_made(file, wheel_bytecode.made_of(wheels, str(site)))
+        assert not wheelhouse.is_made(file, wheelhouse.made_of(wheels, str(site)))
 
 
 def test_a_file_that_is_right_stays_and_one_that_was_cut_is_written_again(wheels: Path, site: Path) -> None:
@@ -151,10 +151,28 @@ def test_what_cannot_be_compiled_here_is_no_failure(wheels: Path, site: Path, mo
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(wheel_bytecode, "write", fail)
-    found = result_of(wheel_bytecode, wheels=str(wheels), python=MINOR, site=str(site))
+    monkeypatch.setattr(wheelhouse, "write_bytecode", fail)
+    found = fetched(wheels, site)
     assert found["sha256"] == ""
     assert "No space left" in found["warnings"][0]
+
+
+def fetched(wheels: Path, site: Path, python: str = MINOR, check: bool = False) -> dict[str, Any]:
+    """Return what the module says of these wheels, which a lock names."""
+    digest = hashlib.sha256((wheels / "pack-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    lock = wheels.with_name("lock.txt")
+    lock.write_text(f"pack==1.0 --hash=sha256:{digest}\n")
+    return result_of(wheelhouse, check, lock=str(lock), python=python, dest=str(wheels), site=str(site))
+
+
+def test_wheels_are_compiled_where_they_are_and_hosts_are_told_the_hash(wheels: Path, site: Path) -> None:
+    assert fetched(wheels, site, check=True)["changed"]
+    assert not (wheels / wheelhouse.BYTECODE).exists()
+    first, second = fetched(wheels, site), fetched(wheels, site)
+    assert (first["changed"], second["changed"], first["removed"]) == (True, False, [])
+    digest = hashlib.sha256((wheels / wheelhouse.BYTECODE).read_bytes()).hexdigest()
+    assert first["sha256"] == second["sha256"] == digest
+    assert fetched(wheels, site, python="3.99")["sha256"] == ""
 
 
 def compile_for_ever(wheel: Path, _: str) -> None:
@@ -164,9 +182,9 @@ def compile_for_ever(wheel: Path, _: str) -> None:
 
 def hold_and_write(wheels: Path) -> None:
     os.setpgrp()
-    wheel_bytecode.compile_wheel = compile_for_ever
-    with wheel_bytecode.hold(wheels.parent) as held:
-        wheel_bytecode.write(wheels, "/site", "", held)
+    wheelhouse.compile_wheel = compile_for_ever
+    with wheelhouse.hold(wheels.parent) as held:
+        wheelhouse.write_bytecode(wheels, "/site", "", held)
 
 
 def test_one_that_is_killed_keeps_no_other_away(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,43 +196,8 @@ def test_one_that_is_killed_keeps_no_other_away(wheels: Path, monkeypatch: pytes
         until((wheels.parent / "begun").exists)
         os.kill(module.pid, signal.SIGKILL)
         module.join()
-        monkeypatch.setattr(wheel_bytecode, "MAX_WAIT_SECONDS", 20)
-        with wheel_bytecode.hold(wheels.parent):
+        monkeypatch.setattr(wheelhouse, "MAX_WAIT_SECONDS", 20)
+        with wheelhouse.hold(wheels.parent):
             pass
     finally:
         os.killpg(module.pid, signal.SIGKILL)
-
-
-def test_one_that_comes_before_the_wheels_waits_for_them(
-    wheels: Path, site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It lets others work meanwhile, or the fetch would wait for it."""
-    later = wheels.with_name("later")
-    wheels.rename(later)
-    tried = []
-
-    def fetch(_: float) -> None:
-        with wheelhouse.hold(wheels.parent):
-            tried.append(True)
-            if len(tried) == 2:
-                later.rename(wheels)
-
-    monkeypatch.setattr(wheelhouse, "MAX_WAIT_SECONDS", 0)
-    monkeypatch.setattr(wheel_bytecode.time, "sleep", fetch)
-    found = result_of(wheel_bytecode, wheels=str(wheels), python=MINOR, site=str(site), patience=60)
-    assert (found["changed"], len(tried)) == (True, 2)
-
-
-def test_wheels_that_nobody_fetches_are_not_waited_for(tmp_path: Path) -> None:
-    sets = tmp_path / "wheels"
-    with (
-        pytest.raises(TimeoutError, match=r"no wheels were fetched to .*/wheels/3\.11"),
-        wheel_bytecode.hold(sets, sets / "3.11"),
-    ):
-        pass
-
-
-def test_the_wheelhouse_keeps_it(wheels: Path, site: Path) -> None:
-    write(wheels, site)
-    digest = hashlib.sha256((wheels / "pack-1.0-py3-none-any.whl").read_bytes()).hexdigest()
-    assert wheelhouse.compare({"pack==1.0": {digest}}, wheels) == ([], [])

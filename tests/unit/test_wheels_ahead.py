@@ -10,10 +10,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-import wheel_bytecode
 import wheelhouse
 import yaml
 
@@ -71,7 +69,7 @@ def test_nothing_begins_in_check_mode_or_where_there_are_wheels(tmp_path: Path, 
     if not arguments:
         (tmp_path / "cache/wheels" / MINOR).mkdir(parents=True)
     output = play(tmp_path, *arguments)
-    assert "Fetch the wheels once" not in re.sub(r"TASK .*\n(?=skipping)", "", output)
+    assert "Fetch and compile the wheels once" not in re.sub(r"TASK .*\n(?=skipping)", "", output)
     assert not (tmp_path / "async").exists()
 
 
@@ -80,7 +78,7 @@ def test_a_python_without_a_lock_leaves_the_others_to_begin(tmp_path: Path) -> N
     (tmp_path / "pip.py").write_text(PIP)
     (tmp_path / "go").touch()
     output = play(tmp_path, pythons=["3.99", MINOR])
-    assert [*re.findall(r"item=(\S+)\)", output)] == [MINOR, MINOR]
+    assert [*re.findall(r"item=(\S+)\)", output)] == [MINOR]
     until((tmp_path / "begun").exists)
 
 
@@ -96,8 +94,7 @@ def test_site_yml_begins_before_hosts_are_prepared() -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("module", [wheelhouse, wheel_bytecode])
-def test_each_module_works_alone_on_the_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+def test_the_module_works_alone_on_the_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also on different sets: one takes wheels from the other."""
     tried = []
 
@@ -110,25 +107,20 @@ def test_each_module_works_alone_on_the_sets(tmp_path: Path, monkeypatch: pytest
 
     (tmp_path / "lock.txt").write_text("")
     (tmp_path / "wheels/set").mkdir(parents=True)
-    given = {"lock": str(tmp_path / "lock.txt"), "dest": str(tmp_path / "wheels/set"), "python": MINOR}
-    if module is wheel_bytecode:
-        given = {"wheels": str(tmp_path / "wheels/set"), "site": "/site", "python": MINOR}
-    monkeypatch.setattr(module, "AnsibleModule", agent.AnsibleModule)
-    monkeypatch.setattr(module, "_make_right", work)
+    given = {"lock": str(tmp_path / "lock.txt"), "dest": str(tmp_path / "wheels/set"), "python": MINOR, "site": "/site"}
+    monkeypatch.setattr(wheelhouse, "AnsibleModule", agent.AnsibleModule)
+    monkeypatch.setattr(wheelhouse, "_make_right", work)
     monkeypatch.setattr(agent.AnsibleModule, "asked", given)
-    module.main()  # type: ignore[attr-defined]
+    wheelhouse.main()
     assert tried == [True]
 
 
-@pytest.mark.parametrize(("first", "second"), [(wheelhouse, wheel_bytecode), (wheel_bytecode, wheelhouse)])
-def test_a_wait_that_does_not_end_says_what_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: ModuleType, second: ModuleType
-) -> None:
-    monkeypatch.setattr(second, "MAX_WAIT_SECONDS", 0)
+def test_a_wait_that_does_not_end_says_what_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheelhouse, "MAX_WAIT_SECONDS", 0)
     sets = tmp_path / "wheels"
     with (
-        first.hold(sets),
+        wheelhouse.hold(sets),
         pytest.raises(TimeoutError, match=rf"worked on the wheels in {sets} for 0 s.*fuser -v"),
-        second.hold(sets),
+        wheelhouse.hold(sets),
     ):
         pass

@@ -4,7 +4,7 @@
 Compares the environment with its lock and with the records of the installed wheels, file by file, on every run. A
 file's size is always compared, the hash of its content for files up to 1 MiB (nearly all code). Installs what is
 missing, wrong or damaged with uv, offline, with hashes, and compiles all but packages' tests. TensorFlow's headers are
-left out. That they are missing is no damage. What wheel_bytecode has compiled beside the wheels is taken from
+left out. That they are missing is no damage. What wheelhouse has compiled beside the wheels is taken from
 there, if its hash is right. An interrupted installation is completed by the next run. Everybody may read and run what
 it holds, whatever root's umask is; wrong modes are found and fixed on every run. A comparison that found all right
 notes when each file changed last (its ctime), outside of check mode. With `quick` an environment whose files have these
@@ -214,7 +214,7 @@ ARGUMENTS = {
     "thorough": {"type": "bool", "default": False},
     # Whether times that are those of the last comparison are enough.
     "quick": {"type": "bool", "default": False},
-    # The hash of what wheel_bytecode has written beside the wheels; empty where it has not.
+    # The hash of what wheelhouse has compiled beside the wheels; empty where it has not.
     "bytecode": {"type": "str", "default": ""},
     # The interpreter that the environment is made for.
     "python": {"type": "path", "default": "/usr/bin/python3"},

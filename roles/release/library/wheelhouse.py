@@ -1,14 +1,19 @@
 #!/usr/bin/python
-"""Fetch each wheel of a lock file once, on the control machine, and prove those that are there.
+"""Fetch each wheel of a lock file once, on the control machine, prove those that are there, and compile their modules.
 
 Runs `pip download --require-hashes`, for one Python minor version and x86-64 Linux, for what is missing; where there
 are several processors, several at once. A wheel that a directory beside this one has is linked from there and not
 fetched again. Every file that is there already is proven against the lock's hashes; a damaged or left-over one is
-removed. Waits while another works on any such directory there, or wheel_bytecode.
+removed. Waits while another works on any such directory there.
+
+Beside the wheels `modules.bytecode` is written, a zip with the code of each module but packages' tests, for all hosts
+with the same Python. There is none where this machine's Python is not the hosts', whose minor version decides, or where
+the modules can't be compiled: the hosts do so then.
 
 Returns:
     fetched: Requirements whose wheel was missing, here and in the directories beside this one.
     removed: Files that the lock does not know.
+    sha256: The hash of `modules.bytecode`; empty where there is none.
 """
 
 from __future__ import annotations
@@ -16,14 +21,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
+import marshal
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
 import time
+import warnings
+import zipfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -31,7 +44,10 @@ from ansible.module_utils.basic import AnsibleModule
 MAX_PIPS = 4
 MAX_WAIT_SECONDS = 3900  # jobs that were begun ahead live for 3600 (tasks/ahead.yml)
 ERRORS = "errors"  # of a pip, beside what it fetches
-BYTECODE = "modules.bytecode"  # of the module wheel_bytecode
+BYTECODE = "modules.bytecode"
+TESTS = re.compile("/tests/")  # as compileall leaves them out on a host
+# Where a wheel has files that don't lie beside its packages.
+DATA = re.compile(r"[^/]+\.data/(?:(?:purelib|platlib)/(.*)|.*)")
 # The platforms that a host with glibc 2.28 or newer takes wheels for.
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)] + [
     "manylinux2014_x86_64",
@@ -95,10 +111,10 @@ def _digest(file: Path) -> str:
 
 
 @contextlib.contextmanager
-def hold(sets: Path) -> Iterator[None]:
+def hold(sets: Path) -> Iterator[int]:
     """Keep others away from the directory of all sets of wheels; one that was begun ahead may be at work there.
 
-    Raises TimeoutError.
+    Gives the descriptor that does so, which no process that could outlive this one may have. Raises TimeoutError.
     """
     sets.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sets, os.O_RDONLY)
@@ -111,7 +127,7 @@ def hold(sets: Path) -> Iterator[None]:
                     f"and start again. See which it is: fuser -v {sets}"
                 )
             time.sleep(0.2)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -124,6 +140,63 @@ def _takes(descriptor: int) -> bool:
     return True
 
 
+def made_of(wheels: Path, site: str) -> str:
+    """Name what the file is made of. The wheels' content is proven before."""
+    names = sorted(wheel.name for wheel in wheels.glob("*.whl"))
+    return json.dumps({"magic": MAGIC_NUMBER.hex(), "site": site, "wheels": names})
+
+
+def compile_wheel(wheel: Path, site: str) -> list[tuple[str, bytes]]:
+    """Return the code of each module of a wheel, by its path below `site`; what can't be compiled is left out."""
+    return list(_compiled(wheel, site))
+
+
+def _compiled(wheel: Path, site: str) -> Iterator[tuple[str, bytes]]:
+    warnings.simplefilter("ignore")  # of the packages' own code
+    with zipfile.ZipFile(wheel) as opened:
+        for member in opened.namelist():
+            data = DATA.fullmatch(member)
+            path = data[1] if data else member
+            if path and path.endswith(".py") and not TESTS.search(f"/{path}"):
+                try:
+                    code = compile(opened.read(member), f"{site}/{path}", "exec", dont_inherit=True)
+                except (SyntaxError, ValueError):
+                    continue
+                yield path, marshal.dumps(code)
+
+
+def write_bytecode(wheels: Path, site: str, comment: str, held: int | None = None) -> None:
+    """Write the file, whole or not at all; where this process is killed, its workers don't keep what it `held`."""
+    partial = wheels.with_name(f"{wheels.name}.{BYTECODE}.{os.getpid()}")
+    found = sorted(wheels.glob("*.whl"), key=lambda wheel: -wheel.stat().st_size)
+    # A fork, since what ansible runs a module from can't be imported again.
+    fork = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(mp_context=fork, initializer=_let_go, initargs=(held,))
+    try:
+        with pool, zipfile.ZipFile(partial, "w") as packed:
+            for modules in pool.map(compile_wheel, found, [site] * len(found)):
+                for path, code in modules:
+                    packed.writestr(zipfile.ZipInfo(path), code, zipfile.ZIP_DEFLATED, 1)
+            packed.comment = comment.encode()
+        partial.replace(wheels / BYTECODE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _let_go(held: int | None) -> None:
+    if held is not None:
+        os.close(held)
+
+
+def is_made(file: Path, comment: str) -> bool:
+    """Return whether the file is there, of these wheels and for this place, and each part of it as it was written."""
+    try:
+        with zipfile.ZipFile(file) as opened:
+            return opened.comment == comment.encode() and opened.testzip() is None
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        return False
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -132,6 +205,8 @@ def main() -> None:
             # The hosts' Python minor version, such as `3.11`.
             "python": {"type": "str", "required": True},
             "dest": {"type": "path", "required": True},
+            # The directory that they are installed in on the hosts, which the code names as its place.
+            "site": {"type": "path", "required": True},
         },
         supports_check_mode=True,
     )
@@ -144,13 +219,13 @@ def main() -> None:
     text = lock_file.read_text()
     lock = read_lock(text)
     try:
-        with contextlib.nullcontext() if module.check_mode else hold(directory.parent):
-            _make_right(module, text, lock, directory)
+        with contextlib.nullcontext() if module.check_mode else hold(directory.parent) as held:
+            _make_right(module, text, lock, directory, held)
     except TimeoutError as error:
         module.fail_json(msg=str(error))
 
 
-def _make_right(module: AnsibleModule, text: str, lock: dict[str, set[str]], directory: Path) -> None:
+def _make_right(module: AnsibleModule, text: str, lock: dict[str, set[str]], directory: Path, held: int | None) -> None:
     missing, unknown = compare(lock, directory)
     changed = bool(missing or unknown)
     if not module.check_mode:
@@ -162,7 +237,24 @@ def _make_right(module: AnsibleModule, text: str, lock: dict[str, set[str]], dir
             missing, _ = compare(lock, directory)
         if missing:
             _download(module, [excerpt(text, [name]) for name in missing], directory)
-    module.exit_json(changed=changed, fetched=missing, removed=unknown)
+    compiled, digest = _compile(module, directory, held)
+    module.exit_json(changed=changed or compiled, fetched=missing, removed=unknown, sha256=digest)
+
+
+def _compile(module: AnsibleModule, wheels: Path, held: int | None) -> tuple[bool, str]:
+    """Write the modules' code where it is missing; returns whether it was, and the file's hash."""
+    if sys.implementation.cache_tag != "cpython-" + module.params["python"].replace(".", ""):
+        return False, ""
+    comment, file = made_of(wheels, module.params["site"]), wheels / BYTECODE
+    try:
+        if changed := not is_made(file, comment):
+            if module.check_mode:
+                return True, ""
+            write_bytecode(wheels, module.params["site"], comment, held)
+        return changed, _digest(file)
+    except (OSError, BrokenProcessPool, zipfile.BadZipFile) as error:  # it saves time: without it the hosts compile
+        module.warn(f"the modules of {wheels} can't be compiled here, so each host does: {error}")
+        return False, ""
 
 
 def _download(module: AnsibleModule, requirements: Sequence[str], directory: Path) -> None:
