@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,8 @@ def straight_through(weight: Any) -> Any:
     [
         *(tf.identity, tf.stop_gradient, tf.function(lambda one: one), straight_through, np.asarray),
         tf.function(lambda one: tf.cond(one[0, 0] > 0.0, lambda: one, lambda: 2.0 * one)),
+        *(tf.function(lambda one, way=way: way([one, one])) for way in (tf.stack, tf.add_n)),
+        *(functools.partial(way, lambda row: 2.0 * row) for way in (tf.map_fn, tf.vectorized_map)),
     ],
 )
 def test_what_takes_a_whole_variable_takes_a_split_one(taking: Any) -> None:
@@ -168,6 +171,7 @@ LOSSES: dict[str, Any] = {
     "of a part's rows": lambda table: tf.reduce_sum(tf.nn.embedding_lookup(table, [4]) ** 2),
     "of the first row": lambda table: tf.reduce_sum(table[:1] ** 2),
     "of all": lambda table: tf.reduce_sum(tf.matmul(table, table, transpose_b=True)),
+    "of each row": lambda table: tf.reduce_sum(tf.map_fn(tf.norm, table)),
     "of others": lambda table: tf.constant(1.0),
 }
 
@@ -176,6 +180,17 @@ LOSSES: dict[str, Any] = {
 @pytest.mark.parametrize("make", [tf.keras.optimizers.Adam, tf.keras.optimizers.legacy.Adagrad])
 def test_a_split_weight_gets_the_gradient_and_the_update_of_a_whole_one(make: Any, loss: str) -> None:
     for split, whole in zip(*(updated(table, make(0.1), LOSSES[loss]) for table in tables()), strict=True):
+        np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_tf_gradients_gives_that_of_a_split_weight_as_of_a_whole_one(loss: Any) -> None:
+    @tf.function
+    def found(table: Any) -> Any:
+        of_two, [of_one] = tf.gradients(loss(table), [table, tf.constant(1.0)]), tf.gradients(loss(table), table)
+        return [tf.zeros_like(table) if one is None else tf.convert_to_tensor(one) for one in (of_two[0], of_one)]
+
+    for split, whole in zip(*(found(table) for table in tables()), strict=True):
         np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 

@@ -28,7 +28,7 @@ from trainer.training.tf_internals.saving import (
 )
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, join_converted_parts, whole_of
 from trainer.training.updates.split_assign import shard_values
-from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources
+from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources, of_whole_variables
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
@@ -146,6 +146,7 @@ def see_whole_weights() -> None:
     patch_hdf5_format(lambda plain: with_whole_lists(plain, model=1), whole_and_listed)
     ShardedVariable.assign = checking_shape(ShardedVariable.assign)
     ShardedVariable.value = ShardedVariable.read_value = tf.convert_to_tensor  # which each other variable has
+    ShardedVariable._convert_variables_to_tensors = tf.convert_to_tensor  # as tf.map_fn and the like have them
     ShardedVariable.get_shape = ShardedVariable.shape.fget
     ShardedVariable.sparse_read = look_up  # by which tf.gather reads; TensorFlow's own gives rows by their shards
     ShardedVariable.__getitem__ = taking_tensors(ShardedVariable.__getitem__)
@@ -154,13 +155,16 @@ def see_whole_weights() -> None:
     join_converted_parts()
     ShardedVariable.__composite_gradient__ = PartsGradients()
     tf.GradientTape.gradient = of_whole_sources(tf.GradientTape.gradient)
+    tf.gradients = of_whole_variables(tf.gradients)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
     name_in_checkpoints(ShardedVariable, lambda split: name_of(split._variables[0]))
 
 
 def as_array(split: Variable, dtype: Any = None, copy: bool | None = None) -> Any:
-    """Return a split variable's value as numpy asks for it."""
+    """Return a split variable's value as numpy asks for it; as of others, not in a trace, where tf.stack asks too."""
+    if not tf.executing_eagerly():
+        raise NotImplementedError(f"{name_of(split.variables[0])} has no array while a function is traced")
     return np.asarray(split.numpy(), dtype)
 
 

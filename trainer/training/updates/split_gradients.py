@@ -41,6 +41,20 @@ def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
+def of_whole_variables(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `tf.gradients`, which gives that of a split weight as of a whole one."""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(plain)
+    def gradients(ys: Any, xs: Any, *given: object, **named: object) -> Any:
+        flat = tf.nest.flatten(xs)
+        parts = [parts_or_itself(one) for one in flat]
+        found = tf.nest.pack_sequence_as(parts, plain(ys, tf.nest.flatten(parts), *given, **named))
+        return [joined(*one) for one in zip(flat, found, strict=True)]
+
+    return gradients
+
+
 class PartsGradients:
     """What TensorFlow asks a composite tensor for, as in an eager call of a function with a gradient of its own."""
 
