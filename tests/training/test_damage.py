@@ -142,3 +142,12 @@ def test_another_type_is_no_damage(directory: RunDirectory) -> None:
     with pytest.raises(UserError, match=r"ckpt-30 does not fit the model.*--run NAME"):
         Trained(directory, tf.int32).checkpoints.restore()
     assert directory.catalogue.steps() == [10, 20, 30]
+
+
+def test_a_changed_model_is_told_what_differs_and_which_weights_it_may_begin_with(directory: RunDirectory) -> None:
+    more, fewer = Trained(directory), Trained(directory)
+    more.model.bias = tf.Variable([0.0], name="more/bias")
+    del fewer.model.table
+    for trained, what in ((more, "it has no more/bias"), (fewer, "the model has no table")):
+        with pytest.raises(UserError, match=rf"ckpt-30 does not fit the model: {what}\. .*initial_weights: run@30 it"):
+            trained.checkpoints.restore()

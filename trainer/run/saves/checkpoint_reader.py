@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Protocol
 
 from trainer.core.contracts import Model
@@ -21,6 +22,10 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 SLOT = re.compile(
     r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
+# How TensorFlow says that the model has more, or the checkpoint.
+UNBOUND, VARIABLE = "not bound to checkpointed values", re.compile(r"<tf\.Variable '([^']+?)(?::0)?' ")
+UNRESOLVED = re.compile(r"Unresolved object in checkpoint \(root\)\.(?:model\.)?([^:]+): ")
+MAX_NAMES = 5
 
 
 class LeftOut(Protocol):
@@ -202,13 +207,22 @@ def check_slots(read: Any) -> None:
 
 
 def what_differs(error: Exception) -> str:
-    """Return the line of an error that says which value differs, of a function's the one behind its heading."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    """Say which values differ, or return the line of an error that does, of a function's the one behind its heading."""
+    text = str(error).strip()
+    if UNBOUND in text and (names := VARIABLE.findall(text)):
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return f"it has no {', '.join(names[:MAX_NAMES])}{more}"
+    if found := UNRESOLVED.match(text):
+        return f"the model has no {found[1]}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "shape" in line or "tensor_name" in line), lines[0]).rstrip(".")
 
 
 def mismatch(prefix: str, error: Exception) -> CheckpointMismatch:
+    path = Path(prefix)
+    source = f"{path.parent.parent.name}@{path.name.removeprefix('ckpt-')}"
     return CheckpointMismatch(
         f"the checkpoint {prefix} does not fit the model: {what_differs(error)}. "
-        "A changed model needs a new run: start it with another --run NAME"
+        "A changed model needs a new run: start it with another --run NAME. "
+        f"With initial_weights: {source} it begins with the weights that fit"
     )
