@@ -149,5 +149,5 @@ def test_a_changed_model_is_told_what_differs_and_which_weights_it_may_begin_wit
     more.model.bias = tf.Variable([0.0], name="more/bias")
     del fewer.model.table
     for trained, what in ((more, "it has no more/bias"), (fewer, "the model has no table")):
-        with pytest.raises(UserError, match=rf"ckpt-30 does not fit the model: {what}\. .*initial_weights: run@30 it"):
+        with pytest.raises(UserError, match=rf"ckpt-30 does not fit the model: {what}\. .*initial_weights: run@30$"):
             trained.checkpoints.restore()

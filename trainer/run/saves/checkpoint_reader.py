@@ -224,5 +224,5 @@ def mismatch(prefix: str, error: Exception) -> CheckpointMismatch:
     return CheckpointMismatch(
         f"the checkpoint {prefix} does not fit the model: {what_differs(error)}. "
         "A changed model needs a new run: start it with another --run NAME. "
-        f"With initial_weights: {source} it begins with the weights that fit"
+        f"With tf.keras it may begin with the weights that fit, by initial_weights: {source}"
     )
