@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -164,13 +165,16 @@ def test_files_that_come_are_trained_once_while_a_coordinator_dies_and_the_run_e
     kill(process.pids("chief-0")[-1])
     write(tmp_path, range(4, 10))
     process.search(waits.format(16))
+    last = 16 * FILE // PROGRAMS_BATCH
+    until(lambda: runs.checkpoints(run)[-1:] == [last], "the last checkpoint", say=lambda: process.output[-6000:])
     (tmp_path / "_END").touch()
     assert process.wait(2 * MINUTE) == 0, process.output[-6000:]
     assert "where its data ended it" in process.output
     seen = counts(runs, run)
     assert seen.sum(axis=0).tolist() == [1.0] * 16 * FILE + [0.0] * (FILES - 16) * FILE
     assert (seen.sum(axis=1) > 0).all()
-    assert runs.status(run)["step"] == 16 * FILE // PROGRAMS_BATCH
+    assert runs.status(run)["step"] == last
+    assert len(re.findall(rf"saved \S+/ckpt-{last} in", process.output)) == 1
 
 
 @pytest.mark.parametrize("pattern", ["*/part-*", "far/part-*"])

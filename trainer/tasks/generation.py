@@ -101,7 +101,8 @@ class Generation:
         model, store = self.runner.model, self.store
         with_fit = config.api == "fit"
         # At the end averages are taken for weights, and callbacks may put back the best ones.
-        has_end = bool(callbacks or keras_of(model).averaged())
+        own = [each for each in callbacks if not isinstance(each, EndWithTheData)]
+        has_end = bool(own or keras_of(model).averaged())
         epochs = Epochs(config, callbacks, self.runner, controller, store) if with_fit or callbacks else None
         is_over = controller.done if epochs is None else epochs.are_over
         if is_over and (not has_end or controller.final):
