@@ -86,8 +86,9 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
     except OperatorMistake:  # without ps there is no way to try
         return []
     drained = {task.name for task in tasks_of(cluster.inventory, [*look.observation.drains])}
-    bare = bare_hosts(cluster.inventory, look.observation)
-    wrong = [each for each in wrong if each.partition(":")[0] not in bare]
+    # Where nothing is installed, or was not seen, no way could be tried.
+    untried = {*bare_hosts(cluster.inventory, look.observation), *look.observation.unreachable}
+    wrong = [each for each in wrong if each.partition(":")[0] not in untried]
     wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # no task needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]
     pace = {task: median(way.seconds for way in row.values()) for task, row in found.items() if row}
