@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -217,3 +219,25 @@ def test_a_name_stands_for_one_package(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
 def test_what_is_installed_is_not_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert RealMachine(tmp_path, "a-editor").end(monkeypatch)["changed"] is False
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_a_mirror_that_never_answers_is_asked_twice_for_each_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself apt asks four times, and waits for half a minute each time."""
+    short = [each.replace(f"={debian_packages.SILENT_SECONDS}", "=1") for each in debian_packages.PATIENCE]
+    monkeypatch.setattr(debian_packages, "PATIENCE", short)
+    machine = RealMachine(tmp_path, "editor")
+    machine.check_mode = False
+    machine.params["cache_valid_time"] = -1
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        (tmp_path / "sources").write_text(f"deb [trusted=yes] http://127.0.0.1:{mute.getsockname()[1]} ./\n")
+        assert machine.end(monkeypatch)["changed"] is False
+        mute.setblocking(False)
+        calls = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                mute.accept()[0].close()
+                calls += 1
+    assert calls == 4  # InRelease and Release

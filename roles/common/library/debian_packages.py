@@ -27,6 +27,14 @@ OPTIONS = (
     # A name that no package has is an error: apt-get would take one with a dot for a regular expression.
     "APT::Cmd::Pattern-Only=true",
 )
+# A proxy or mirror that takes calls and never answers holds the other hosts up too: by default for over 9 minutes, with
+# three sources. One that looks through what it hands on may be silent for a while, and has it the next time.
+SILENT_SECONDS = 20
+PATIENCE = (
+    f"Acquire::http::Timeout={SILENT_SECONDS}",
+    f"Acquire::https::Timeout={SILENT_SECONDS}",
+    "Acquire::Retries=1",
+)
 ENVIRONMENT = {"DEBIAN_FRONTEND": "noninteractive", "DEBIAN_PRIORITY": "critical", "LC_ALL": "C"}
 PAUSE_SECONDS = 1.0
 
@@ -37,6 +45,11 @@ def index_age(root: Path, now: float) -> float:
     if not lists.is_dir() or not any(path.is_file() and path.name != "lock" for path in lists.iterdir()):
         return float("inf")
     return now - max((root / stamp).stat().st_mtime for stamp in STAMPS if (root / stamp).exists())
+
+
+def as_flags(options: Sequence[str]) -> list[str]:
+    """Return apt's options as words of its command line."""
+    return [word for option in options for word in ("--option", option)]
 
 
 def call(module: AnsibleModule, words: Sequence[str], end: float) -> str:
@@ -76,11 +89,10 @@ def main() -> None:
     if module.check_mode and age == float("inf"):
         module.exit_json(changed=True)
     if not module.check_mode and age > given["cache_valid_time"]:
-        call(module, ["update", "--quiet"], end)
-    options = [word for option in OPTIONS for word in ("--option", option)]
+        call(module, ["update", "--quiet", *as_flags(PATIENCE)], end)
     # A name that an installed package provides is no reason to upgrade that one.
-    how = ["--no-install-recommends", "--no-upgrade", "--simulate" if module.check_mode else "--yes", *options]
-    output = call(module, ["install", "--quiet", *how, *given["name"]], end)
+    how = ["--no-install-recommends", "--no-upgrade", "--simulate" if module.check_mode else "--yes"]
+    output = call(module, ["install", "--quiet", *how, *as_flags(OPTIONS), *given["name"]], end)
     module.exit_json(changed=NOTHING not in output, stdout=output)
 
 
