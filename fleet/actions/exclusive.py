@@ -17,7 +17,7 @@ def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: 
 
     Raises OthersAtWork where one is. A verb within another one is kept by the other's lock.
     """
-    if cluster.hosts.is_holding():
+    if cluster.keep_start_lock():
         return
     chief = cluster.inventory.chief.host
     if not plan_only:
@@ -29,7 +29,7 @@ def begin_exclusively(cluster: Cluster, console: Console, what: str, plan_only: 
 
 def stop_others(cluster: Cluster, console: Console) -> bool:
     """Have what is at work start no task any more: a stop waits for nobody. Returns whether anything is."""
-    if cluster.hosts.is_holding():
+    if cluster.keep_start_lock():
         return False
     if who := note_stop(cluster.hosts, cluster.inventory.chief.host):
         console.print(f"{who} is at work on this cluster; it starts no task any more")
@@ -42,7 +42,11 @@ def describe_stop(who: str) -> str:
 
 
 def reject_stopped(cluster: Cluster) -> None:
-    """Raise ClusterTrouble where another operator has stopped the cluster since this verb has its lock."""
+    """Raise ClusterTrouble where another operator has stopped the cluster since this verb has its lock.
+
+    Raises OthersAtWork where the lock was lost, and another has it.
+    """
+    cluster.keep_start_lock()
     if who := cluster.observe([cluster.inventory.chief.host], new_is_enough=True).stopped:
         raise ClusterTrouble(describe_stop(who))
 

@@ -46,6 +46,7 @@ class Cluster:
     def __init__(self, inventory: Inventory, hosts: Hosts) -> None:
         self.inventory = inventory
         self.hosts = hosts
+        self._work: str | None = None  # what the lock was taken for
 
     def observe(
         self,
@@ -134,7 +135,19 @@ class Cluster:
         `again` is for what had it before. Raises OthersAtWork where another is at work. Returns why none is kept away,
         where the host can't do it.
         """
-        return take_lock(self.hosts, self.inventory.chief.host, what, again)
+        why = take_lock(self.hosts, self.inventory.chief.host, what, again)
+        self._work = self._work if why else what
+        return why
+
+    def keep_start_lock(self) -> bool:
+        """Keep others away still, or again where the connection was lost; returns whether they are.
+
+        Raises OthersAtWork where another has begun meanwhile.
+        """
+        if self._work and not self.hosts.is_holding():
+            self.hosts.let_go()
+            self.acquire_start_lock(self._work, again=True)
+        return self.hosts.is_holding()
 
     def reject_when_others_may_start(self) -> None:
         """Raise ClusterTrouble where `acquire_start_lock` keeps no start away any more."""
@@ -146,6 +159,7 @@ class Cluster:
 
     def release_start_lock(self) -> None:
         """Let others start, which `acquire_start_lock` kept from it."""
+        self._work = None
         self.hosts.let_go()
 
     def start(self, tasks: Sequence[Task]) -> None:

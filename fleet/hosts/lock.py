@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ def take_lock(hosts: Hosts, chief: str, what: str, again: bool = False) -> str |
     What had it before takes it `again`: a stop that came meanwhile counts. Raises OthersAtWork where another is at
     work. Returns why no start is kept away, where the host doesn't answer.
     """
-    who = shlex.quote(f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()}")
+    own = f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()}"
+    who = shlex.quote(own)
     hold = shlex.quote(_HOLD if again else f"rm -f {STOPPED}\n{_HOLD}")
     lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {hold} sh"
     # The first line is the answer. What sudo says beside it, as of a host name that it can't resolve, comes later.
@@ -59,6 +61,8 @@ case $? in
 *) echo "$why" | tail -n 1 ;;
 esac""",
     )
+    if again and answer.stdout.startswith(f"taken by {own} since "):
+        return "the connection that was lost has not ended there yet"
     if answer.stdout.startswith("taken by "):
         raise OthersAtWork(
             f"this cluster is {answer.stdout}. Begin when that is over; a start is, once it has trained a step. "
@@ -100,7 +104,8 @@ def hold_for(
     """Hold the lock for as long as a process runs; the first line printed says whether it was taken.
 
     It also refuses `listed` hosts that were taken out, but for those that come `back`. The lock is taken once more
-    when the connection was lost: `site.yml` may reboot the host. A `plan` takes none and changes nothing.
+    when the connection was lost: `site.yml` may reboot the host. Where another has begun by then, the process is ended
+    as by Ctrl-C. A `plan` takes none and changes nothing.
     """
     hosts = SshHosts({chief.name: chief})
     try:
@@ -120,11 +125,24 @@ def hold_for(
     while not (answer or plan) and _is_there(process):
         if not hosts.is_holding():
             hosts.let_go()
-            with contextlib.suppress(OperatorMistake):
+            try:
                 take_lock(hosts, chief.name, what, again=True)
+            except OthersAtWork as others:
+                _end(process, f"the connection to {chief.name} that kept others away was lost, and now {others}\n")
+                break
         time.sleep(LOOK_SECONDS if hosts.is_holding() else AGAIN_SECONDS)
     hosts.let_go()
     hosts.close()
+
+
+def _end(process: int, why: str) -> None:
+    """End a process as Ctrl-C does, and say why where it says the rest."""
+    with contextlib.suppress(OSError):  # not Linux, or nobody reads it
+        out = os.open(f"/proc/{process}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+        with os.fdopen(out, "w", encoding="utf-8") as errors:
+            errors.write(why)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGINT)
 
 
 def _is_there(process: int) -> bool:

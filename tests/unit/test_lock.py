@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -19,12 +20,17 @@ import pytest
 import yaml
 
 import fleet.hosts.lock
+from fleet.actions.console import Console
+from fleet.actions.exclusive import begin_exclusively, start_unless_stopped
 from fleet.errors import OperatorMistake
+from fleet.hosts.cluster import Cluster
 from fleet.hosts.lock import STOPPED_SCRIPT, hold_for, note_stop, take_lock, who_is_at_work
 from fleet.hosts.removed_hosts import find_removed, note_removal
 from fleet.hosts.ssh import Answer
 from fleet.places import KIT
 from fleet.site.routes import Host
+from tests.unit.test_second_day import make_hosts
+from tests.waiting import until
 
 
 class Here:
@@ -225,6 +231,69 @@ def test_the_lock_is_taken_again_after_a_reboot(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "psfleet-stopped").exists()
     holding.join(60)
     assert not holding.is_alive()
+
+
+def test_site_yml_ends_where_another_has_taken_its_lost_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet.hosts.lock, "AGAIN_SECONDS", 0.05)
+    host, other, over = Here(tmp_path), Here(tmp_path), tmp_path / "over"
+    waits = {"ansible.builtin.shell": f"touch {tmp_path}/begun; until [ -e {over} ]; do sleep 0.1; done"}
+    tasks = [waits, {"ansible.builtin.file": {"path": str(tmp_path / "next"), "state": "touch"}}]
+    (tmp_path / "site.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}]))
+    here = ["--inventory", "localhost,", "--connection", "local", "-e", f"ansible_python_interpreter={sys.executable}"]
+    command = ["ansible-playbook", *here, tmp_path / "site.yml"]
+    with subprocess.Popen(command, cwd=KIT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as playbook:
+        until((tmp_path / "begun").exists, "the first task", 60)
+        let_go = host.let_go
+
+        def lose() -> None:
+            let_go()
+            if not other.held:
+                take_lock(other, "head", "drain")
+
+        monkeypatch.setattr(fleet.hosts.lock, "SshHosts", lambda hosts: host)
+        monkeypatch.setattr(host, "is_holding", lambda: False)
+        monkeypatch.setattr(host, "let_go", lose)
+        try:
+            hold_for(playbook.pid, Host("head", "192.0.2.10"), "run of site.yml")
+            playbook.wait(60)
+        finally:
+            over.touch()
+        _, errors = playbook.communicate()
+    assert playbook.returncode == 99, errors  # as after Ctrl-C
+    assert not (tmp_path / "next").exists()
+    message = r"the connection to head that kept others away was lost, and now this cluster is taken by a drain of ann"
+    assert re.search(message, errors)
+    other.let_go()
+
+
+def test_a_verb_takes_its_lost_lock_again_before_it_starts_tasks(tmp_path: Path) -> None:
+    first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
+    day = make_hosts()
+    verb, console = Cluster(day.inventory, first), Console(out=io.StringIO())
+    begin_exclusively(verb, console, "update-hosts", plan_only=False)
+    assert note_stop(other, "head")
+    os.killpg(first.held[0].pid, signal.SIGHUP)
+    first.held[0].wait()
+    begin_exclusively(verb, console, "drain", plan_only=False)  # within the other one
+    assert note.exists()
+    assert "an update-hosts of" in str(who_is_at_work(other, "head"))
+    os.killpg(first.held[0].pid, signal.SIGHUP)
+    first.held[0].wait()
+    take_lock(other, "head", "start")  # which begins after that stop
+    with pytest.raises(OperatorMistake, match="this cluster is taken by a start of"):
+        start_unless_stopped(verb, day.inventory.tasks)
+    other.let_go()
+
+
+def test_a_lost_connection_that_still_has_the_lock_is_no_other_one(tmp_path: Path) -> None:
+    first, again = Here(tmp_path), Here(tmp_path)
+    take_lock(first, "head", "drill")
+    assert take_lock(again, "head", "drill", again=True) == "the connection that was lost has not ended there yet"
+    with pytest.raises(OperatorMistake, match="taken by a drill of"):
+        take_lock(again, "head", "update-hosts", again=True)
+    first.let_go()
+    assert take_lock(again, "head", "drill", again=True) is None
+    again.let_go()
 
 
 def test_site_yml_refuses_hosts_that_another_checkout_has_taken_out(
