@@ -6,7 +6,7 @@ import sys
 
 from invoke import Exit
 
-from fleet.command_line import MEANWHILE, VerbCall, above_zero, leaving, verb, whole_number
+from fleet.command_line import MEANWHILE, REASON, VerbCall, above_zero, leaving, verb, whole_number
 
 
 @verb(
@@ -18,6 +18,7 @@ from fleet.command_line import MEANWHILE, VerbCall, above_zero, leaving, verb, w
         "seed": "with --random: the number that decides on the faults (default: one that is drawn, and printed)",
         "minutes": "with --random: for how long (default: 10)",
         "bounds_factor": "multiply the bounds by this, on machines that have other work besides (default: 1)",
+        **REASON,
     },
     MEANWHILE,
     # Fabric knows no argument without a flag that may be left out.
@@ -32,6 +33,7 @@ def drill(
     seed: str | None = None,
     minutes: str | None = None,
     bounds_factor: str = "1",
+    reason: str | None = None,
 ) -> None:
     """Do a fault to the live cluster, in a run of its own, and judge the recovery."""
     from fleet.drills import runner
@@ -49,6 +51,6 @@ def drill(
     factor = above_zero("bounds-factor", bounds_factor)
     with call.cluster(check=True) as cluster, leaving("left; the cluster was given back"):
         if random:
-            runner.soak(cluster, call.console, chosen, length, factor)
+            runner.soak(cluster, call.console, chosen, length, factor, reason)
             return
-        runner.drill(cluster, call.console, [name for name in (names or "").split(",") if name], all, factor)
+        runner.drill(cluster, call.console, [name for name in (names or "").split(",") if name], all, factor, reason)

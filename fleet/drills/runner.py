@@ -38,11 +38,16 @@ def list_drills(console: Console) -> None:
 
 
 def drill(
-    cluster: Cluster, console: Console, names: Sequence[str], everything: bool = False, factor: float = 1.0
+    cluster: Cluster,
+    console: Console,
+    names: Sequence[str],
+    everything: bool = False,
+    factor: float = 1.0,
+    reason: str | None = None,
 ) -> None:
     """Go through drills, one line each; raise ClusterTrouble when one fails.
 
-    Bounds are multiplied by `factor`, for machines that do something else besides.
+    Bounds are multiplied by `factor`, for machines that do something else besides. `reason` is for the history.
 
     Raises OperatorMistake for a name that is no drill's and for a drill that the inventory doesn't permit.
     """
@@ -53,29 +58,37 @@ def drill(
         raise OperatorMistake("\n".join(f"{name}: {why}" for name, why in refusals.items()))
     failed: list[str] = []
     outcomes: list[dict[str, Any]] = []
-    with taken(cluster, console) as testbed:
-        for each in chosen:
-            testbed.go_on()
-            if each.name in refusals:
-                console.print(f"skip  {each.name}: {refusals[each.name]}")
-                continue
-            found = _go_through(testbed, each, skips=everything)
-            if found is None:
-                continue
-            outcomes.append(as_json(found, each))
-            if found.problems:
-                failed.append(each.name)
-    console.print_json("drill", {"outcome": "failed" if failed else "passed", "drills": outcomes, "skipped": refusals})
-    if failed:
-        raise ClusterTrouble(f"{len(failed)} of {len(chosen) - len(refusals)} drills failed: {', '.join(failed)}")
+    asked = [each for each in chosen if each.name not in refusals]
+    with Trail(cluster, console, "drill", reason) as trail:
+        with taken(cluster, console, trail, drills=["all"] if everything else list(names)) as testbed:
+            for name, why in refusals.items():
+                console.print(f"skip  {name}: {why}")
+            for each in asked:
+                testbed.go_on()
+                found = _go_through(testbed, each, skips=everything)
+                if found is None:
+                    continue
+                outcomes.append(as_json(found, each))
+                if found.problems:
+                    failed.append(each.name)
+        outcome = "failed" if failed else "passed"
+        console.print_json("drill", {"outcome": outcome, "drills": outcomes, "skipped": refusals})
+        if failed:
+            raise ClusterTrouble(f"{len(failed)} of {len(asked)} drills failed: {', '.join(failed)}")
 
 
 def soak(
-    cluster: Cluster, console: Console, seed: int | None = None, minutes: float = 10.0, factor: float = 1.0
+    cluster: Cluster,
+    console: Console,
+    seed: int | None = None,
+    minutes: float = 10.0,
+    factor: float = 1.0,
+    reason: str | None = None,
 ) -> None:
     """Let faults come by chance for so long; raise ClusterTrouble when what is promised was not kept.
 
-    Without a `seed` one is drawn. Raises OperatorMistake when the inventory permits none of the faults.
+    Without a `seed` one is drawn. `reason` is for the history. Raises OperatorMistake when the inventory permits none
+    of the faults.
     """
     check(cluster.inventory, factor)
     seed = random.SystemRandom().randrange(1, 1_000_000) if seed is None else seed
@@ -87,18 +100,19 @@ def soak(
     console.print(f"seed {seed}: `fab drill --random --seed {seed}` does the same faults in the same order")
     for name, why in refusals.items():
         console.print(f"skip  {name}: {why}")
-    with taken(cluster, console) as testbed:
-        for each in [each for each in drills if isinstance(each.fault, WayFault) and not victims(testbed, each)]:
-            refusals[each.name] = "no task has such a way to a ps of another host"
-            console.print(f"skip  {each.name}: {refusals[each.name]}")
-            drills.remove(each)
-        soaked, begun = SoakTest(testbed, seed, factor), console.clock()
-        problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, testbed, drills))
-        console.print(soaked.summary(console.clock() - begun))
-    outcome = "failed" if problems else "passed"
-    console.print_json("drill", {"outcome": outcome, "seed": seed, "problems": problems, "skipped": refusals})
-    if problems:
-        raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
+    with Trail(cluster, console, "drill", reason) as trail:
+        with taken(cluster, console, trail, seed=seed) as testbed:
+            for each in [each for each in drills if isinstance(each.fault, WayFault) and not victims(testbed, each)]:
+                refusals[each.name] = "no task has such a way to a ps of another host"
+                console.print(f"skip  {each.name}: {refusals[each.name]}")
+                drills.remove(each)
+            soaked, begun = SoakTest(testbed, seed, factor), console.clock()
+            problems = soaked.go_on_until(begun + 60 * minutes, rounds(seed, testbed, drills))
+            console.print(soaked.summary(console.clock() - begun))
+        outcome = "failed" if problems else "passed"
+        console.print_json("drill", {"outcome": outcome, "seed": seed, "problems": problems, "skipped": refusals})
+        if problems:
+            raise ClusterTrouble("\n".join([f"{len(problems)} promises were not kept, seed {seed}:", *problems]))
 
 
 def check(inventory: Inventory, factor: float) -> None:
@@ -115,26 +129,25 @@ def check(inventory: Inventory, factor: float) -> None:
 
 
 @contextmanager
-def taken(cluster: Cluster, console: Console) -> Iterator[Testbed]:
-    """Have the operator's cluster, and give it back as it was whatever happens.
+def taken(cluster: Cluster, console: Console, trail: Trail, **what: Any) -> Iterator[Testbed]:
+    """Have the operator's cluster, and give it back as it was whatever happens; the history has `what` is done.
 
     No start is made meanwhile: its settings would be overwritten by those that are given back.
     """
     testbed = Testbed(cluster, console)
     cluster.acquire_start_lock("drill")
-    with Trail(cluster, console, "drill") as trail:
-        testbed.take_over()
-        trail.begin()
-        try:
-            yield testbed
-        finally:
-            with undisturbed():
-                try:
-                    testbed.keep()
-                    testbed.give_back()
-                finally:
-                    cluster.release_start_lock()
-            console.print("the cluster is as it was before")
+    testbed.take_over()
+    trail.begin(**what)
+    try:
+        yield testbed
+    finally:
+        with undisturbed():
+            try:
+                testbed.keep()
+                testbed.give_back()
+            finally:
+                cluster.release_start_lock()
+        console.print("the cluster is as it was before")
 
 
 def choose(names: Sequence[str], everything: bool) -> list[Drill]:

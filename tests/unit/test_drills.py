@@ -37,6 +37,7 @@ from fleet.drills.testbed import (
 from fleet.drills.watch import FaultWatch, longest_pause, lowest_step, new_steps, steps_lost
 from fleet.drills.ways import WayFault
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
 from fleet.hosts.ssh import Answer
@@ -163,7 +164,7 @@ def test_drills_end_where_the_cluster_is_stopped_meanwhile_and_start_nothing(mon
     made = drilled(hosts)
     ran = {task.name: Unit(task.unit, active="active", file_state="enabled") for task in TASKS}
     made._before = Observation(selection={"run": "big"}, units=ran)
-    monkeypatch.setattr(runner, "taken", lambda *_: contextlib.nullcontext(made))
+    monkeypatch.setattr(runner, "taken", lambda *_, **_more: contextlib.nullcontext(made))
 
     def stopped(_: Testbed, each: Drill, **_more: bool) -> Findings:
         gone_through.append(each.name)
@@ -180,6 +181,45 @@ def test_drills_end_where_the_cluster_is_stopped_meanwhile_and_start_nothing(mon
     scripts = [script for _, script in hosts.scripts]
     assert not any("systemctl start --no-block" in script for script in scripts)
     assert "systemctl disable" in scripts[-1]
+
+
+@pytest.mark.parametrize("problems", [[], ["it was not noticed"]])
+def test_the_history_has_which_drills_were_done_why_and_what_came_of_them(
+    monkeypatch: pytest.MonkeyPatch, problems: list[str]
+) -> None:
+    lines: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(history, "append", lambda _, line, settings: lines.append(line))
+    for name in ("take_over", "go_on", "keep", "give_back"):
+        monkeypatch.setattr(Testbed, name, lambda _: None)
+    monkeypatch.setattr(
+        runner, "_go_through", lambda _, each, skips: Findings(problems=problems if each.name == "worker" else [])
+    )
+    cluster, console = Cluster(inventory(), ScriptedHosts({"flock": "held"})), Console(out=io.StringIO())
+    with pytest.raises(ClusterTrouble) if problems else contextlib.nullcontext():
+        runner.drill(cluster, console, ["worker", "ps"], reason="a new switch")
+    begun, ended = lines
+    assert [(line["verb"], line["reason"], line["drills"]) for line in lines] == [
+        ("drill", "a new switch", ["worker", "ps"])
+    ] * 2
+    assert (begun["outcome"], ended["outcome"]) == ("begun", "failed" if problems else "done")
+    assert ended.get("message") == ("1 of 2 drills failed: worker" if problems else None)
+
+
+def test_faults_by_chance_leave_their_reason_and_their_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[Mapping[str, Any]] = []
+    monkeypatch.setattr(history, "append", lambda _, line, settings: lines.append(line))
+    for name in ("take_over", "keep", "give_back"):
+        monkeypatch.setattr(Testbed, name, lambda _: None)
+    monkeypatch.setattr(runner, "rounds", lambda *_: iter(()))
+    monkeypatch.setattr(SoakTest, "go_on_until", lambda *_: ["a stall of 200 s"])
+    monkeypatch.setattr(SoakTest, "summary", lambda *_: "")
+    cluster = Cluster(inventory(), ScriptedHosts({"flock": "held"}))
+    with pytest.raises(ClusterTrouble, match="1 promises were not kept, seed 4711"):
+        runner.soak(cluster, Console(out=io.StringIO()), 4711, reason="a new switch")
+    assert [(line["outcome"], line["reason"], line["seed"]) for line in lines] == [
+        ("begun", "a new switch", 4711),
+        ("failed", "a new switch", 4711),
+    ]
 
 
 def test_names_are_unique_and_the_dozen_are_drills() -> None:

@@ -310,7 +310,7 @@ def drilled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     class Empty:
         def go_on(self) -> None: ...
 
-    monkeypatch.setattr(runner, "taken", contextlib.contextmanager(lambda cluster, console: iter([Empty()])))
+    monkeypatch.setattr(runner, "taken", contextlib.contextmanager(lambda *_, **_more: iter([Empty()])))
     monkeypatch.setattr(
         runner, "why_not_allowed", lambda each, inventory: "no power" if each.name == "ps-off" else None
     )
