@@ -1,4 +1,4 @@
-"""What a training waits for most, from two looks at its tasks and hosts: pure functions, so that tests need no host.
+"""What a training waits for most, from looks at its tasks and hosts: pure functions, so that tests need no host.
 
 A worker says how long its steps wait for their batches. Nothing says how long they wait for messages: that is what is
 left where neither processors nor links are busy, and no step waits for its batch.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fleet.doctor.falling_memory import falling_memory
 from fleet.doctor.uneven_load import uneven_data, why_hot
 
 # From this share on a processor, or a link, counts as busy: above, more work mostly waits.
@@ -22,8 +23,6 @@ HOT = 2.0  # times the median of the other ps
 SHORT_SECONDS = 0.005  # a step of less is mostly messages
 LONG_SECONDS = 0.02  # a step of more is not explained by messages within a house
 WAITS = 0.5  # from this share of the time on, a worker waits for its input
-FULL_SECONDS = 10_800  # memory that is taken up sooner will not last
-SHRINKS = 64 * 2**20  # bytes less than this between two looks are chance
 STORAGE = 0.1  # share of time in which a host's processors waited for storage
 MORE_INPUT = "Read and prepare more at once (`num_parallel_calls`, `prefetch`), or on other hosts (`input: service`)"
 
@@ -118,15 +117,17 @@ class Rates:
         return max(last.sent - first.sent, last.received - first.received) / self.seconds
 
 
-def advise(first: Measurement, last: Measurement) -> list[Advice]:
-    """Say what holds the training up, the most likely first, or `nothing`; and what one more worker or ps gives."""
+def advise(first: Measurement, last: Measurement, between: Sequence[Measurement] = ()) -> list[Advice]:
+    """Say what holds the training up, the most likely first, or `nothing`; and what one more worker or ps gives.
+
+    From looks `between` the two it is known whether memory falls steadily.
+    """
     rates = Rates.between(first, last)
     if not sum(rates.pace.values()):
         text = f"no step was trained in {rates.seconds:.0f} s. See why: fab status"
         return [Advice("nothing", text)]
-    found = [
-        each for adviser in (slow_workers, coordinator, processors, network, memory, data) for each in adviser(rates)
-    ]
+    found = [each for adviser in (slow_workers, coordinator, processors, network) for each in adviser(rates)]
+    found += [*memory([first, *between, last]), *data(rates)]
     if not [each for each in found if each.part not in ("worker", "memory", "data") or "processors" in each.text]:
         found += waits(rates)
     return [*found, *one_more(rates)]
@@ -228,21 +229,13 @@ def network(rates: Rates) -> Iterator[Advice]:
             )
 
 
-def memory(rates: Rates) -> Iterator[Advice]:
-    """Name the hosts whose memory will not last three hours."""
-    for host, last in rates.last.hosts.items():
-        before = rates.first.hosts[host].available if host in rates.first.hosts else None
-        if before is None or last.available is None or (taken := before - last.available) < SHRINKS:
-            continue
-        left = last.available * rates.seconds / taken
-        if left < FULL_SECONDS:
-            yield Advice(
-                "memory",
-                f"memory of {host} falls by {60 * taken / rates.seconds / 2**20:.3g} MiB a minute: the "
-                f"{last.available / 2**30:.3g} GiB that are left last about {left / 3600:.2g} hours. See whose it is: "
-                "fab hosts, and the run's page",
-                [host],
-            )
+def memory(looks: Sequence[Measurement]) -> Iterator[Advice]:
+    hosts = {
+        host: [look.hosts[host].available or 0.0 for look in looks if host in look.hosts] for host in looks[-1].hosts
+    }
+    known = {host: left for host, left in hosts.items() if len(left) == len(looks) and all(left)}
+    for text, names in falling_memory(known, looks[-1].time - looks[0].time):
+        yield Advice("memory", text, names)
 
 
 def data(rates: Rates) -> Iterator[Advice]:

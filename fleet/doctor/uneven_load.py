@@ -69,7 +69,7 @@ def uneven_data(data: Mapping[str, Any], workers: int) -> Iterator[tuple[str, li
             )
 
 
-def amount(size: int) -> str:
+def amount(size: float) -> str:
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
 
 

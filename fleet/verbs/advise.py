@@ -15,6 +15,7 @@ from fleet.hosts.ssh import Answer
 from fleet.hosts.units import properties_of
 
 FIRST_STEPS_SECONDS = 30
+PARTS = 4  # of the time: whether memory falls in each of them
 # Where a host sends from; of bonds, bridges and containers the parts would count twice.
 _LINK = "ip route show default | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p' | head -1"
 # Processor time of a unit's processes, with their ended children's: systemd has none where it may not use the
@@ -33,22 +34,36 @@ done"""
 
 
 def advise(cluster: Cluster, console: Console, seconds: float) -> None:
-    """Look twice, so many seconds apart, and say what the training waits for. Nothing is changed.
+    """Look for so many seconds, and say what the training waits for. Nothing is changed.
 
     Raises HostsUnreachable, after the advice, where it lacks a host that isn't drained.
     """
-    first = first_look(cluster, console)
-    end = console.clock() + seconds
-    with console.progress() as progress:
-        while (left := end - console.clock()) > 0:
-            progress.show(f"measuring for {left:.0f} s more")
-            console.sleep(min(5.0, left))
     away: dict[str, str] = {}
-    found = advice.advise(first, measure(cluster, away))
+    looks = [first_look(cluster, console)]
+    begun = console.clock()
+    for number in range(1, PARTS + 1):
+        _wait(console, begun + seconds * number / PARTS, begun + seconds)
+        away.clear()
+        try:
+            looks.append(measure(cluster, away))
+        except OperatorMistake as ended:
+            if len(looks) == 1:
+                raise
+            console.print(f"{ended}. This is of the {looks[-1].time - looks[0].time:.0f} s before")
+            break
+    found = advice.advise(looks[0], looks[-1], looks[1:-1])
     record = {"seconds": seconds, "advice": [asdict(each) for each in found]}
     console.answer("advise", record, "\n".join(f"{each.part}: {each.text}" for each in found))
     if away:
         raise HostsUnreachable(away, "The advice knows nothing of them")
+
+
+def _wait(console: Console, until: float, end: float) -> None:
+    """Wait, and show for how long it still measures."""
+    with console.progress() as progress:
+        while (left := until - console.clock()) > 0:
+            progress.show(f"measuring for {end - console.clock():.0f} s more")
+            console.sleep(min(5.0, left))
 
 
 class NoStepsYet(OperatorMistake):

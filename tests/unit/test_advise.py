@@ -178,14 +178,46 @@ def test_uneven_data_are_named_beside_the_cause(data: dict[str, Any], names: lis
     assert expected in found[0].text
 
 
+def with_memory(**left: float) -> dict[str, HostUsage]:
+    """All hosts with 4 GiB of free memory, or so many."""
+    left = {name.replace("_", "-"): each for name, each in left.items()}
+    return {name: replace(CALM, busy=10.0, available=left.get(name, 4.0) * GIB) for name in TASKS}
+
+
 def test_memory_that_will_not_last_is_named_beside_the_cause() -> None:
-    calm = {name: replace(CALM, available=4 * 2**30) for name in TASKS}
-    last = {name: replace(each, busy=10.0) for name, each in calm.items()}
-    last["ps-1"] = replace(last["ps-1"], available=3 * 2**30)
-    last["worker-0"] = replace(last["worker-0"], available=4 * 2**30 - 2**20)
-    found = advise(replace(FIRST, hosts=calm), later(waits=0.9, hosts=last))
+    last = later(waits=0.9, hosts=with_memory(ps_1=3, worker_0=3.999))
+    found = advise(replace(FIRST, hosts=with_memory()), last)
     assert [each.part for each in found] == ["memory", "input", "scale"]
     assert "memory of ps-1 falls by 614 MiB a minute: the 3 GiB that are left last about 0.083 hours" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("shape", "falls"),
+    [
+        ((4.0, 3.8, 3.55, 3.3, 3.0), True),
+        ((4.0, 3.2, 3.1, 3.05, 3.0), False),  # what begins takes its memory
+        ((4.0, 4.0, 4.0, 4.0, 3.0), False),  # a save
+        ((4.0, 3.0, 4.0, 3.9, 3.0), False),
+        ((4.0, 3.99, 3.98, 3.97, 3.96), False),
+    ],
+)
+def test_memory_falls_where_it_does_so_steadily(shape: tuple[float, ...], falls: bool) -> None:
+    looks = [replace(FIRST, hosts=with_memory(ps_1=each)) for each in shape]
+    last = replace(later(), hosts=looks[-1].hosts)
+    assert ("memory" in [each.part for each in advise(looks[0], last, looks[1:-1])]) == falls
+    gone = replace(looks[2], hosts={name: each for name, each in looks[2].hosts.items() if name != "ps-1"})
+    assert "memory" not in [each.part for each in advise(looks[0], last, [looks[1], gone, looks[3]])]
+
+
+def test_containers_of_one_machine_are_named_once() -> None:
+    shapes = ((4.0, 3.8, 3.6, 3.4), (4.02, 3.81, 3.6, 3.38), (8.0, 7.8, 7.6, 7.4))
+    looks = [
+        replace(FIRST, hosts=with_memory(ps_0=here, ps_1=too, worker_0=other))
+        for here, too, other in zip(*shapes, strict=True)
+    ]
+    found = advise(looks[0], replace(later(), hosts=looks[-1].hosts), looks[1:-1])
+    assert [each.names for each in found if each.part == "memory"] == [["ps-0", "ps-1"], ["worker-0"]]
+    assert found[0].text.startswith("memory of ps-0, ps-1 falls by 369 MiB a minute")
 
 
 def test_a_busy_host_whose_tasks_are_not_counted_blames_nobody() -> None:
@@ -262,7 +294,12 @@ class Hosts(day.Hosts):
             return super()._answer(host, script)
         used = int(self.now * 1e9 * 0.1)
         units = "\n\n".join(f"CPUUsageNSec={used}\nId={task.unit}" for task in self.inventory.tasks_on(host))
-        return Answer(f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed=\n\n{units}")
+        figures = f"cores=4\nstat={int(self.now * 100)} 0 0 0 0 0 0 0\nsent=0\nreceived=0\nspeed="
+        return Answer(f"{figures}\navailable={self.free(self.now - 1000):.0f}\n\n{units}")
+
+    def free(self, seconds: float) -> float:
+        """KiB of memory."""
+        return 8 * 2**20 - 2**20 * seconds / 60
 
 
 def trains(hosts: fake_hosts.FakeHosts) -> None:
@@ -287,6 +324,34 @@ def test_the_verb_looks_twice_and_changes_nothing() -> None:
     assert hosts.done == []
     assert console.clock() == 120
     assert "worker: worker-1 is slow: 0.5 steps/s, where the median of the others is 5" in fake_hosts.printed(console)
+    assert "memory of head, ps-a, ps-b and 2 more falls by 1 GiB a minute: the 6 GiB" in fake_hosts.printed(console)
+
+
+def test_memory_that_a_start_takes_up_is_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hosts, "free", lambda _, seconds: (6 + 2 * 0.97**seconds) * 2**20)
+    hosts = make_hosts()
+    console = fake_hosts.console_of(hosts)
+    advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+    assert "memory" not in fake_hosts.printed(console)
+
+
+def test_a_training_that_ends_meanwhile_is_advised_on_as_far_as_it_went() -> None:
+    def ends(hosts: fake_hosts.FakeHosts, at: float = 100.0) -> None:
+        trains(hosts)
+        if hosts.now - 1000 > at:
+            hosts.run_status = fake_hosts.status("finished", 30)
+
+    hosts = make_hosts()
+    hosts.tick = ends
+    console = fake_hosts.console_of(hosts)
+    advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+    said = fake_hosts.printed(console)
+    assert "nothing trains (the run is finished): start it, and ask again while it trains. This is of the 90 s" in said
+    assert "worker: worker-1 is slow" in said
+    hosts = make_hosts()
+    hosts.tick = lambda hosts: ends(hosts, 20.0)
+    with pytest.raises(OperatorMistake, match=r"nothing trains \(the run is finished\)"):
+        advise_verb(Cluster(hosts.inventory, hosts), fake_hosts.console_of(hosts), 120)
 
 
 def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
