@@ -18,8 +18,8 @@ SHORTEST = 5
 _PLAIN = (
     r"(?:[\w.-]*(?:passw(?:or)?d|passphrase|passwd|secret|token|api[_-]?key|apikey|private[_-]?key|credential|authorization"
     r"|access[_-]?key|become_pass|ssh_pass|webhook|cookie|(?:amz|goog)-signature"
-    r"|(?:account|deploy|encryption|master|shared|signing|ssh|storage)[_-]?key)[\w.-]*"
-    r"|[\w.-]*_(?:pass|pwd))"
+    r"|(?:account|client|deploy|encryption|master|shared|signing|ssh|storage)[_-]?key)[\w.-]*"
+    r"|[\w.-]*_(?:auth|pass|pwd))"
 )
 # In prose, as before a count of what passed, these are words as others.
 _WORDS = r"(?:pass|auth)"
@@ -27,25 +27,33 @@ SENSITIVE = rf"(?:{_PLAIN}|{_WORDS})"
 # What these name is a path or the name of a secret, which a report needs.
 NAMES_ONE = re.compile(r".*(?:_file|_path|_seconds|_keep)\Z|notify_webhook_secret\Z|release_key\Z")
 _REST = r"[^\s'\"<>]+"
-_HOOKS = r"(?:hooks?|discord|webhook|office|telegram|pagerduty|opsgenie)"
+_HOOKS = r"(?:hooks?|discord|hc-ping|healthchecks|ifttt|ntfy|office|opsgenie|pagerduty|telegram|webhook|zapier)"
 _PARAMETER = r"[\w.-]*(?:key|token|sig|signature|secret|password|auth)[\w.-]*="
 _KEY_KINDS = (
     r"(?:AKIA|ASIA)[A-Z0-9]{16}\b",
     r"AIza[\w-]{35}",
     r"AGE-SECRET-KEY-1[A-Z0-9]{20,}",
+    r"GOCSPX-[\w-]{16,}",
+    r"SG\.[\w-]{16,}\.[\w-]{16,}",
+    r"dapi[0-9a-f]{32}\b",
+    r"dckr_pat_[\w-]{16,}",
     r"dop_v1_[0-9a-f]{32,}",
     r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    r"eyJ[A-Za-z0-9_-]{40,}={0,2}",
     r"gh[pousr]_[A-Za-z0-9]{20,}",
     r"github_pat_\w{20,}",
     r"glpat-[\w-]{16,}",
+    r"glsa_[A-Za-z0-9_]{20,}",
     r"hf_[A-Za-z0-9]{20,}",
     r"hv[bs]\.[\w-]{20,}",
     r"npm_[A-Za-z0-9]{30,}",
     r"pypi-[\w-]{16,}",
     r"sk-[\w-]{20,}",
     r"[rs]k_(?:live|test)_\w{16,}",
+    r"tskey-[\w-]{16,}",
     r"xapp-[\w-]{10,}",
     r"xox[abprs]-[A-Za-z0-9-]{10,}",
+    r"ya29\.[\w-]{20,}",
 )
 _PEM = r"[A-Z0-9 ]*PRIVATE KEY-----"
 _BEFORE = r"(?<![\w.-])"
@@ -96,6 +104,12 @@ PATTERNS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ..
     (re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9+/._~-]{8,}=*", re.IGNORECASE), rf"\1 {REMOVED}"),
     # Commands: of curl and the like, of sshpass, a file .netrc, and options that name one.
     (re.compile(rf"(?<![\w-]){_NO_LOGIN}((?:-u|--user|--proxy-user)[\s=]+[^\s:]+:)\S+"), rf"\1{REMOVED}"),
+    # Of databases: in a login's text, and as an option with its value beside it.
+    (re.compile(r"(?i)((?:\A|[;\s\"'])pwd\s*=\s*)(?![/~])[^\s;\"']+"), rf"\1{REMOVED}"),
+    (re.compile(r"\b((?:mariadb|mysql)[\w-]*\s(?:[^\n;|&]*\s)?-p)[^\s\"';|&]+"), rf"\1{REMOVED}"),
+    (re.compile(r"\b(redis-cli\s(?:[^\n;|&]*\s)?-a\s+)[^\s\"']+"), rf"\1{REMOVED}"),
+    # As /etc/shadow and htpasswd have them: a short password is found from these.
+    (re.compile(r"\$(?:apr1|2[aby]|5|6|y)\$[./A-Za-z0-9$=,]{20,}"), REMOVED),
     (re.compile(r"\b(sshpass\s+-p\s*|login\s+\S+\s+password\s+)\S+"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)((?<![\w-])--?{SENSITIVE}(?:[ \t]+|\\*[\"'],\s*\\*[\"']))(?!-)[^\s\"'\\]+"), rf"\1{REMOVED}"),
     (re.compile(rf"\b(?:{'|'.join(_KEY_KINDS)})"), REMOVED),
