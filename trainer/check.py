@@ -6,7 +6,8 @@ import argparse
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,7 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         if options.build_here:
             go_first()
         import_modules(options.part)
-        programs = [
-            load_program(config.program, config.program_args, evaluates=config.evaluation != "none")
-            for config in configs
-        ]
+        programs = load_programs(configs)
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
@@ -92,6 +90,15 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         if built == FINISHED and whole:
             _print_marks([f"{mark}{BUILT}" for mark in marks])
     return built
+
+
+def load_programs(configs: Sequence[Config]) -> list[Any]:
+    """Make the program of each run; raises UserError."""
+    found = []
+    for config in configs:
+        with naming(config.run, len(configs)):
+            found.append(load_program(config.program, config.program_args, evaluates=config.evaluation != "none"))
+    return found
 
 
 def check_settings(
@@ -159,9 +166,22 @@ def read_settings(options: argparse.Namespace, environment: Mapping[str, str]) -
     if sweep is None:
         return [apply_selection(config, selection)]
     sweep.check_settings(config)
-    return [
-        apply_selection(config.replace(**of_the_run(point.settings)), point.selection) for point in sweep.to_prove()
-    ]
+    found = []
+    for point in (points := sweep.to_prove()):
+        with naming(point.run, len(points)):
+            found.append(apply_selection(config.replace(**of_the_run(point.settings)), point.selection))
+    return found
+
+
+@contextmanager
+def naming(run: str, among: int) -> Iterator[None]:
+    """Say of which run a mistake is, where there are several: in the queue they are of several people."""
+    try:
+        yield
+    except (ConfigError, UserError) as error:
+        if among < 2:
+            raise
+        raise type(error)(f"run {run}: {error}") from error
 
 
 def read_json(text: str, what: str) -> Any:

@@ -21,6 +21,7 @@ from trainer.__main__ import main
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR
 from trainer.core.settings.config import Config
 from trainer.run.directory import RunDirectory
+from trainer.run.selections.queue_changes import add
 
 RATED = """
 class Rated(Good):
@@ -90,6 +91,23 @@ def test_what_is_wrong_is_the_users_error(
     # A run that is named without a program is proven with the program that it remembers, which is not here.
     assert code == USER_ERROR
     assert (message or "there is no module 'other'") in capsys.readouterr().err
+
+
+def test_a_mistake_of_one_of_several_runs_says_whose_it_is(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the queue the others' runs hold up a start, too."""
+    config = Config(program="checked_program:Good", shared_dir=str(shared))
+    for name, more in (("mine", {}), ("theirs", {"program": "checked_program:Gone"})):
+        add(config, {"name": name, "settings": {}, **more}, plan=False)
+    points = [{"rate": 1}, {"rate": "a"}]
+    sweep = {"program": "checked_program:Rated", "sweep": {"name": "rates", "attempt": 1, "points": points}}
+    for selection, message in (
+        ({"queue": {}}, "error: run theirs: program checked_program:Gone: "),
+        (sweep, "error: run rates-2: "),
+    ):
+        assert check(shared, monkeypatch, "run", "--selection", json.dumps(selection)) == USER_ERROR
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
