@@ -124,7 +124,6 @@ def replace_host(
     old = find_host(inventory, old)
     begin_exclusively(cluster, console, "replace-host", plan_only)
     seen = _observe_without(cluster, old)
-    reject_foreign(inventory, seen, [inventory.chief.host])  # where the run and the lock of this verb are
     untouched = _why_untouched(inventory, seen, old)
     where = address or new
     variables = dict.fromkeys(address_variables(inventory, old, address), where)
@@ -157,11 +156,14 @@ def replace_host(
 
 
 def _left_to_the_operator(inventory: Inventory, seen: Observation, old: str, new: str, at: str) -> list[str]:
-    """Say which runs are to be moved, and when only the operator can keep a dead machine out."""
+    """Say what is to be moved, and when only the operator can keep a dead machine out."""
     serves, leads = old in inventory.groups.get("nfs_server", ()), old == inventory.chief.host
     found = []
     if serves or (leads and not inventory.is_shared):
-        found.append(f"the runs stay on the disk of {old}: bring them to {new} before site.yml")
+        place = (serves and inventory.variables[old].get("cluster_nfs_dir")) or inventory.shared_dir
+        found.append(
+            f"runs, queue and history stay on the disk of {old}: bring all of {place} to {new} before site.yml"
+        )
     if old not in seen.unreachable:
         return found
     if serves or not inventory.is_shared:
@@ -296,13 +298,15 @@ def _clean(cluster: Cluster, console: Console, seen: Observation, host: str) -> 
 def _observe_without(cluster: Cluster, host: str) -> Observation:
     """Ask the hosts; what runs on a host that another cluster has is no task of this one.
 
-    Raises HostsUnreachable where the coordinator's host can't let the other's tasks go for good.
+    Raises HostsUnreachable where the coordinator's host can't let the other's tasks go for good, and OperatorMistake
+    where that one is another cluster's.
     """
     inventory, seen = cluster.inventory, cluster.observe(new_is_enough=True)
     chief = inventory.chief.host
     if chief in seen.unreachable and host != chief:
         rest = f"It has to let the tasks of {host} go: type it again when it is back. Where it is gone for good:"
         raise HostsUnreachable({chief: seen.unreachable[chief]}, f"{rest} fab replace-host {chief} NEW")
+    reject_foreign(inventory, seen, [chief])  # where the run, the lock of this verb and the list of removed hosts are
     if host not in foreign_hosts(inventory, seen):
         return seen
     names = {task.name for task in inventory.tasks_on(host)}
@@ -360,10 +364,10 @@ def _keep_out(cluster: Cluster, console: Console, old: str, new: str, expected: 
 
     Another checkout is not to bring it back either.
     """
-    if old != cluster.inventory.chief.host:
-        forget_removals(cluster.hosts, cluster.inventory.chief.host, [new])
-        if why := note_removal(cluster.hosts, cluster.inventory.chief.host, old):
-            console.print(why)
+    chief = cluster.inventory.chief.host  # maybe the old one, which another checkout asks
+    forget_removals(cluster.hosts, chief, [new])
+    if why := note_removal(cluster.hosts, chief, old):
+        console.print(why)
     now = {task.name: _known_as(task) for task in expected}
     moved = {task.name: (_known_as(task), now[task.name]) for task in cluster.inventory.tasks_on(old)}
     try:

@@ -562,7 +562,8 @@ def test_the_host_of_the_shared_path_is_not_removed(place: Path, hosts: Hosts, c
     with pytest.raises(OperatorMistake, match="w-b stays: it serves the shared path, with all runs"):
         remove_host(cluster(hosts), console, "w-b")
     replace_host(cluster(hosts), console, "w-b", "w-x", plan_only=True)
-    assert "the runs stay on the disk of w-b: bring them to w-x before site.yml" in fake_hosts.printed(console)
+    what = "runs, queue and history stay on the disk of w-b: bring all of /srv/trainer to w-x before site.yml"
+    assert what in fake_hosts.printed(console)
 
 
 def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
@@ -572,6 +573,22 @@ def test_a_dead_coordinators_host_without_a_shared_path_is_replaced(
     hosts.unreachable["head"] = "no route"
     replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99")
     assert tasks(place)["chief-0"] == ("head-2", "192.0.2.99")
+    assert "bring all of /var/lib/trainer/local to head-2 before site.yml" in fake_hosts.printed(console)
+    assert "Take head out of the inventories of other checkouts too" in fake_hosts.printed(console)
+
+
+@pytest.mark.usefixtures("written")
+def test_a_coordinators_host_that_was_replaced_keeps_it_for_checkouts_that_ask_it(
+    place: Path, hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a name of its own the cluster would be the same one to them."""
+    noted: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        "fleet.verbs.remove_host.note_removal", lambda _, chief, name: noted.append((chief, name)) or ""
+    )
+    hosts.set_all(active="inactive", sub="dead", file_state="disabled")
+    replace_host(read_again(place, hosts), console, "head", "head-2", "192.0.2.99")
+    assert noted == [("head", "head")]
 
 
 @pytest.mark.usefixtures("written")
