@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fleet.doctor.examination import Examination
 from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
 from fleet.errors import FleetError
+from fleet.hosts import history
 from fleet.hosts.drains import tasks_of
 from fleet.hosts.observation import Observation
 from fleet.output.tables import render_duration
@@ -23,6 +26,11 @@ LITTLE_BYTES = 5 * 10**9  # the wheels of both sets take 4
 # Reasons of fleet/rollout/short_way.py that say nothing is wrong.
 NO_DIFFERENCE = ("it has no task", "what it should hold can't", "roles/", "it can't be looked at")
 LATE_SECONDS = 600.0
+# What changes the cluster, and so what a later one has gone on from, or replaced.
+CHANGES = (
+    "start-cluster", "restart-cluster", "stop-cluster", "sweep", "rollback", "canary", "drain", "undrain",
+    "update-hosts", "remove-host", "replace-host", "prune", "delete-run", "drill", "site.yml",
+)  # fmt: skip
 
 
 def judge_control(site: Path, inventory: Inventory | None, problems: list[Problem]) -> list[Finding]:
@@ -149,3 +157,16 @@ def _silence(now: float, state: str, updated: float | None, where: str) -> list[
         return []
     what = f"its status says that it trains, and is {render_duration(now - updated)} old"
     return [Finding(ERROR, where, "run", what, "fab start-cluster, which goes on with it")]
+
+
+def judge_history(acts: Sequence[Mapping[str, Any]], now: float) -> list[Finding]:
+    """Return the last change of the cluster where it has not ended, as when its control machine was lost."""
+    changes = [act for act in acts if act.get("verb") in CHANGES]
+    if not changes or changes[-1].get("outcome") not in (history.BEGUN, history.LEFT):
+        return []
+    act = changes[-1]
+    hosts = act.get("hosts")
+    about = f" of {name_some(map(str, hosts))}" if isinstance(hosts, list) else ""
+    who, since = f"{act.get('who', '?')}@{act.get('from', '?')}", render_duration(max(0.0, now - act["time"]))
+    what = f"{act['verb']}{about}, begun by {who} {since} ago, has not ended"
+    return [Finding(WARNING, "history", "history", what, f"fab history --verb {act['verb']}; typed again it goes on")]

@@ -6,13 +6,15 @@ from dataclasses import asdict
 from statistics import median
 
 from fleet.actions.console import Console
-from fleet.doctor.cluster import bare_hosts, judge_control, judge_look
+from fleet.doctor.cluster import bare_hosts, judge_control, judge_history, judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.drains import tasks_of
+from fleet.hosts.lock import who_is_at_work
 from fleet.places import site
 from fleet.site.inventory import Inventory, find_problems, read_source
 from fleet.site.paces import FAR_BELOW, FEWEST_PEERS
@@ -34,6 +36,7 @@ def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
         look = examine(cluster)
         found += judge_hosts(cluster.inventory, look.observation, look.facts)
         found += judge_look(cluster.inventory, look, release_here(cluster, console))
+        found += judge_changes(cluster, look)
         progress.show("trying the ways between the members")
         found += judge_ways(cluster, look)
         if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
@@ -69,6 +72,16 @@ def inventory_problems(inventory: Inventory) -> list[Problem]:
         return list(find_problems(read_source(inventory.source, lenient=True)))
     except OperatorMistake as error:
         return [Problem(str(error))]
+
+
+def judge_changes(cluster: Cluster, look: Examination) -> list[Finding]:
+    """Return the last change that has not ended, unless somebody is at work."""
+    chief = cluster.inventory.chief.host
+    try:
+        found = judge_history(history.read(cluster)[0], look.observation.clocks.get(chief, 0.0))
+    except FleetError:  # why the path can't be read is said already
+        return []
+    return [] if found and who_is_at_work(cluster.hosts, chief) else found
 
 
 def release_here(cluster: Cluster, console: Console) -> str | None:

@@ -35,6 +35,7 @@ from fleet.site.inventory import Host
 from fleet.verbs import doctor as verb
 from tests.unit import fake_hosts
 from tests.unit import test_json_output as answers
+from tests.unit import test_second_day as day
 from tests.unit.stand_ins import put_program
 from trainer.cluster.reach.ways import Way
 
@@ -410,6 +411,33 @@ def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch
     console = console_of()
     verb.doctor(Cluster(INVENTORY, fake_hosts.FakeHosts(INVENTORY)), console)
     assert answers.answer_of(console)["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "at_work", "what"),
+    [
+        (["begun"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
+        (["left"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
+        (["begun"], "a drain of ana@desk since 10:41:07 UTC", ""),
+        (["done"], None, ""),
+        (["failed"], None, ""),
+        (["begun", "done"], None, ""),  # typed again
+        ([], None, ""),
+    ],
+)
+def test_a_change_that_was_broken_off_is_found(
+    calm: Examination, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], at_work: str | None, what: str
+) -> None:
+    calm.observation.clocks["head"] = 1000.0
+    hosts = day.make_hosts()
+    acts = [{"time": 40.0, "verb": "drain", "who": "ana", "from": "desk", "hosts": ["w-b"]}] * len(outcomes)
+    hosts.lines = [json.dumps({**act, "outcome": each}) for act, each in zip(acts, outcomes, strict=True)]
+    hosts.lines.append(json.dumps({"time": 50.0, "verb": "backup", "outcome": "begun"}))  # which changes nothing
+    monkeypatch.setattr(verb, "who_is_at_work", lambda *_: at_work)
+    found = verb.judge_changes(day.cluster(hosts), calm)
+    assert [(each.level, each.part, each.what) for each in found] == ([(WARNING, "history", what)] if what else [])
+    hosts.unreachable = dict.fromkeys(hosts.inventory.hosts, "no route")
+    assert verb.judge_changes(day.cluster(hosts), calm) == []
 
 
 def test_a_clock_that_is_ahead_makes_no_run_silent(look: Examination) -> None:
