@@ -7,6 +7,7 @@ from typing import Any
 
 from fleet.errors import FleetError, HostsUnreachable
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.observation import Observation
 from fleet.planning.cost import Cost, cost_of
 
@@ -39,3 +40,10 @@ def checkpoints_of(cluster: Cluster, seen: Observation) -> list[dict[str, Any]]:
         except FleetError:
             return []  # the run has not saved yet, or its host does not answer: the cost says so
     return []
+
+
+def observe_own(cluster: Cluster, hosts: Sequence[str]) -> Observation:
+    """Ask some hosts; raises OperatorMistake where one of them, and so what it has, belongs to another cluster."""
+    seen = cluster.observe(hosts, new_is_enough=True)
+    reject_foreign(cluster.inventory, seen, hosts)
+    return seen

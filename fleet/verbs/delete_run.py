@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.look_around import observe_own
 from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -15,6 +16,7 @@ def delete_run(
     """Say what would go, ask, and remove it; a run that is gone already is no mistake."""
     decision.check_names(run, None)
     begin_exclusively(cluster, console, "delete-run", plan)  # nobody may select it between the look and the removal
+    observe_own(cluster, [cluster.inventory.chief.host])
     planned = have_done(cluster, console, "delete-run", [run], plan=True)
     size = f"{planned['files']} files, {render_bytes(planned['bytes'])}"
     if not planned["files"]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively
+from fleet.actions.look_around import observe_own
 from fleet.actions.run_work import have_done, reject_unless_agreed, render_bytes
-from fleet.errors import ClusterTrouble, OperatorMistake
+from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
 from fleet.hosts.agent_request import sources
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import Trail
@@ -39,33 +40,42 @@ def prune(
 ) -> None:
     """Say what would go and how much that frees, ask, and remove it.
 
-    What trains, is selected or is in use stays, whatever `keep` says. `only` are some of KINDS.
+    What trains, is selected or is in use stays, whatever `keep` says. `only` are some of KINDS. Raises HostsUnreachable
+    after the rest where a host is away that isn't drained.
     """
+    kinds = _chosen(only)
+    begin_exclusively(cluster, console, "prune", plan)
+    seen = observe_own(cluster, list(cluster.inventory.hosts))
+    here = [host for host in cluster.inventory.hosts if host not in seen.unreachable]
+    looks = {kind: _LOOKS[kind](cluster, console, keep, here, None) for kind in kinds}
+    for kind, found in looks.items():
+        console.print(f"{kind}: {_describe(found)}")
+    total = sum(found["bytes"] for found in looks.values())
+    command = " ".join([f"fab prune --keep {keep}", *(f"--only {kind}" for kind in only)])
+    if plan:
+        console.print(f"would free {render_bytes(total)}\ndo it: {with_reason(command, reason)}")
+    elif any(found["removed"] for found in looks.values()):
+        reject_unless_agreed(console, yes, f"Remove all that for ever ({render_bytes(total)})?")
+        with Trail(cluster, console, "prune", reason) as trail:
+            noted = {kind: found["removed"][:NOTED] for kind, found in looks.items()}
+            trail.begin(words=command.partition("prune ")[2], **noted)
+            looks = {kind: _LOOKS[kind](cluster, console, keep, here, looks[kind]["removed"]) for kind in kinds}
+        console.print(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
+    else:
+        console.print("nothing to remove")
+    answer = {"outcome": "planned" if plan else "done", "bytes": total}
+    console.print_json("prune", {**answer, **dict.fromkeys(KINDS), **looks})
+    if away := {host: why for host, why in seen.unreachable.items() if host not in seen.drains and kinds != ["runs"]}:
+        raise HostsUnreachable(away, f"What is there stays. When they are back: {with_reason(command, reason)}")
+
+
+def _chosen(only: Sequence[str]) -> list[str]:
+    """Return the kinds that were asked for; raises OperatorMistake for what is none."""
     if wrong := [kind for kind in only if kind not in KINDS]:
         raise OperatorMistake(
             f"--only is {show(wrong[0])}: expected {', '.join(KINDS)}; it may be given more than once"
         )
-    kinds = [kind for kind in KINDS if kind in (only or KINDS)]
-    begin_exclusively(cluster, console, "prune", plan)
-    planned = {kind: _LOOKS[kind](cluster, console, keep, None) for kind in kinds}
-    for kind, found in planned.items():
-        console.print(f"{kind}: {_describe(found)}")
-    total = sum(found["bytes"] for found in planned.values())
-    command = " ".join([f"fab prune --keep {keep}", *(f"--only {kind}" for kind in only)])
-    if plan or not any(found["removed"] for found in planned.values()):
-        console.print(
-            f"would free {render_bytes(total)}\ndo it: {with_reason(command, reason)}" if plan else "nothing to remove"
-        )
-        looks, outcome = planned, "planned" if plan else "done"
-    else:
-        reject_unless_agreed(console, yes, f"Remove all that for ever ({render_bytes(total)})?")
-        with Trail(cluster, console, "prune", reason) as trail:
-            going = {kind: planned[kind]["removed"][:NOTED] for kind in kinds}
-            trail.begin(words=command.partition("prune ")[2], **going)
-            looks = {kind: _LOOKS[kind](cluster, console, keep, planned[kind]["removed"]) for kind in kinds}
-        outcome = "done"
-        console.print(f"freed {render_bytes(sum(found['bytes'] for found in looks.values()))}\nwhat is left: fab runs")
-    console.print_json("prune", {"outcome": outcome, "bytes": total, **dict.fromkeys(KINDS), **looks})
+    return [kind for kind in KINDS if kind in (only or KINDS)]
 
 
 def _describe(found: Mapping[str, Any]) -> str:
@@ -74,17 +84,21 @@ def _describe(found: Mapping[str, Any]) -> str:
     return f"{', '.join(found['removed'])} ({render_bytes(found['bytes'])})"
 
 
-def _runs(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+def _runs(
+    cluster: Cluster, console: Console, keep: int, here: Sequence[str], agreed: Sequence[str] | None
+) -> dict[str, Any]:
     words = ["--keep", str(keep), *([] if agreed is None else ["--agreed", *agreed])]
     found = have_done(cluster, console, "prune", words, agreed is None, noted=True)
     return {"removed": [*found["removed"], *found["left"]], "bytes": found["bytes"]}
 
 
-def _releases(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
+def _releases(
+    cluster: Cluster, console: Console, keep: int, here: Sequence[str], agreed: Sequence[str] | None
+) -> dict[str, Any]:
     """Have each host remove releases and environments that are neither recent nor in use, as `site.yml` does."""
     arguments = {"root": ROOT, "keep": max(keep, FEWEST_RELEASES)}
     step = {"name": "prune", "module": "release_prune", "arguments": arguments, "check": True}
-    asked = {host: {"steps": [step], "sources": sources([step])} for host in cluster.inventory.hosts}
+    asked = {host: {"steps": [step], "sources": sources([step])} for host in here}
     looked = cluster.act(asked, SECONDS)
     going = {host: _result(host, each)["removed"] for host, each in looked.items()}
     measured = cluster.act({host: _measure(paths) for host, paths in going.items() if paths}, SECONDS)
@@ -99,21 +113,30 @@ def _releases(cluster: Cluster, console: Console, keep: int, agreed: Sequence[st
     return {"removed": named, "bytes": sum(used.values())}
 
 
-def _wheels(cluster: Cluster, console: Console, keep: int, agreed: Sequence[str] | None) -> dict[str, Any]:
-    """Remove sets of wheels that no host has an environment of: `site.yml` brings those back that it needs."""
-    chief, place = cluster.inventory.chief.host, f"{cluster.inventory.shared_dir}/wheels"
-    carriers = [chief] if cluster.inventory.is_shared else list(cluster.inventory.hosts)
+def _wheels(
+    cluster: Cluster, console: Console, keep: int, here: Sequence[str], agreed: Sequence[str] | None
+) -> dict[str, Any]:
+    """Remove sets of wheels that no host has an environment of: `site.yml` brings those back that it needs.
+
+    Where they share a path, none: what a host that is away has is not known.
+    """
+    place, is_shared = f"{cluster.inventory.shared_dir}/wheels", cluster.inventory.is_shared
+    if is_shared and len(here) < len(cluster.inventory.hosts):
+        if agreed is None:
+            console.print("no wheels go while a host does not answer: it may need them")
+        return {"removed": [], "bytes": 0}
+    carriers = [cluster.inventory.chief.host] if is_shared else here
     look = {"list": [place, f"{ROOT}/envs"], "steps": [{"name": "releases", "command": ["sh", "-c", _RELEASES]}]}
-    answers = cluster.act(dict.fromkeys(cluster.inventory.hosts, look), SECONDS)
+    answers = cluster.act(dict.fromkeys(here, look), SECONDS)
     removed: list[str] = []
     freed = 0
     for host in carriers:
-        mine = answers.values() if cluster.inventory.is_shared else [answers[host]]
+        mine = answers.values() if is_shared else [answers[host]]
         needed: set[str] = set()
         for each in mine:
             needed |= wheel_sets(each["names"][f"{ROOT}/envs"], each["steps"]["releases"]["stdout"])
         spare = [name for name in answers[host]["names"][place] if name not in needed]
-        shown = {name: name if cluster.inventory.is_shared else f"{host}:{name}" for name in spare}
+        shown = {name: name if is_shared else f"{host}:{name}" for name in spare}
         spare = [name for name in spare if agreed is None or shown[name] in agreed]
         paths = [f"{place}/{name}" for name in spare]
         if paths:

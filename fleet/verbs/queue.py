@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleet.actions.console import Console, with_reason
+from fleet.actions.look_around import observe_own
 from fleet.actions.watch import RUN_SECONDS
 from fleet.errors import HostsUnreachable, OperatorMistake, OthersAtWork
 from fleet.hosts import history
@@ -166,6 +167,7 @@ def queue_move(
     check_names(name, None, "queue-move")
     if to.startswith("before:"):
         check_names(to.removeprefix("before:"), None, "--before")
+    _observe(cluster)
     words = ["--name", name, "--to", to]
     if plan_only:
         answer = cluster.ask_queue("move", [*words, "--plan"])
@@ -191,6 +193,7 @@ def queue_remove(
 ) -> None:
     """Take an entry out; with `stop` also the one that trains, which is saved. Its files stay."""
     check_names(name, None, "queue-remove")
+    _observe(cluster)
     words = ["--name", name, "--who", operator(), *(["--stop"] if stop else [])]
     answer = cluster.ask_queue("remove", [*words, "--plan"])
     if answer["outcome"] == "not there":
@@ -220,7 +223,7 @@ def _cost_of_removal(left: Sequence[Mapping[str, Any]], name: str) -> Cost:
 
 def _observe(cluster: Cluster) -> Observation:
     chief = cluster.inventory.chief
-    seen = cluster.observe([chief.host], new_is_enough=True)
+    seen = observe_own(cluster, [chief.host])
     if chief.host in seen.unreachable:
         raise HostsUnreachable(seen.unreachable, "the queue lies with the coordinator's host")
     cluster.reject_when_not_installed(seen)

@@ -55,7 +55,10 @@ class Hosts(fake_hosts.FakeHosts):
     ) -> dict[str, Answer]:
         if not data:
             return super().run(scripts, timeout)
-        return {host: Answer(json.dumps(self._agent(host, json.loads(data[host])))) for host in scripts}
+        away = {host: Answer(unreachable=why) for host, why in self.unreachable.items()}
+        return {
+            host: away.get(host) or Answer(json.dumps(self._agent(host, json.loads(data[host])))) for host in scripts
+        }
 
     def follow(self, scripts: Mapping[str, str], line: Callable[[str, str], None]) -> dict[str, Answer]:
         found = {}
@@ -236,6 +239,33 @@ def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_free
     assert hosts.done == ["head: prune, keep 2", f"head: rm -rf {wheels}"]
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["c"]
     assert "freed 2.0 MB" in output(console)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_prune_does_the_rest_where_a_host_is_away(config: Config, hosts: Hosts, is_drained: bool) -> None:
+    for number, run in enumerate(["a", "b"]):
+        directory = make(config, run)
+        for path in (directory.status, directory.state, directory.settings):
+            os.utime(path, (number, number))
+    away, other = list(hosts.inventory.hosts)[1:3]
+    hosts.spare = {host: ["/opt/trainer/releases/old"] for host in hosts.inventory.hosts}
+    hosts.wheels = ["3.11", "3.13"]
+    hosts.envs = {host: ["cpu-3.11-abc123"] for host in hosts.inventory.hosts if host != away}
+    hosts.releases = release("locks/cpu", "locks/cuda")
+    hosts.unreachable = {away: "no route"}
+    if is_drained:
+        drain = json.dumps({"host": away})
+        look = hosts._observe
+        hosts._observe = lambda host, *more: f"{look(host, *more)}\n@drains\n{drain}"  # type: ignore[method-assign]
+    console = Console(io.StringIO(), json_out=io.StringIO())
+    with contextlib.nullcontext() if is_drained else pytest.raises(HostsUnreachable, match=r"fab prune --keep 1$"):
+        prune(Cluster(hosts.inventory, hosts), console, 1, yes=True)
+    found = answers.answer_of(console)
+    assert found["runs"]["removed"] == ["a"]
+    assert f"{other}:releases/old" in found["releases"]["removed"]
+    assert f"{away}:releases/old" not in found["releases"]["removed"]
+    assert found["wheels"]["removed"] == []  # the one that is away may need any of them
+    prune(Cluster(hosts.inventory, hosts), Console(io.StringIO()), 1, ["runs"])
 
 
 def test_prune_asks_and_may_be_for_one_kind(config: Config, hosts: Hosts, console: Console) -> None:

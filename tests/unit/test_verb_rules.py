@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from fleet.actions.console import Console
-from fleet.errors import FleetError
+from fleet.errors import FleetError, OperatorMistake
 from fleet.hosts import history
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
@@ -376,6 +377,74 @@ def test_what_ends_at_any_question_to_the_hosts_goes_on(
         assert deed.call()[0] in (deed.first, deed.second), at
         if (fault, verb) != ("lost", "rollback"):  # hosts that it can't drain are said, and stay
             assert comparable(deed, tmp_path / str(at)) == comparable(whole, tmp_path / "whole"), at
+
+
+@pytest.mark.parametrize("plan", [True, False], ids=["plan", "done"])
+@pytest.mark.parametrize("verb", sorted(DEEDS.keys() - {"backup"}))  # which only reads
+def test_what_another_cluster_has_is_not_changed(
+    verb: str, plan: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]]
+) -> None:
+    """As where an inventory was copied: the coordinator's host, and with it runs and queue, are another cluster's."""
+    deed = make_deed(verb, tmp_path, monkeypatch)
+    look, note = deed.hosts._observe, json.dumps({"name": "198.51.100.7"})
+    monkeypatch.setattr(deed.hosts, "_observe", lambda host, *more: f"{look(host, *more)}\n@cluster\n{note}\n")
+    lines.clear()
+    before = deed.state()
+    with pytest.raises(OperatorMistake, match=r"host 'head': it belongs to the cluster 198\.51\.100\.7"):
+        deed.call(plan)
+    assert (deed.state(), lines) == (before, [])
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_a_cluster_that_another_stops_meanwhile_stays_stopped(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each question to the hosts, but for a start itself: what is under way then is no more held up."""
+    for deed in meanwhile(verb, tmp_path, monkeypatch, lambda hosts: day.stop_meanwhile(hosts)):
+        assert {name for name, unit in deed.hosts.units.items() if unit.up or unit.enabled} == set()
+
+
+@pytest.mark.parametrize("verb", DEEDS)
+def test_a_training_that_ends_meanwhile_holds_up_no_verb(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(hosts: Any) -> None:
+        hosts.tick = lambda _: None
+        hosts.run_status = fake_hosts.status("finished", 30, hosts.now)
+        hosts.set_all(active="inactive", sub="dead", result="success")
+
+    for deed in meanwhile(verb, tmp_path, monkeypatch, end):
+        with contextlib.suppress(FleetError):  # as that nothing trains
+            deed.call()
+        if isinstance(deed.hosts, day.Hosts):
+            assert deed.hosts.marks.keys() == deed.hosts.recorded.keys()  # no drain is left half done
+
+
+def meanwhile(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], None]) -> Iterator[Deed]:
+    """Yield what a verb left where something happened before its first question to the hosts, its second, and so on."""
+    for at in itertools.count(1):
+        deed = make_deed(verb, path / str(at), monkeypatch)
+        happened: list[bool] = []
+        with monkeypatch.context() as patch, contextlib.suppress(FleetError):
+            patch.setattr(deed.hosts, "run", before_call(at, deed.hosts, happens, happened))
+            deed.call()
+        if not happened:
+            return
+        yield deed
+
+
+def before_call(at: int, hosts: Any, happens: Callable[[Any], None], happened: list[bool]) -> Callable[..., Any]:
+    """Return the hosts' `run` before whose call number `at`, unless that is a start, something happens."""
+    ask, calls = hosts.run, itertools.count(1)
+
+    def run(scripts: Mapping[str, str], *words: Any, **more: Any) -> Any:
+        is_start = any("systemctl start" in script for script in scripts.values())
+        if next(calls) >= at and not happened and not is_start:
+            happened.append(True)
+            happens(hosts)
+        return ask(scripts, *words, **more)
+
+    return run
 
 
 class Killed(BaseException):
