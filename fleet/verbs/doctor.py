@@ -75,7 +75,7 @@ def inventory_problems(inventory: Inventory) -> list[Problem]:
 
 
 def judge_changes(cluster: Cluster, look: Examination) -> list[Finding]:
-    """Return the last change that has not ended, unless somebody is at work."""
+    """Return the last change that has not ended, unless one is at work."""
     chief = cluster.inventory.chief.host
     try:
         found = judge_history(history.read(cluster)[0], look.observation.clocks.get(chief, 0.0))
