@@ -417,7 +417,7 @@ def test_a_training_that_ends_meanwhile_holds_up_no_verb(
         with contextlib.suppress(FleetError):  # as that nothing trains
             deed.call()
         if isinstance(deed.hosts, day.Hosts):
-            assert deed.hosts.marks.keys() == deed.hosts.recorded.keys()  # no drain is left half done
+            assert deed.hosts.recorded.keys() <= deed.hosts.marks.keys()  # no drain is left half done
 
 
 def meanwhile(verb: str, path: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[Any], None]) -> Iterator[Deed]:
