@@ -9,11 +9,13 @@ import pytest
 
 from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
 from trainer.core.failures import UserError
-from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.one_update import gather, gather_keras3
 from trainer.training.updates.part_totals import rejecting_numbers_of_parts
+from trainer.training.updates.split_gradients import noting_sources
+from trainer.training.updates.unequal_parts import listed
 
 # isort: split
 import keras
@@ -533,6 +535,42 @@ def test_a_list_for_each_weight_that_ends_before_the_last_part_is_refused(apply:
     with pytest.raises(UserError, match=r"trains the first 3 of the 4 variables .* short for table, which is split"):
         tf.function(lambda: trace(weights)).get_concrete_function()
     tf.function(lambda: trace(weights[:3])).get_concrete_function()  # all for which it asks
+
+
+def split_of_zeros(name: str) -> Any:
+    return ShardedVariable([tf.Variable(tf.zeros([2, 3]), name=f"{name}/part_{number}") for number in range(2)])
+
+
+@pytest.mark.parametrize("place", [0, -1, 1, slice(-2, None), slice(1), slice(None, None, 2), slice(1, 3)])
+def test_a_place_at_which_whole_weights_have_another_is_refused_in_a_step(place: Any) -> None:
+    table, kernel, bias = split_of_zeros("table"), tf.Variable([1.0]), split_of_zeros("bias")
+    weights = [*table.variables, kernel, *bias.variables]
+    with noting_sources(), pytest.raises(UserError, match=r"the step takes \[.*\] of trainable_variables.* is table, "):
+        listed(weights)[place]
+    assert type(listed(weights)) is list  # which no step takes
+
+
+def test_a_place_at_which_whole_weights_have_the_same_is_none() -> None:
+    table, head = split_of_zeros("table"), [tf.Variable([1.0]), tf.Variable([2.0])]
+    with noting_sources():
+        weights = listed([*table.variables, *head])
+        assert [*map(id, weights[-2:])] == [*map(id, head)]
+        assert weights[-1] is head[1]
+        assert len(weights[:]) == len([*weights]) == 4
+
+
+def test_a_layer_of_either_keras_lists_parts_so() -> None:
+    see_whole_weights()
+    train_shards()
+    one, other = tf.keras.layers.Dense(3), keras.layers.Dense(3)
+    one.build((None, 4))
+    other.build((None, 4))
+    table, other._kernel._value = split_of_zeros("kernel"), split_of_zeros("kernel")
+    one._trainable_weights = [*table.variables, one.bias]
+    with noting_sources():
+        for layer in (one, other):
+            with pytest.raises(UserError, match=r"the step takes \[0\] of trainable_variables"):
+                layer.trainable_variables[0]
 
 
 @pytest.mark.parametrize("change", OF_EACH_PART.values(), ids=OF_EACH_PART)

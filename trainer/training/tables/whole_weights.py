@@ -29,6 +29,7 @@ from trainer.training.tf_internals.saving import (
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, join_converted_parts, whole_of
 from trainer.training.updates.split_assign import shard_values
 from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources, of_whole_variables
+from trainer.training.updates.unequal_parts import listed
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
@@ -174,7 +175,7 @@ def joining(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     @functools.wraps(plain)
     def deduplicated(layer: Layer, weights: Sequence[Variable]) -> list[Variable]:
         found = plain(layer, weights)
-        return joined(found) if _seeing_whole[-1] else found
+        return joined(found) if _seeing_whole[-1] else listed(found)
 
     return deduplicated
 

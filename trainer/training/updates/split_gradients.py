@@ -26,6 +26,10 @@ def noting_sources() -> Iterator[list[list[tuple[Any, bool]]]]:
         _noted.pop()
 
 
+def is_noting() -> bool:
+    return bool(_noted)
+
+
 def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tape's `gradient`, which gives that of a split weight, of whichever Keras, as of a whole one."""
 

@@ -18,6 +18,7 @@ from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided
 from trainer.training.updates.flows import Flow, Use, behind, reach
 from trainer.training.updates.rows import own
+from trainer.training.updates.split_gradients import is_noting
 
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 PARTS_ARE_LISTED = (
@@ -25,6 +26,7 @@ PARTS_ARE_LISTED = (
     "Set partitioner to none, so that weights stay whole, or take"
 )
 WHOLE_INSTEAD = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
+LAYERS_INSTEAD = "the weights of a layer, as model.get_layer(NAME).trainable_variables"
 # Of several that the tape gives for a part; another one may have fewer, as where a step reads its first row.
 JOINING = ("AddN", "ConcatV2", "Identity", "Reshape", "UnsortedSegmentSum")
 # By the parts' ids: which optimizers update a part in a graph, and what of its gradient was computed for it.
@@ -66,8 +68,7 @@ def reject_unequal_updates(parts: Sequence[Variable], used: Sequence[Sequence[Us
     reads_some_rows = any(OF_SOME_ROWS in one.operation.name for each in used for one in each)
     if not reads_some_rows and any(each != first for each in others):
         raise UserError(
-            f"the step does not train all parts of {name_of(parts[0])} alike, {PARTS_ARE_LISTED} the weights of a "
-            "layer, as model.get_layer(NAME).trainable_variables"
+            f"the step does not train all parts of {name_of(parts[0])} alike, {PARTS_ARE_LISTED} {LAYERS_INSTEAD}"
         )
 
 
@@ -101,6 +102,37 @@ def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) ->
             f"the step reads {part.name} otherwise than the other parts of {name_of(part)}, {PARTS_ARE_LISTED} "
             f"{WHOLE_INSTEAD.removeprefix('take ')}"
         )
+
+
+class ListedParts(list[Any]):
+    """What a step trains: a place at which whole weights would have something else raises UserError."""
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        weights: dict[int, list[Any]] = {}
+        for one in self:
+            whole = divided(own(one))
+            weights.setdefault(id(one if whole is None else whole), []).append(one)
+        picked = [*weights.values()][key if isinstance(key, slice) else slice(key, key + 1 or None)]
+        if [*map(id, found if isinstance(key, slice) else [found])] != [id(one) for each in picked for one in each]:
+            part = next(own(one) for one in self if divided(own(one)) is not None)
+            raise UserError(
+                f"the step takes [{described(key)}] of trainable_variables, and would get something else of whole "
+                f"weights. One of them is {name_of(part)}, {PARTS_ARE_LISTED} {LAYERS_INSTEAD}"
+            )
+        return found
+
+
+def described(key: Any) -> str:
+    """Return a place in a list as it is written."""
+    bounds = (key.start, key.stop, key.step) if isinstance(key, slice) else (key,)
+    return ":".join("" if one is None else str(one) for one in bounds[: 2 if bounds[-1] is None else 3])
+
+
+def listed(weights: list[Any]) -> list[Any]:
+    """Return weights as a step that is traced may take them."""
+    is_split = is_noting() and any(divided(own(one)) is not None for one in weights)
+    return ListedParts(weights) if is_split else weights
 
 
 def is_tapes(operation: Operation) -> bool:
