@@ -46,6 +46,7 @@ ANSWER_SECONDS = 30
 KEEPALIVE_SECONDS = 15
 KEEPALIVES_LOST = 3
 MAX_AT_ONCE = 64
+MAX_JUMPS_AT_ONCE = 8  # sshd begins to turn callers away where ten log in at a time (MaxStartups)
 
 # Prepended to every script: `root CMD` runs a command as root, for any login.
 PREAMBLE = """
@@ -118,6 +119,7 @@ class SshHosts:
         self._held: list[paramiko.Channel] = []
         self._opening = {name: threading.Lock() for name in hosts}
         self._making = threading.Lock()  # Invoke empties its settings for a moment where one of them is set
+        self._jumps = threading.Semaphore(MAX_JUMPS_AT_ONCE)
         self._threads = min(MAX_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
@@ -274,6 +276,9 @@ class SshHosts:
                     self._config._set(base_ssh_config=settings)  # Fabric reads it once, where it makes a connection
                     connection = self._connections[host.name] = self._connection(host)
             if not connection.is_connected:
+                if isinstance(connection.gateway, Connection):  # all hosts may have the same one
+                    with self._jumps:
+                        _open(connection.gateway)
                 _open(connection)
                 keep_alive(connection)
             return connection

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -625,6 +626,32 @@ def test_settings_that_ssh_refuses_are_named(server: Server, home: Path) -> None
     hosts = ssh(server.host(**ACCEPT))
     why = hosts.run({"here": "true"})["here"].unreachable or ""
     assert f"ssh refuses its settings: {home}/.ssh/config: line 2: Bad configuration option: usr" in why
+    hosts.close()
+
+
+def test_few_log_in_at_a_jump_host_at_a_time(server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sshd turns callers away by chance where ten do."""
+    monkeypatch.setattr("fleet.hosts.ssh.MAX_JUMPS_AT_ONCE", 2)
+    (home / ".ssh/config").write_text(
+        f"Host 192.0.2.*\n  ProxyJump admin@127.0.0.1:{server.port}\n"
+        f"Host *\n  IdentityFile {server.key_file}\n  StrictHostKeyChecking no\n"
+    )
+    check, counting, at_once = Session.check_auth_publickey, threading.Lock(), [0, 0]
+
+    def count(self: Session, username: str, key: paramiko.PKey) -> int:
+        with counting:
+            at_once[0] += 1
+            at_once[1] = max(at_once)
+        time.sleep(0.2)
+        with counting:
+            at_once[0] -= 1
+        return check(self, username, key)
+
+    monkeypatch.setattr(Session, "check_auth_publickey", count)
+    hosts = ssh(*(Host(f"far-{each}", f"192.0.2.{each}", "admin", None, server.key_file) for each in range(8)))
+    answers = hosts.run(dict.fromkeys(hosts._hosts, "true"))
+    assert all("opens no way to it" in (each.unreachable or "") for each in answers.values()), answers
+    assert at_once[1] <= 2
     hosts.close()
 
 
