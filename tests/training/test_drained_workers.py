@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from counting import counts
-from processes import MINUTE, Process, Runs, until
-
-from trainer.cluster.spec import free_addresses
-from trainer.run.records import read_record
+from kept_tasks import KeptTasks
+from processes import MINUTE, Runs, until
 
 pytestmark = pytest.mark.timeout(400)
 EXAMPLES, BATCH = 312, 4  # of the program `three`
-SETTINGS = {
-    "program": "drained:Three",
-    "steps": 10_000_000,
-    "steps_per_execution": 5,
-    "evaluation": "none",
-    "export": False,
-    "log_seconds": 0.2,
-    "checkpoint_seconds": 1000.0,
-    "worker_wait_seconds": 1000.0,
-}
 
 
-class Drains:
+class Drains(KeptTasks):
     """A training of processes, and the directory that names those that are drained."""
 
-    def __init__(self, runs: Runs, run: str, workers: int, **settings: Any) -> None:
-        self._runs, self.run = runs, run
-        addresses = free_addresses(2 + workers)
-        self._jobs = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
-        self._settings = runs.shared / f"{run}.json"
-        self._settings.write_text(json.dumps({**SETTINGS, "run": run, "shared_dir": str(runs.shared), **settings}))
+    def __init__(self, runs: Runs, run: str, workers: int) -> None:
         self._drained = runs.shared / f"{run}-drained"
         self._drained.mkdir()
-        self.processes: dict[str, Process] = {}
-        for task in ("ps-0", *(f"worker-{number}" for number in range(workers)), "chief-0"):
-            self.start(task)
+        super().__init__(runs, run, workers, program="drained:Three", steps_per_execution=5)
         self.chief.search(r"step \d+ of")
 
-    @property
-    def chief(self) -> Process:
-        return self.processes["chief-0"]
-
-    def start(self, task: str) -> None:
-        job, _, index = task.rpartition("-")
-        config = json.dumps({"cluster": self._jobs, "task": {"type": job, "index": int(index)}})
-        self.processes[task] = self._runs.task(
-            TF_CONFIG=config, TRAINER_SETTINGS=str(self._settings), DRAINED_TASKS=str(self._drained)
-        )
+    def start(self, task: str, **more: str) -> None:
+        super().start(task, DRAINED_TASKS=str(self._drained), **more)
 
     def drain(self, task: str) -> None:
         (self._drained / task).touch()
@@ -73,14 +44,9 @@ class Drains:
 
     def each_gives(self, tasks: list[str], steps: int) -> None:
         """Wait until each of these workers has given so many steps more."""
-
-        def given(task: str) -> int:
-            status = read_record(self._runs.directory(self.run) / "status.json") or {}
-            return int((status.get("workers") or {}).get(task, {}).get("steps", 0))
-
-        before = {task: given(task) for task in tasks}
+        before = self.given()
         until(
-            lambda: all(given(task) >= before[task] + steps for task in tasks),
+            lambda: all(self.given().get(task, 0) >= before.get(task, 0) + steps for task in tasks),
             f"{steps} steps more of each of {tasks}",
             MINUTE,
             lambda: self.chief.output[-6000:],
@@ -97,14 +63,10 @@ class Drains:
 def training(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Drains]:
     drains = Drains(runs, request.node.originalname.replace("_", "-")[:60], **request.param)
     yield drains
-    for process in drains.processes.values():
-        process.end()
+    drains.end()
 
 
-FIT = pytest.param({"workers": 2, "api": "fit", "epoch_steps": 100_000}, marks=pytest.mark.matrix)
-
-
-@pytest.mark.parametrize("training", [{"workers": 2}, FIT], indirect=True)
+@pytest.mark.parametrize("training", [{"workers": 2}], indirect=True)
 def test_the_other_worker_reads_all_once_one_of_two_is_drained(training: Drains) -> None:
     training.drain("worker-1")
     training.chief.search("the data are divided among all workers but worker-1")
@@ -133,16 +95,6 @@ def test_the_first_of_three_is_drained_and_comes_back(training: Drains) -> None:
     assert seen[2, numbers % 3 == 2].all()
     assert not seen[2, numbers % 3 != 2].any()
     assert "forming the cluster again" not in training.chief.output
-
-
-# tests/unit/test_member_changes.py has a generation end for one, without processes.
-@pytest.mark.matrix
-@pytest.mark.parametrize("training", [{"workers": 2, "input_position": "exact"}], indirect=True)
-def test_where_places_are_counted_the_cluster_is_formed_again(training: Drains) -> None:
-    training.drain("worker-1")
-    training.chief.search(r"forming the cluster again in this process: worker-1 leaves, and the checkpoint is saved")
-    training.each_gives(["worker-0"], 2 * EXAMPLES // BATCH)
-    assert training.count()[0].all()
 
 
 @pytest.mark.parametrize("training", [{"workers": 2}], indirect=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -13,60 +12,34 @@ from typing import Any
 import numpy as np
 import pytest
 from counting import counts
-from processes import MINUTE, Process, Runs, until
+from kept_tasks import KeptTasks
+from processes import MINUTE, Runs, until
 
 from fleet.site.escaping import environment_value
 from tests.pauses import longest_pause
 from trainer.cluster.spec import free_addresses
 from trainer.core.settings.config import Config
-from trainer.run.records import read_record
 from trainer.telemetry.events import read_events
 
 pytestmark = pytest.mark.timeout(400)
 BATCH, EXAMPLES = 4, 312  # of the program `three`
 THREE = {"program": "three:Three", "steps": 3000}
-SETTINGS = {
-    "program": "many:Many",
-    "steps": 10_000_000,
-    "steps_per_execution": 10,
-    "evaluation": "none",
-    "export": False,
-    "log_seconds": 0.2,
-    "checkpoint_seconds": 1000.0,
-    "worker_wait_seconds": 1000.0,
-}
 
 
-class Growing:
+class Growing(KeptTasks):
     """A cluster of processes whose environment files name more members later, as site.yml writes them."""
-
-    def __init__(self, runs: Runs, run: str, **settings: Any) -> None:
-        self._runs, self.run = runs, run
-        addresses = free_addresses(4)
-        self._jobs = {"chief": addresses[:1], "worker": addresses[1:3], "ps": addresses[3:]}
-        self._settings = runs.shared / f"{run}.json"
-        self._settings.write_text(json.dumps({**SETTINGS, "run": run, "shared_dir": str(runs.shared), **settings}))
-        self.processes: dict[str, Process] = {}
-        for task in ("ps-0", "worker-0", "worker-1", "chief-0"):
-            self.start(task)
 
     def _file(self, task: str) -> Path:
         return self._runs.shared / f"{self.run}-{task}.env"
 
-    def _config(self, task: str) -> str:
-        job, _, index = task.rpartition("-")
-        return json.dumps({"cluster": self._jobs, "task": {"type": job, "index": int(index)}})
-
     def write(self, task: str) -> None:
         new = self._file(task).with_suffix(".new")
-        new.write_text(f"# Ansible managed\nTF_CONFIG={environment_value(self._config(task))}\nOTHER=1\n")
+        new.write_text(f"# Ansible managed\nTF_CONFIG={environment_value(self.config(task))}\nOTHER=1\n")
         new.replace(self._file(task))
 
-    def start(self, task: str) -> None:
+    def start(self, task: str, **more: str) -> None:
         self.write(task)
-        self.processes[task] = self._runs.task(
-            TF_CONFIG=self._config(task), TRAINER_MEMBERS=str(self._file(task)), TRAINER_SETTINGS=str(self._settings)
-        )
+        super().start(task, TRAINER_MEMBERS=str(self._file(task)), **more)
 
     def add(self, job: str) -> str:
         """Add a member to the cluster, and tell those that run; returns its name. It does not run yet."""
@@ -75,22 +48,6 @@ class Growing:
         for other in self.processes:
             self.write(other)
         return task
-
-    @property
-    def chief(self) -> Process:
-        return self.processes["chief-0"]
-
-    @property
-    def status(self) -> dict[str, Any]:
-        return read_record(self._runs.directory(self.run) / "status.json") or {}
-
-    @property
-    def history(self) -> Path:
-        return self._runs.directory(self.run) / "history.jsonl"
-
-    @property
-    def step(self) -> int:
-        return self.status.get("step") or 0
 
     def gives(self, task: str) -> bool:
         return self.given().get(task, 0) > 0
@@ -105,32 +62,24 @@ class Growing:
             lambda: self.chief.output[-6000:] + str(self.given()),
         )
 
-    def given(self) -> dict[str, int]:
-        return {task: record["steps"] for task, record in (self.status.get("workers") or {}).items()}
-
-    def trains_on(self) -> None:
-        step = self.step
-        until(lambda: self.step > step + 50, f"a step after {step}", MINUTE, lambda: self.chief.output[-6000:])
-
 
 @pytest.fixture
 def cluster(runs: Runs, request: pytest.FixtureRequest) -> Iterator[Growing]:
     run = re.sub("[^a-z0-9]+", "-", request.node.name).strip("-")[:60]
     members = Growing(runs, run, **getattr(request, "param", {}))
     yield members
-    for process in members.processes.values():
-        process.end()
+    members.end()
 
 
 def watch(cluster: Growing, task: str) -> float:
     """Wait until a member has given steps; returns the longest time between two reports of new steps meanwhile."""
     began = time.time()
     until(lambda: cluster.gives(task), f"steps of {task}", 2 * MINUTE, lambda: cluster.chief.output[-6000:])
-    return longest_pause(cluster.history.read_text().splitlines(), began, time.time())
+    return longest_pause((cluster.directory / "history.jsonl").read_text().splitlines(), began, time.time())
 
 
-def events(cluster: Growing, runs: Runs) -> list[dict[str, Any]]:
-    return read_events(runs.directory(cluster.run) / "events.jsonl", 1000)
+def events(cluster: Growing) -> list[dict[str, Any]]:
+    return read_events(cluster.directory / "events.jsonl", 1000)
 
 
 def test_a_worker_joins_those_that_train(cluster: Growing, runs: Runs) -> None:
@@ -144,7 +93,7 @@ def test_a_worker_joins_those_that_train(cluster: Growing, runs: Runs) -> None:
     longest = watch(cluster, task)
     print(f"joined {time.monotonic() - began:.1f} s after its start; the longest time without a step: {longest:.2f} s")
     cluster.all_give(15.0)
-    assert [event["event"] for event in events(cluster, runs) if event.get("task") == task] == ["member-joined"]
+    assert [event["event"] for event in events(cluster) if event.get("task") == task] == ["member-joined"]
     cluster.processes.pop("worker-0").end()
     cluster.chief.search("TensorFlow has let go of worker-0")
     cluster.trains_on()
@@ -157,13 +106,10 @@ def test_a_worker_joins_those_that_train(cluster: Growing, runs: Runs) -> None:
     cluster.start("chief-0")
     cluster.chief.search("all 4 other members are present")
     cluster.trains_on()
-    assert sum(event.get("steps_lost", 0) for event in events(cluster, runs)) == 0
+    assert sum(event.get("steps_lost", 0) for event in events(cluster)) == 0
 
 
-FIT = pytest.param({**THREE, "api": "fit", "epoch_steps": 500}, marks=pytest.mark.matrix)
-
-
-@pytest.mark.parametrize("cluster", [THREE, FIT], indirect=True)
+@pytest.mark.parametrize("cluster", [THREE], indirect=True)
 def test_the_data_are_divided_again(cluster: Growing, runs: Runs) -> None:
     """No step is lost, and from then on each example is one worker's of three: also of those that were two before."""
     cluster.chief.search(r"step \d+ of")
@@ -195,7 +141,7 @@ def test_a_ps_joins_at_the_next_save(cluster: Growing, runs: Runs) -> None:
     cluster.chief.search("forming the cluster again in this process: ps-1 answers again")
     cluster.chief.search(r"going on at step \d+[\s\S]*step \d+ of")
     cluster.trains_on()
-    logged = events(cluster, runs)
+    logged = events(cluster)
     [at] = [number for number, event in enumerate(logged) if event["event"] == "recovering"]
     print(f"the pause: {next(event for event in logged[at:] if event['event'] == 'training')}")
     assert sum(event.get("steps_lost", 0) for event in logged) == 0
@@ -208,14 +154,3 @@ def test_a_worker_joins_at_once_unless_places_are_counted(position: str, expecte
 
     config, strategy = Config(program="a:B", input_position=position), SimpleNamespace(num_replicas_in_sync=1)
     assert takes_in(config, strategy, SimpleNamespace()) == expected  # type: ignore[arg-type]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("cluster", [{"checkpoint_seconds": 1.0, "input_position": "exact"}], indirect=True)
-def test_a_worker_joins_at_the_next_save_where_places_are_counted(cluster: Growing, runs: Runs) -> None:
-    cluster.chief.search(r"step \d+ of")
-    task = cluster.add("worker")
-    cluster.start(task)
-    cluster.chief.search("forming the cluster again in this process: worker-2 answers again")
-    watch(cluster, task)
-    assert sum(event.get("steps_lost", 0) for event in events(cluster, runs)) == 0
