@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from trainer.examples.dynamic_embedding import DynamicEmbedding
+
 NUMBERS = 13
 # How many different ids there are of each kind in Criteo's data of the challenge on Kaggle.
 KINDS = (
@@ -35,25 +37,31 @@ class Criteo:
         hidden: tuple[int, ...] = (128, 64),
         files: str = "",
         eval_files: str = "",
+        capacity: int = 0,
     ) -> None:
         """Take the rows of a table at most: a kind with fewer ids has as many rows as ids.
 
+        With a `capacity` each id has a row of its own on parameter servers, up to so many of a kind.
         `files` and `eval_files` are patterns of files like Criteo's, which all workers see: a click, 13 numbers and 26
         texts a line, with tabs between. Without them the data is made up.
         """
         if bool(files) != bool(eval_files):
             raise ValueError(f"files is {files!r} and eval_files is {eval_files!r}: give both, or none of them")
         self.rows, self.batch, self.hidden = rows, batch, hidden
-        self.files, self.eval_files = files, eval_files
+        self.files, self.eval_files, self.capacity = files, eval_files, capacity
 
     def tables(self, ids: Any, width: int) -> list[Any]:
         """Return the rows of each kind's table, each of shape [batch, width]."""
         rows = [min(kind, self.rows) for kind in KINDS]
-        places = ids % tf.constant(rows, tf.int64)
-        return [
-            tf.keras.layers.Embedding(count, width, name=f"kind_{number:02}")(places[:, number])
-            for number, count in enumerate(rows)
-        ]
+        places = ids if self.capacity else ids % tf.constant(rows, tf.int64)
+        return [self.table(number, count, width)(places[:, number]) for number, count in enumerate(rows)]
+
+    def table(self, number: int, rows: int, width: int) -> Any:
+        """Return the layer of a kind."""
+        name = f"kind_{number:02}"
+        if not self.capacity:
+            return tf.keras.layers.Embedding(rows, width, name=name)
+        return DynamicEmbedding(width, {"capacity": min(2 * KINDS[number], self.capacity)}, rows, name=name)
 
     def deep(self, features: Any) -> Any:
         for units in self.hidden:
