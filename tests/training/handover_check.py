@@ -7,7 +7,6 @@ the file PAUSE is there: then it makes no calls.
 """
 
 import argparse
-import gc
 import hashlib
 import json
 import os
@@ -123,7 +122,6 @@ def main():
     parser.add_argument("--rate", type=float)
     parser.set_defaults(mutable=False)
     parser.add_argument("--no-offer", action="store_true", help="die before anything is left to the next one")
-    parser.add_argument("--ends", action="store_true", help="end by itself instead of pausing")
     parser.add_argument("--survey", action="store_true", help="only say what could be taken")
     parser.add_argument("--set-aside", action="store_true", help="go on with fewer workers in this process")
     options = parser.parse_args()
@@ -156,10 +154,6 @@ def main():
         handover.offer(runner.model, runner.step)
     try:
         while True:
-            if options.ends and options.pause.exists():
-                del runner, handover
-                gc.collect()
-                os._exit(75)
             if options.pause.exists():
                 say(paused=state(runner))
                 time.sleep(0.3)

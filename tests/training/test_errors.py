@@ -49,8 +49,6 @@ def servers(runs: Runs) -> Servers:
         ("NotCompiled", "NotCompiled.build_model returned a model that is not compiled: call model.compile"),
         ("OutOfRange", "InvalidArgumentError: indices[0] = 99 is not in [0, 8) (in the operation GatherV2)"),
         ("PythonNumber", f"broken.py:{line_of('number')}: TypeError: "),
-        # test_recovery.py has a part that is empty later.
-        pytest.param("Empty", "a worker's part of the training data is empty", marks=pytest.mark.matrix),
     ],
 )
 def test_users_error_ends_with_78_and_names_the_line(servers: Servers, runs: Runs, name: str, expected: str) -> None:

@@ -1,7 +1,7 @@
 """The faults that TensorFlow tests its coordinator for (fault_tolerance_test_base.py in its wheel), from outside.
 
-One training for each API, whose processes are killed again and again; each test takes it as it is, kills, and waits
-until it trains again. The last one lets it end.
+One training, whose processes are killed again and again; each test takes it as it is, kills, and waits until it trains
+again. The last ones let it end.
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ class Training:
     def __init__(
         self,
         runs: Runs,
-        api: str,
         pace: Path,
         *more: str,
         program: str = "paced:Paced",
-        run: str = "",
+        run: str = "faults",
         steps: int = STEPS,
     ) -> None:
-        self.run = run or f"faults-{api}"
+        self.run = run
         self.steps = steps
         self.killed = 0  # workers, with a call of theirs
         self._runs = runs
         self._pace = pace
         self.pace(SLOW)
         self.pace(DATASET, "dataset-0", "dataset-1")
-        self.process = runs.local(program, self.run, steps, "--api", api, *OPTIONS, *more, PACE=str(pace))
+        self.process = runs.local(program, self.run, steps, *OPTIONS, *more, PACE=str(pace))
 
     def pace(self, seconds: float, *whom: str) -> None:
         for name in whom or ("worker-0", "worker-1", "evaluation"):
@@ -126,19 +125,10 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def training(
-    runs: Runs, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Training]:
-    training = Training(runs, request.param, tmp_path_factory.mktemp("pace"))
+def training(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+    training = Training(runs, tmp_path_factory.mktemp("pace"))
     yield training
     training.process.end()
-
-
-def on(*apis: Any) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("training", apis, indirect=True)
-
-
-FIT_TOO = pytest.param("fit", marks=pytest.mark.matrix)
 
 
 def restarted(training: Training, before: dict[str, int]) -> set[str]:
@@ -146,7 +136,6 @@ def restarted(training: Training, before: dict[str, int]) -> set[str]:
     return {task for task, pid in training.pids().items() if pid != before[task]}
 
 
-@on("custom_loop")
 def test_worker_that_dies_while_its_dataset_is_made(training: Training) -> None:
     training.awaits("making-0")
     before = training.kill("worker-0")
@@ -156,20 +145,6 @@ def test_worker_that_dies_while_its_dataset_is_made(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
-# test_atomic_faults.py has one die in the middle of an update.
-@pytest.mark.matrix
-@on("custom_loop", "fit")
-def test_worker_that_dies_in_the_middle_of_a_call(training: Training) -> None:
-    training.trains_on()
-    training.awaits("step-0")
-    before = training.kill("worker-0")
-    training.trains_on()
-    training.serves_again("worker-0", before)
-    training.awaits("step-0")
-    assert restarted(training, before) == {"worker-0"}
-
-
-@on("custom_loop", FIT_TOO)
 def test_worker_that_dies_between_calls(training: Training) -> None:
     training.pace(0.03, "worker-0", "worker-1")
     training.pace(2, "evaluation")
@@ -182,20 +157,6 @@ def test_worker_that_dies_between_calls(training: Training) -> None:
     assert restarted(training, before) == {"worker-0"}
 
 
-# test_dynamic_training.py has one die three times.
-@pytest.mark.matrix
-@on("custom_loop")
-def test_worker_that_dies_again_and_again(training: Training) -> None:
-    training.trains_on()
-    before = pids = training.pids()
-    for _ in range(3):
-        pids = training.kill("worker-1")
-        training.serves_again("worker-1", pids)
-    training.trains_on()
-    assert restarted(training, before) == {"worker-1"}
-
-
-@on("custom_loop")
 def test_all_workers_gone_for_a_while(training: Training) -> None:
     training.trains_on()
     before = training.kill("worker-0", "worker-1")
@@ -209,7 +170,6 @@ def test_all_workers_gone_for_a_while(training: Training) -> None:
     assert restarted(training, before) == {"worker-0", "worker-1"}
 
 
-@on("custom_loop", FIT_TOO)
 def test_worker_that_dies_before_its_results_are_fetched(training: Training) -> None:
     # Then worker 1 has done all that is left of the epoch while worker 0 does one step.
     training.pace(0, "worker-0", "worker-1")
@@ -224,7 +184,6 @@ def test_worker_that_dies_before_its_results_are_fetched(training: Training) -> 
     assert restarted(training, before) == {"worker-1"}
 
 
-@on("custom_loop")
 def test_numbers_are_read_from_the_ps_while_a_worker_comes_back(training: Training) -> None:
     training.pace(0.02, "worker-0", "worker-1")  # the step is read each 0.2 s
     training.trains_on()
@@ -235,15 +194,6 @@ def test_numbers_are_read_from_the_ps_while_a_worker_comes_back(training: Traini
     assert restarted(training, before) == {"worker-0"}
 
 
-# A ps dies alone in the dozen of the drills, in the custom loop on hosts, and in test_recovery.py.
-@on(FIT_TOO)
-def test_ps_that_dies(training: Training) -> None:
-    training.trains_on()
-    before = goes_back(training, training.kill, "ps-1")
-    assert restarted(training, before) == {"ps-1"}
-
-
-@on("custom_loop")
 def test_ps_that_dies_while_a_worker_comes_back(training: Training) -> None:
     training.trains_on()
 
@@ -254,14 +204,6 @@ def test_ps_that_dies_while_a_worker_comes_back(training: Training) -> None:
         return before
 
     goes_back(training, fault, "ps-0", "worker-0")
-
-
-@pytest.mark.matrix
-@on("custom_loop")
-def test_ps_and_worker_that_die_together(training: Training) -> None:
-    training.trains_on()
-    training.awaits("step-1")
-    goes_back(training, training.kill, "ps-0", "worker-1")
 
 
 def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: str) -> dict[str, int]:
@@ -282,7 +224,6 @@ def goes_back(training: Training, fault: Callable[..., dict[str, int]], *tasks: 
     return before
 
 
-@on("custom_loop", FIT_TOO)
 def test_ends_with_every_step_done_at_least_once(training: Training, runs: Runs) -> None:
     training.ends()
     status = runs.status(training.run)
@@ -293,7 +234,6 @@ def test_ends_with_every_step_done_at_least_once(training: Training, runs: Runs)
     assert status["step"] <= done <= status["step"] + training.killed * CALL
 
 
-@on("custom_loop", FIT_TOO)
 def test_steps_never_go_back_beyond_the_newest_checkpoint(training: Training) -> None:
     training.ends()
     pattern = rf"saved \S+/ckpt-(?P<saved>\d+)|going on at step (?P<resumed>\d+)|\d step (?P<trained>\d+) of {STEPS},"

@@ -151,17 +151,6 @@ def test_each_coordinator_goes_on_where_the_killed_one_was(servers: Servers, opt
 
 
 @pytest.mark.matrix
-def test_a_coordinator_that_ends_by_itself_leaves_its_variables_too(servers: Servers) -> None:
-    first = servers.coordinator("--ends")
-    reached = trained(first, 10)
-    servers.pause.touch()
-    assert first.process.wait() == 75
-    then = servers.coordinator("--no-offer").wait_for("taken")
-    assert then["taken"]
-    assert then["step"] >= reached
-
-
-@pytest.mark.matrix
 def test_nothing_changes_when_the_coordinator_before_thaws(servers: Servers) -> None:
     first = servers.coordinator(pause=servers.pause.with_name("never"))
     trained(first, 20)
@@ -194,33 +183,6 @@ def test_what_does_not_match_is_not_taken(servers: Servers) -> None:
         "the same": True,
         "another run": False,
     }
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("what", ["program", "fewer"])
-def test_another_program_or_fewer_ps_take_nothing(servers: Servers, what: str) -> None:
-    first = servers.coordinator()
-    trained(first, 10)
-    first.kill()
-    if what == "program":
-        then = servers.coordinator("--program", "p:Q")
-    else:
-        then = servers.coordinator("--no-offer", ps=servers.cluster["ps"][:1])
-    assert then.wait_for("taken")["taken"] is False
-
-
-# In test_goodput.py ps-0 and a coordinator die, and the next one goes back to the checkpoint.
-@pytest.mark.matrix
-def test_nothing_is_taken_when_one_ps_is_another_process(servers: Servers) -> None:
-    first = servers.coordinator()
-    trained(first, 10)
-    first.kill()
-    servers.processes["ps-1"].end()
-    servers.processes["ps-1"] = servers.start("ps", 1)
-    until(lambda: answers(servers.cluster["ps"][1]), "an answer")
-    then = servers.coordinator()
-    assert then.wait_for("taken")["taken"] is False
-    trained(then, 10)
 
 
 def test_the_next_strategy_of_the_same_process_takes_what_was_set_aside(servers: Servers) -> None:

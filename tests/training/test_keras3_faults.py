@@ -17,7 +17,7 @@ WORKERS = 2
 
 def test_a_table_has_each_counted_step_after_deaths_of_every_kind(runs: Runs, tmp_path: Path) -> None:
     named = {"program": "paced3:Paced3", "run": "faults-keras3"}
-    training = Training(runs, "custom_loop", tmp_path, "--partitioner-min-bytes", "1024", **named, steps=3000)
+    training = Training(runs, tmp_path, "--partitioner-min-bytes", "1024", **named, steps=3000)
     try:
         training.until(lambda: training.newest, "a checkpoint")
         training.awaits("step-0")

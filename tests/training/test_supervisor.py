@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import DIGITS, MINUTE, PROGRAMS, ROOT, Process, Runs, is_alive, run_check, until
+from processes import MINUTE, PROGRAMS, ROOT, Process, Runs, is_alive, run_check, until
 
 from trainer.cluster.probe import answers, incarnation
 from trainer.core.failures import USER_ERROR
@@ -99,38 +99,6 @@ def test_a_parked_server_has_no_process_and_then_another(runs: Runs, tmp_path: P
     assert incarnation(address, 1.0) not in (None, first)
     assert "fresh process" not in server.output
     server.end()
-
-
-# The drills have them killed on hosts.
-@pytest.mark.matrix
-def test_coordinator_and_evaluator_are_kept_as_well_and_all_end_with_the_run(runs: Runs) -> None:
-    cluster = local_cluster(1, 1)
-    settings = runs.shared / "supervised.json"
-    more = {"checkpoint_steps": 100, "evaluate_poll_seconds": 0.2}
-    settings.write_text(
-        json.dumps({"program": DIGITS, "run": "supervised", "shared_dir": str(runs.shared), "steps": 600} | more)
-    )
-    started = {}
-    for job in ("ps", "worker", "evaluator", "chief"):
-        members = {**cluster, "evaluator": ["127.0.0.1:1"]} if job == "evaluator" else cluster
-        config = json.dumps({"cluster": members, "task": {"type": job, "index": 0}})
-        more_here = {"TF_CONFIG": config, "TRAINER_SETTINGS": str(settings)}
-        # Those that are not killed need no supervisor, whose import of TensorFlow the others would wait for.
-        served = job in ("ps", "worker")
-        started[job] = runs.task(**more_here) if served else runs.start(["-m", "trainer"], **more_here)
-    started["chief"].search(r"saved \S+/ckpt-\d+ in")
-    # The evaluator's comes late: it imports TensorFlow when there is a checkpoint.
-    for job in ("chief", "evaluator"):
-        until(lambda job=job: started[job].children, f"a process of {job}")  # type: ignore[misc]
-        os.kill(started[job].children[0], signal.SIGKILL)
-    codes = {job: process.wait() for job, process in started.items()}
-    assert codes == dict.fromkeys(started, 0), started["chief"].output
-    for job in ("evaluator", "chief"):
-        assert f"{job}-0 ended with 137 (SIGKILL): starting the next" in started[job].output
-    assert "fresh process" not in "".join(process.output for process in started.values())
-    status = runs.status("supervised")
-    assert (status["state"], status["step"]) == ("finished", 600)
-    assert status["evaluation"]["step"] == 600
 
 
 def test_a_program_that_ends_its_process_as_if_finished_fails_the_run(runs: Runs, tmp_path: Path) -> None:

@@ -25,14 +25,11 @@ def until_step(runs: Runs, run: str, step: int, process: Process) -> None:
     until(lambda: (status(runs, run).get("step") or 0) >= step, f"step {step}", say=lambda: process.output[-6000:])
 
 
-@pytest.mark.parametrize("api", ["custom_loop", pytest.param("fit", marks=pytest.mark.matrix)])
-def test_a_worker_in_one_long_step_holds_up_nobody_and_the_steps_are_met_exactly(
-    runs: Runs, api: str, tmp_path: Path
-) -> None:
-    run = f"uneven-{api}"
+def test_a_worker_in_one_long_step_holds_up_nobody_and_the_steps_are_met_exactly(runs: Runs, tmp_path: Path) -> None:
+    run = "uneven"
     for name in ("worker-0", "worker-1", "evaluation", "dataset-0", "dataset-1"):
         (tmp_path / name).write_text("2000" if name == "worker-1" else "0")
-    process = runs.local("paced:Paced", run, STEPS, "--api", api, *OPTIONS, PACE=str(tmp_path))
+    process = runs.local("paced:Paced", run, STEPS, *OPTIONS, PACE=str(tmp_path))
     until_step(runs, run, 20, process)
     hold, begun = tmp_path / "hold-0", tmp_path / "step-0"
     hold.touch()

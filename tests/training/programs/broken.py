@@ -30,8 +30,3 @@ class PythonNumber(Digits):
     def train_dataset(self, context):
         files = [f"part-{number}" for number in range(4)]
         return tf.data.Dataset.from_tensor_slices(files[context.input_pipeline_id :: 2])  # line: number
-
-
-class Empty(Digits):
-    def train_dataset(self, context):
-        return super().train_dataset(context).take(0)
