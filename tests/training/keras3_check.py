@@ -254,7 +254,6 @@ class Adversaries(Program):
     def build_model(self):
         self.model = Gan()
         optimizers = [keras.optimizers.Adam(rate, use_ema=True) for rate in (0.01, 0.02)]
-        optimizers[0].build(self.model.makes.trainable_variables)
         self.model.compile(*optimizers)
         return self.model
 
@@ -351,6 +350,7 @@ def two_optimizers():
     return {
         "metrics": sorted(result.metrics),
         "counted": [int(value) for name, value in values.items() if "/_iterations/" in name],
+        "averages": len(averages),
         "averaged": [any(np.array_equal(weight, average) for average in averages) for weight in weights],
         "bytes": [bytes_of_checkpoint(RunDirectory(shared, "test"), 20), sum(weight.nbytes for weight in weights)],
     }

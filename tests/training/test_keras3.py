@@ -80,6 +80,7 @@ def test_two_optimizers_train_and_are_restored(models: dict[str, Any]) -> None:
 
 def test_each_optimizers_averages_are_taken_for_the_weights_that_it_trains(models: dict[str, Any]) -> None:
     assert models["two_optimizers"]["averaged"] == 8 * [True]
+    assert models["two_optimizers"]["averages"] == 8, "an optimizer averages what another one trains"
 
 
 def test_a_clone_that_stays_trainable_follows_each_workers_steps(models: dict[str, Any]) -> None:

@@ -50,14 +50,16 @@ def lacks_nothing(model: Model) -> bool:
 def build(model: Model, element_spec: ElementSpec) -> None:
     """Make the variables that a model and its optimizer still lack, and refuse what can't be trained with them.
 
-    Call it in the strategy's scope. `element_spec` is of the training data; a model that is built needs none. Raises
-    UserError.
+    Call it in the strategy's scope. `element_spec` is of the training data; a model that is built needs none. A step
+    of the program's own says in its trace what its optimizers train. Raises UserError.
     """
+    import keras
+
     if not is_built(model):
         call_with_symbols(model, element_spec)
         prepare(model)  # what was built now
     optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
+    if optimizer is not None and not optimizer.built and is_of(model.train_step, keras.Model.train_step):
         optimizer.build(model.trainable_variables)
     build_metrics(model, element_spec)
     reject_splits(model)
