@@ -44,7 +44,7 @@ def ssh_settings(host: Host, file: str | None) -> SSHConfig:
 
 
 def _differing(found: list[tuple[str, str]], defaults: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return what somebody has set; of the keys all or none, since the order in which they are tried counts."""
+    """Return what is no default of ssh; of the keys all or none, since the order in which they are tried counts."""
     keys = [each for each in found if each[0] == "identityfile"]
     default = [each for each in defaults if each[0] == "identityfile"]
     own = [each for each in found if each[0] != "identityfile" and each not in defaults]
