@@ -211,10 +211,10 @@ class Shard:
             locks = locks_of([own.mutex, *([mutex] if mutex else [])], after=before)
             with tf.control_dependencies([locks[-1]]):
                 rows = tf.range(start, end)
-                rows = tf.boolean_mask(rows, own.are_idle(rows, before, below))
+                rows = tf.gather(rows, tf.where(own.are_idle(rows, before, below))[:, 0])
                 keys = own.keys.rows(rows)
-                used = own.index.find(keys) == rows
-                rows, keys = (tf.boolean_mask(one, used)[:most] for one in (rows, keys))
+                used = tf.where(own.index.find(keys) == rows)[:most, 0]
+                rows, keys = tf.gather(rows, used), tf.gather(keys, used)
                 count, numbers = tf.size(rows, tf.int64), own.numbers.read()
                 gone = own.index.remove(keys)
             with tf.control_dependencies([gone]):  # a call cancelled here loses rows, and gives none twice
@@ -240,8 +240,8 @@ class Shard:
         with tf.name_scope(APART):
             own = self.with_own_handles()
             rows = tf.range(start, end)
-            rows = tf.boolean_mask(rows, own.are_idle(rows, before, tf.constant(tf.int64.max)))
-            rows = tf.boolean_mask(rows, own.index.find(own.keys.rows(rows)) == rows)
+            rows = tf.gather(rows, tf.where(own.are_idle(rows, before, tf.constant(tf.int64.max)))[:, 0])
+            rows = tf.gather(rows, tf.where(own.index.find(own.keys.rows(rows)) == rows)[:, 0])
             times = tf.minimum(own.usage.rows(rows)[:, 0], COUNTS - 1)
             return tf.math.bincount(times, minlength=COUNTS, maxlength=COUNTS, dtype=tf.int64)
 
