@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import paramiko
@@ -33,6 +32,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.keys import UnknownHostKey, check_host_key, leave_out_missing_keys
 from fleet.hosts.ssh_settings import ssh_settings
 from fleet.site.host_check import BEGIN, in_a_line, shell_fix
 from fleet.site.routes import Host
@@ -308,12 +308,12 @@ class SshHosts:
         # As OpenSSH does: what Ansible's variables say is said on the command line and wins over ~/.ssh/config; a jump
         # host gets none of it.
         check_host_key(connection, {**connection.ssh_config, **host.ssh_options})
-        _leave_out_missing_keys(connection)
+        leave_out_missing_keys(connection)
         gateway = connection.gateway
         while isinstance(gateway, Connection):
             gateway.connect_timeout = gateway.connect_timeout or CONNECT_SECONDS
             check_host_key(gateway, gateway.ssh_config)
-            _leave_out_missing_keys(gateway)
+            leave_out_missing_keys(gateway)
             gateway = gateway.gateway
         return connection
 
@@ -457,12 +457,6 @@ def _open(connection: Connection) -> None:
         time.sleep(random.uniform(0.2, 1.0))
 
 
-def _leave_out_missing_keys(connection: Connection) -> None:
-    """Pass over keys that ~/.ssh/config names and this machine has not, as ssh does; Paramiko would end there."""
-    if keys := connection.connect_kwargs.get("key_filename"):
-        connection.connect_kwargs["key_filename"] = [key for key in keys if Path(key).is_file()]
-
-
 def keep_alive(connection: Connection) -> None:
     """Have a connection, and those of its jump hosts, end when the other side has not answered for 45 s.
 
@@ -477,31 +471,3 @@ def keep_alive(connection: Connection) -> None:
                 socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * KEEPALIVE_SECONDS * KEEPALIVES_LOST)
             )
         link = link.gateway
-
-
-class UnknownHostKey(SSHException):
-    """The host's key is in no known_hosts file, and nobody is there to be asked."""
-
-
-class _Refuse(paramiko.MissingHostKeyPolicy):
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        raise UnknownHostKey(hostname)
-
-
-class _Accept(paramiko.MissingHostKeyPolicy):
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        pass
-
-
-def check_host_key(connection: Connection, options: Mapping[str, str]) -> None:
-    """Verify the host's key as OpenSSH would with these options and nobody to ask; Fabric by itself verifies none."""
-    strict = options.get("stricthostkeychecking", "ask")
-    if strict in ("no", "off", "false"):  # the last as `ssh -G` has it
-        connection.client.set_missing_host_key_policy(_Accept())
-        return
-    connection.client.set_missing_host_key_policy(_Accept() if strict == "accept-new" else _Refuse())
-    files = options.get("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2").split()
-    files += options.get("globalknownhostsfile", "/etc/ssh/ssh_known_hosts").split()
-    for path in [Path(name).expanduser() for name in files]:
-        if path.is_file():
-            connection.client.load_system_host_keys(str(path))
