@@ -14,7 +14,6 @@ from fleet.doctor.finding import CONTROL, ERROR, WARNING, Finding
 from fleet.errors import FleetError
 from fleet.hosts import history
 from fleet.hosts.drains import tasks_of
-from fleet.hosts.observation import Observation
 from fleet.output.tables import render_duration
 from fleet.rollout.release import find_ansible
 from fleet.site.inventory import Inventory
@@ -87,14 +86,9 @@ def judge_look(inventory: Inventory, look: Examination, release: str | None) -> 
     return [*found, *_release(inventory, look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 
-def bare_hosts(inventory: Inventory, observation: Observation) -> list[str]:
-    """Return the hosts that answer and have no release, as before the first site.yml."""
-    return [host for host, has in observation.releases.items() if has is None and host in inventory.hosts]
-
-
 def _release(inventory: Inventory, look: Examination, release: str | None) -> list[Finding]:
     found = []
-    if bare := bare_hosts(inventory, look.observation):
+    if bare := look.observation.bare(inventory):
         fix = "ansible-playbook site.yml"
         found.append(Finding(ERROR, name_some(bare), "release", "nothing is installed there yet", fix))
     for host, has in look.observation.releases.items():

@@ -66,6 +66,10 @@ class Observation:
             without = {task: "drained" if task in drained else state for task, state in self.run.without.items()}
             self.run = replace(self.run, without=without)
 
+    def bare(self, inventory: Inventory) -> list[str]:
+        """Return the hosts that answer and have no release, as before the first site.yml."""
+        return [host for host, has in self.releases.items() if has is None and host in inventory.hosts]
+
     @property
     def release(self) -> str | None:
         """The release that every host has, or None when they differ or have none."""

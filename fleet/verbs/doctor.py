@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import median
 
 from fleet.actions.console import Console
-from fleet.doctor.cluster import bare_hosts, judge_control, judge_history, judge_look
+from fleet.doctor.cluster import judge_control, judge_history, judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
@@ -42,7 +42,7 @@ def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
         if hosts := [host for host in gpu_hosts(cluster.inventory) if host not in look.observation.unreachable]:
             progress.show("proving the GPUs")
             found += judge_gpus(cluster, hosts)
-    bare = bare_hosts(cluster.inventory, look.observation)
+    bare = look.observation.bare(cluster.inventory)
     return sorted_findings([each for each in found if each.where not in bare or each.part not in _MADE_BY_SITE])
 
 
@@ -100,7 +100,7 @@ def judge_ways(cluster: Cluster, look: Examination) -> list[Finding]:
         return []
     drained = {task.name for task in tasks_of(cluster.inventory, [*look.observation.drains])}
     # Where nothing is installed, or was not seen, no way could be tried.
-    untried = {*bare_hosts(cluster.inventory, look.observation), *look.observation.unreachable}
+    untried = {*look.observation.bare(cluster.inventory), *look.observation.unreachable}
     wrong = [each for each in wrong if each.partition(":")[0] not in untried]
     wrong = [each for each in wrong if drained.isdisjoint(each.split())]  # no task needs the ways to and from these
     findings = [Finding(ERROR, each.partition(" ")[0], "addresses and routes", each, "fab ways") for each in wrong]

@@ -67,7 +67,7 @@ def judge_host(inventory: Inventory, seen: Observation, host: str) -> tuple[str,
     """Return a host's state, why it is so, and since when (seconds since 1970).
 
     `ready` (nothing keeps it from training), `draining`, `drained`, `away` (it answers, and a task of it takes no part
-    in the training, or a service of it does not run), `down` (it does not answer).
+    in the training, or a service of it does not run), `new` (it has no release yet), `down` (it does not answer).
     """
     tasks = inventory.tasks_on(host)
     units = [seen.units[task.name] for task in tasks if task.name in seen.units]
@@ -82,6 +82,8 @@ def judge_host(inventory: Inventory, seen: Observation, host: str) -> tuple[str,
         )
     if host in seen.unreachable:
         return "down", seen.unreachable[host], None
+    if host in seen.bare(inventory):
+        return "new", "nothing is installed there yet: ansible-playbook site.yml", None
     without = seen.run.without if seen.run and seen.run.state in ("training", "waiting") else {}
     if absent := [f"{task.name} is {without[task.name]}" for task in tasks if task.name in without]:
         return "away", ", ".join(absent), max((unit.since for unit in units if unit.since), default=None)

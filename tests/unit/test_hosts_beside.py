@@ -134,6 +134,15 @@ def test_hosts_shows_them_and_what_they_serve(hosts: Hosts, console: Console) ->
     assert re.search(r"^store +ready +nfs_server", fake_hosts.printed(shown), re.MULTILINE)
 
 
+def test_before_the_first_site_yml_a_host_is_new_and_not_ready(hosts: Hosts, console: Console) -> None:
+    hosts.release = ""
+    show_hosts(cluster(hosts), console)
+    found = {row["host"]: (row["state"], row["why"]) for row in answer(console)["hosts"]}
+    new = ("new", "nothing is installed there yet: ansible-playbook site.yml")
+    assert found["head"] == new
+    assert {host for host in found if found[host] != new} == set(BESIDE)
+
+
 def test_the_server_of_the_path_must_not_go_and_others_may(hosts: Hosts, console: Console) -> None:
     quiet = replace(console, json_out=None)
     with pytest.raises(ClusterTrouble, match="not now: store serves the shared path"):
