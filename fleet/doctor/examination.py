@@ -101,7 +101,7 @@ def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: f
     probe = {
         "shared_dir": _path_of_runs(inventory, host),
         "path_check": PATH_CHECK,
-        "ports": [task.port for task in tasks if task.port is not None],
+        "ports": [each.port for each in inventory.listeners_on(host)],
         "units": [task.unit for task in tasks],
         "readable": list(READABLE),
     }

@@ -120,13 +120,13 @@ def _path(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _ports(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
-    for task in inventory.tasks_on(host):
-        taken = facts["listeners"].get(str(task.port))
-        if taken and taken["unit"] != task.unit and taken["name"]:
+    for port, name, unit, variable in inventory.listeners_on(host):
+        taken = facts["listeners"].get(str(port))
+        if taken and taken["unit"] != unit and taken["name"]:
             who = f"{taken['name']} (process {taken['pid']}{', ' + taken['unit'] if taken['unit'] else ''})"
             stop = f"systemctl stop {taken['unit']}" if taken["unit"] else f"kill {taken['pid']}"
-            fix = f"{stop}, there; or another {task.job}_port in the inventory"
-            yield Finding(ERROR, host, "ports", f"port {task.port} of {task.name} is taken by {who}", fix)
+            fix = f"{stop}, there; or another {variable} in the inventory"
+            yield Finding(ERROR, host, "ports", f"port {port} of {name} is taken by {who}", fix)
 
 
 def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fleet.errors import OperatorMistake
 from fleet.places import site
-from fleet.site.members import SERVING_UNITS, ClusterSpecError, storage_of
+from fleet.site.members import SERVICES, SERVING_UNITS, ClusterSpecError, port_of, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
 from fleet.site.schema.checks import loose_problems
@@ -22,6 +22,15 @@ from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
 from fleet.site.wireguard import wireguard_hosts
 from trainer.core.settings.config import Config
+
+
+class Listener(NamedTuple):
+    """A port of a host, and the inventory's variable that has it."""
+
+    port: int
+    name: str
+    unit: str
+    variable: str
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,15 @@ class Inventory:
     def services_on(self, host: str) -> dict[str, str]:
         """Return by group what a host serves beside its tasks: the units."""
         return {group: unit for group, unit in SERVING_UNITS.items() if host in self.groups.get(group, ())}
+
+    def listeners_on(self, host: str) -> Iterator[Listener]:
+        """Give what listens on a host: its tasks, and what it serves beside them."""
+        for task in self.tasks_on(host):
+            if task.port is not None:
+                yield Listener(task.port, task.name, task.unit, f"{task.job}_port")
+        for group, unit in self.services_on(host).items():
+            if group in SERVICES and (port := port_of(host, group, self.variables[host])):
+                yield Listener(port, group, unit, f"{group}_port")
 
     @property
     def chief(self) -> Task:
