@@ -266,7 +266,7 @@ def test_a_process_at_a_tasks_port_is_found() -> None:
         tasks = [replace(task, port=port) if task.name == "ps-0" else task for task in INVENTORY.tasks]
         known = facts(listeners=probe.listeners([port]))
         found = only(judge_hosts(replace(INVENTORY, tasks=tasks), Observation(), known), "ports")
-        variables = dict.fromkeys(INVENTORY.hosts, {"tensorboard_port": port})
+        variables = {host: {**has, "tensorboard_port": port} for host, has in INVENTORY.variables.items()}
         inventory = replace(INVENTORY, groups={"tensorboard": ["store"]}, variables=variables)
         board = only(judge_hosts(inventory, Observation(), known), "ports")
     assert f"port {port} of ps-0 is taken by" in found.what
