@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 import paramiko
 from fabric import Connection
+from paramiko.agent import AgentSSH
 from paramiko.ssh_exception import SSHException
 
 
@@ -42,3 +45,20 @@ def leave_out_missing_keys(connection: Connection) -> None:
     """Pass over keys that ~/.ssh/config names and this machine has not, as ssh does; Paramiko would end there."""
     if keys := connection.connect_kwargs.get("key_filename"):
         connection.connect_kwargs["key_filename"] = [key for key in keys if Path(key).is_file()]
+
+
+class _Agent(paramiko.Agent):
+    """The agent at a path; without keys where it does not answer, as for ssh."""
+
+    def __init__(self, path: str) -> None:
+        AgentSSH.__init__(self)
+        with contextlib.suppress(OSError, SSHException):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.connect(path)
+            self._connect(connection)
+
+
+def ask_named_agent(connection: Connection) -> None:
+    """Have a connection ask the agent that ssh's settings name for it: Paramiko knows only that of SSH_AUTH_SOCK."""
+    if (path := connection.ssh_config.get("identityagent", "")).startswith("/"):
+        connection.client._agent = _Agent(path)

@@ -6,7 +6,6 @@ import contextlib
 import getpass
 import logging
 import math
-import os
 import random
 import shlex
 import socket
@@ -32,7 +31,7 @@ from paramiko.ssh_exception import (
 )
 
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
-from fleet.hosts.keys import UnknownHostKey, check_host_key, leave_out_missing_keys
+from fleet.hosts.keys import UnknownHostKey, ask_named_agent, check_host_key, leave_out_missing_keys
 from fleet.hosts.ssh_settings import ssh_settings
 from fleet.site.host_check import BEGIN, in_a_line, shell_fix
 from fleet.site.routes import Host
@@ -270,8 +269,6 @@ class SshHosts:
             connection = self._connections.get(host.name)
             if connection is None:
                 settings = ssh_settings(host, self._config._runtime_ssh_path)
-                if (agent := settings.lookup(host.address).get("identityagent", "")).startswith("/"):
-                    os.environ["SSH_AUTH_SOCK"] = agent  # where Paramiko asks for the agent, and nowhere else
                 with self._making:
                     self._config._set(base_ssh_config=settings)  # Fabric reads it once, where it makes a connection
                     connection = self._connections[host.name] = self._connection(host)
@@ -445,6 +442,11 @@ def _answer_lines(lines: Iterable[bytes]) -> Iterator[str]:
 
 def _open(connection: Connection) -> None:
     """Connect; where sshd hangs up at once, because too many knock (MaxStartups), knock again a little later."""
+    if connection.is_connected:
+        return
+    if isinstance(connection.gateway, Connection):
+        _open(connection.gateway)
+    ask_named_agent(connection)
     for attempts_left in (2, 1, 0):
         begun = time.monotonic()
         try:

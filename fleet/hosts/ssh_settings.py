@@ -63,6 +63,8 @@ def _ask(address: str, *options: str) -> list[tuple[str, str]]:
         done = subprocess.run(
             command, stdin=nothing, stdout=pipe, stderr=pipe, text=True, errors="replace", timeout=SECONDS, check=False
         )
+    except FileNotFoundError as error:
+        raise SSHException("this machine has no `ssh`. Install it: apt-get install openssh-client") from error
     except subprocess.TimeoutExpired as error:
         raise SSHException(f"ssh did not read its settings within {SECONDS} s: see {shlex.join(command)}") from error
     if done.returncode:
@@ -74,5 +76,5 @@ def _ask(address: str, *options: str) -> list[tuple[str, str]]:
 
 
 def _is_taken(name: str, value: str) -> bool:
-    """Whether Fabric can do with a value: it knows no agent of another name, no `none` and no key that is missing."""
+    """Whether Fabric can do with a value: it knows no `none`, and forwards no agent by its name."""
     return value != "none" and (name != "forwardagent" or value in ("yes", "no"))

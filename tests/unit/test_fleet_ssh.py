@@ -605,20 +605,50 @@ def test_a_known_hosts_file_of_sshs_settings_is_used(server: Server, home: Path)
     hosts.close()
 
 
-def test_the_agent_of_sshs_settings_is_asked(server: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def agent(server: Server, home: Path) -> Iterator[Path]:
+    """Where an agent is asked that has the key."""
+    path = home / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL)
+    until(path.is_socket)
+    subprocess.run(["ssh-add", "-q", str(server.key_file)], env=os.environ | {"SSH_AUTH_SOCK": str(path)}, check=True)
+    yield path
+    process.terminate()
+    process.wait()
+
+
+def test_the_agent_of_sshs_settings_is_asked_for_the_hosts_that_they_name_it_for(
+    server: Server, home: Path, agent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SSH_AUTH_SOCK", "/nonexistent")
-    (home / ".ssh/config").write_text(f"IdentityAgent {home}/agent\n")
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(home / "agent")], stdout=subprocess.DEVNULL)
-    try:
-        until((home / "agent").is_socket)
-        add = ["ssh-add", "-q", str(server.key_file)]
-        subprocess.run(add, env=os.environ | {"SSH_AUTH_SOCK": str(home / "agent")}, check=True)
-        hosts = ssh(Host("here", "127.0.0.1", "admin", server.port, None, ACCEPT))
-        assert hosts.run({"here": "true"})["here"].unreachable is None
-        hosts.close()
-    finally:
-        agent.terminate()
-        agent.wait()
+    (home / ".ssh/config").write_text(
+        f"Host 127.0.0.1\n  IdentityAgent {agent}\nHost 127.0.0.2\n  HostName 127.0.0.1\n"
+        "Host 127.0.0.3\n  HostName 127.0.0.1\n  IdentityAgent /nonexistent\n"
+    )
+    hosts = ssh(*(Host(f"h{each}", f"127.0.0.{each}", "admin", server.port, None, ACCEPT) for each in (1, 2, 3)))
+    answers = [hosts.run({name: "true"})[name].unreachable or "" for name in ("h1", "h2", "h3", "h1")]
+    assert (answers[0], answers[3]) == ("", "")
+    assert all("no key was found in ~/.ssh, and no agent has one" in answer for answer in answers[1:3]), answers
+    hosts.close()
+
+
+def test_the_agent_of_sshs_settings_is_asked_for_each_jump_host(server: Server, home: Path, agent: Path) -> None:
+    (home / ".ssh/config").write_text(
+        f"Host jump.example\n  HostName 127.0.0.1\n  Port {server.port}\n  User admin\n  IdentityAgent {agent}\n"
+        "Host here.example\n  ProxyJump jump.example\nHost *\n  StrictHostKeyChecking no\n"
+    )
+    hosts = ssh(Host("here", "here.example", "admin", None, server.key_file))
+    why = hosts.run({"here": "true"})["here"].unreachable or ""
+    assert "the jump host 127.0.0.1 opens no way to it" in why
+    hosts.close()
+
+
+def test_a_machine_without_ssh_is_named(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    hosts = ssh(server.host(**ACCEPT))
+    why = hosts.run({"here": "true"})["here"].unreachable or ""
+    assert "this machine has no `ssh`. Install it: apt-get install openssh-client" in why
+    hosts.close()
 
 
 def test_settings_that_ssh_refuses_are_named(server: Server, home: Path) -> None:
