@@ -59,16 +59,19 @@ class Machine:
         return self._inside("chroot", str(self.root), *command)
 
     def play(self, playbook: str, *options: str, check: bool = True, **variables) -> str:
-        """Run a playbook against this machine alone; `check=False` expects it to fail."""
+        """Run a playbook against a cluster of this machine alone; `check=False` expects it to fail."""
         inventory = self.root.with_suffix(".json")
         reached = {
             "ansible_host": str(self.root),
             "ansible_connection": "community.general.chroot",
             "ansible_python_interpreter": "/usr/bin/python3",
             "ansible_remote_tmp": "/tmp/.ansible",
+            "cluster_address": "192.0.2.10",
+            "gpu_count": 2,
         }
         listed = {"all": {"hosts": {"machine": reached | variables}}}
-        inventory.write_text(json.dumps(listed | {group: {"hosts": {"machine": {}}} for group in ("gpu", "worker")}))
+        groups = {group: {"hosts": {"machine": {}}} for group in ("chief", "ps", "worker", "gpu")}
+        inventory.write_text(json.dumps(listed | groups))
         return self._inside("ansible-playbook", "-i", str(inventory), playbook, *options, check=check)
 
     def _inside(self, *command: str, check: bool = True) -> str:

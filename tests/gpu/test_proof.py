@@ -64,15 +64,11 @@ def test_a_gpu_that_computes_wrong_ends_the_play(machine):
 
 
 def test_site_s_playbooks_prove_the_driver_that_they_found_on_the_gpus_that_the_inventory_names(machine):
-    """With the driver that the machine came with; what preflight would have computed is told."""
+    """With the driver that the machine came with."""
     machine.do("rm", "-rf", "/etc/trainer/gpu.json", "/sys/bus")
     machines.lay_out(machine.root, "tesla-t4")
     playbooks = ("ansible/gpu.yml", "ansible/gpu_proof.yml")
-    variables = {
-        "nvidia_driver_source": "none",
-        "nvidia_driver_version": "580.95.05",
-        "psfleet_spec": {"gpus": {"machine": {"count": 2, "devices": ["0", "1"]}}},
-    }
+    variables = {"nvidia_driver_source": "none", "nvidia_driver_version": "580.95.05"}
     play(machine, *playbooks, **variables)
     expected = json.loads((machine.root / "etc/trainer/gpu.json").read_text())
     assert expected == {"driver": "580.95.05", "gpus": 2, "devices": ["0", "1"]}
