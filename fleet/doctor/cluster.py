@@ -30,6 +30,8 @@ CHANGES = (
     "start-cluster", "restart-cluster", "stop-cluster", "sweep", "rollback", "canary", "drain", "undrain",
     "update-hosts", "remove-host", "replace-host", "prune", "delete-run", "drill", "site.yml",
 )  # fmt: skip
+# After Ctrl-C what was there before is put back, or what was started goes on.
+_WHOLE = ("start-cluster", "restart-cluster", "sweep", "canary", "drill")
 
 
 def judge_control(site: Path, inventory: Inventory | None, problems: list[Problem]) -> list[Finding]:
@@ -156,9 +158,10 @@ def _silence(now: float, state: str, updated: float | None, where: str) -> list[
 def judge_history(acts: Sequence[Mapping[str, Any]], now: float) -> list[Finding]:
     """Return the last change of the cluster where it has not ended, as when its control machine was lost."""
     changes = [act for act in acts if act.get("verb") in CHANGES]
-    if not changes or changes[-1].get("outcome") not in (history.BEGUN, history.LEFT):
+    act = changes[-1] if changes else {}
+    broken_off = (history.BEGUN,) if act.get("verb") in _WHOLE else (history.BEGUN, history.LEFT)
+    if act.get("outcome") not in broken_off:
         return []
-    act = changes[-1]
     hosts = act.get("hosts")
     about = f" of {name_some(map(str, hosts))}" if isinstance(hosts, list) else ""
     who, since = f"{act.get('who', '?')}@{act.get('from', '?')}", render_duration(max(0.0, now - act["time"]))

@@ -414,23 +414,30 @@ def test_a_drained_host_that_is_off_is_no_trouble(calm: Examination, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "at_work", "what"),
+    ("change", "outcomes", "at_work", "what"),
     [
-        (["begun"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
-        (["left"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
-        (["begun"], "a drain of ana@desk since 10:41:07 UTC", ""),
-        (["done"], None, ""),
-        (["failed"], None, ""),
-        (["begun", "done"], None, ""),  # typed again
-        ([], None, ""),
+        ("drain", ["begun"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
+        ("drain", ["left"], None, "drain of w-b, begun by ana@desk 16 min ago, has not ended"),
+        ("drain", ["begun"], "a drain of ana@desk since 10:41:07 UTC", ""),
+        ("drain", ["done"], None, ""),
+        ("drain", ["failed"], None, ""),
+        ("drain", ["begun", "done"], None, ""),  # typed again
+        ("drain", [], None, ""),
+        ("start-cluster", ["begun"], None, "start-cluster of w-b, begun by ana@desk 16 min ago, has not ended"),
+        ("start-cluster", ["left"], None, ""),  # what was started goes on
     ],
 )
 def test_a_change_that_was_broken_off_is_found(
-    calm: Examination, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], at_work: str | None, what: str
+    calm: Examination,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    outcomes: list[str],
+    at_work: str | None,
+    what: str,
 ) -> None:
     calm.observation.clocks["head"] = 1000.0
     hosts = day.make_hosts()
-    acts = [{"time": 40.0, "verb": "drain", "who": "ana", "from": "desk", "hosts": ["w-b"]}] * len(outcomes)
+    acts = [{"time": 40.0, "verb": change, "who": "ana", "from": "desk", "hosts": ["w-b"]}] * len(outcomes)
     hosts.lines = [json.dumps({**act, "outcome": each}) for act, each in zip(acts, outcomes, strict=True)]
     hosts.lines.append(json.dumps({"time": 50.0, "verb": "backup", "outcome": "begun"}))  # which changes nothing
     monkeypatch.setattr(verb, "who_is_at_work", lambda *_: at_work)
