@@ -119,6 +119,7 @@ class SshHosts:
         self._opening = {name: threading.Lock() for name in hosts}
         self._making = threading.Lock()  # Invoke empties its settings for a moment where one of them is set
         self._jumps = threading.Semaphore(MAX_JUMPS_AT_ONCE)
+        self._silent_jumps: dict[str, tuple[float, Exception]] = {}  # when one was given up, and why
         self._threads = min(MAX_AT_ONCE, max(1, len(hosts)))
         self._pool = ThreadPoolExecutor(max_workers=self._threads, thread_name_prefix="ssh")
 
@@ -265,6 +266,7 @@ class SshHosts:
             return Answer(unreachable=self._reason(host, error))
 
     def _connect(self, host: Host) -> Connection:
+        begun = time.monotonic()
         with self._opening[host.name]:  # two scripts may need one host at a time
             connection = self._connections.get(host.name)
             if connection is None:
@@ -274,11 +276,25 @@ class SshHosts:
                     connection = self._connections[host.name] = self._connection(host)
             if not connection.is_connected:
                 if isinstance(connection.gateway, Connection):  # all hosts may have the same one
-                    with self._jumps:
-                        _open(connection.gateway)
+                    self._open_jump(connection.gateway, begun)
                 _open(connection)
                 keep_alive(connection)
             return connection
+
+    def _open_jump(self, gateway: Connection, begun: float) -> None:
+        """Open a jump host in turn with others; one that was silent since this one `begun` is not waited for twice."""
+        with self._jumps:
+            place = f"{gateway.host}:{gateway.port}"
+            given_up, why = self._silent_jumps.get(place, (0.0, None))
+            if why and given_up > begun:
+                raise why
+            tried = time.monotonic()
+            try:
+                _open(gateway)
+            except (OSError, SSHException) as error:
+                if time.monotonic() - tried >= CONNECT_SECONDS:
+                    self._silent_jumps[place] = time.monotonic(), error
+                raise
 
     def _connection(self, host: Host) -> Connection:
         connect_kwargs = {

@@ -685,6 +685,28 @@ def test_few_log_in_at_a_jump_host_at_a_time(server: Server, home: Path, monkeyp
     hosts.close()
 
 
+def test_a_jump_host_that_is_silent_is_waited_for_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.hosts.ssh.MAX_JUMPS_AT_ONCE", 1)
+    monkeypatch.setattr("fleet.hosts.ssh.CONNECT_SECONDS", 0)  # so any failure is one of a silent host
+    calls = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (home / ".ssh/config").write_text(f"Host 192.0.2.*\n  ProxyJump admin@127.0.0.1:{listener.getsockname()[1]}\n")
+        hosts = ssh(*(Host(f"far-{each}", f"192.0.2.{each}") for each in range(6)))
+
+        def hang_up() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    calls.append(listener.accept()[0])
+                    until(lambda: all(lock.locked() for lock in hosts._opening.values()) or len(calls) > 1)
+                    calls[-1].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        answers = hosts.run(dict.fromkeys(hosts._hosts, "true"))
+        assert all("its jump host 127.0.0.1" in (each.unreachable or "") for each in answers.values()), answers
+        assert len(calls) == 3  # as often as one is called that hangs up
+        hosts.close()
+
+
 def test_a_login_without_any_key_says_how_to_get_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     hosts = ssh(Host("here", "127.0.0.1", None, server.port, None, ACCEPT))
