@@ -559,6 +559,24 @@ def test_a_place_at_which_whole_weights_have_the_same_is_none() -> None:
         assert len(weights[:]) == len([*weights]) == 4
 
 
+def test_what_a_step_has_for_each_weight_has_its_places_as_gradients_of_which_some_are_none() -> None:
+    table, heads = split_of_zeros("table"), [tf.Variable([1.0]) for _ in range(4)]
+
+    @tf.function
+    def step() -> None:
+        with noting_sources():
+            weights = listed([*table.variables, *heads])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights[-1])
+            gradients = tape.gradient(loss, weights)
+            assert gradients[-2] is None
+            assert gradients[1:3] == [None, None]
+            assert gradients[-1].shape == [1]
+
+    see_whole_weights()
+    step.get_concrete_function()
+
+
 def test_a_layer_of_either_keras_lists_parts_so() -> None:
     see_whole_weights()
     train_shards()

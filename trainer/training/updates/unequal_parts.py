@@ -25,7 +25,8 @@ PARTS_ARE_LISTED = (
     "which is split over the ps: trainable_variables has a weight's parts, with places, names and shapes of their own. "
     "Set partitioner to none, so that weights stay whole, or take"
 )
-WHOLE_INSTEAD = "take the layer's own weight, as layer.kernel, in place of trainable_variables"
+WHOLES_OWN = "the layer's own weight, as layer.kernel, in place of trainable_variables"
+WHOLE_INSTEAD = f"take {WHOLES_OWN}"
 LAYERS_INSTEAD = "the weights of a layer, as model.get_layer(NAME).trainable_variables"
 # Of several that the tape gives for a part; another one may have fewer, as where a step reads its first row.
 JOINING = ("AddN", "ConcatV2", "Identity", "Reshape", "UnsortedSegmentSum")
@@ -89,7 +90,8 @@ def reject_short_lists(asked: Sequence[Sequence[tuple[Any, bool]]], is_written: 
             raise UserError(
                 f"the step trains the first {number} of the {len(sources)} variables whose gradients it takes, "
                 f"as if these were whole weights. A list with a value for each weight is too short for "
-                f"{name_of(part)}, {PARTS_ARE_LISTED} the value of each by its layer"
+                f"{name_of(part)}, {PARTS_ARE_LISTED} the value of each by its layer. A step that is to train these "
+                "alone asks the tape for no others"
             )
 
 
@@ -100,7 +102,7 @@ def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) ->
         part = parts[numbers.index(max(numbers))]
         raise UserError(
             f"the step reads {part.name} otherwise than the other parts of {name_of(part)}, {PARTS_ARE_LISTED} "
-            f"{WHOLE_INSTEAD.removeprefix('take ')}"
+            f"{WHOLES_OWN}"
         )
 
 
@@ -109,16 +111,19 @@ class ListedParts(list[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
+        parts = [own(one) for one in self if divided(own(one)) is not None]
+        if not parts:  # tf.nest makes a list of gradients, or of what else a step has for each, of this kind
+            return found
         weights: dict[int, list[Any]] = {}
         for one in self:
             whole = divided(own(one))
             weights.setdefault(id(one if whole is None else whole), []).append(one)
         picked = [*weights.values()][key if isinstance(key, slice) else slice(key, key + 1 or None)]
         if [*map(id, found if isinstance(key, slice) else [found])] != [id(one) for each in picked for one in each]:
-            part = next(own(one) for one in self if divided(own(one)) is not None)
+            instead = LAYERS_INSTEAD if isinstance(key, slice) else f"{WHOLES_OWN}; zip goes through all of them"
             raise UserError(
                 f"the step takes [{described(key)}] of trainable_variables, and would get something else of whole "
-                f"weights. One of them is {name_of(part)}, {PARTS_ARE_LISTED} {LAYERS_INSTEAD}"
+                f"weights. One of them is {name_of(parts[0])}, {PARTS_ARE_LISTED} {instead}"
             )
         return found
 
