@@ -251,9 +251,14 @@ class Gan(keras.Model):
 
 
 class Adversaries(Program):
+    def __init__(self, keeps=""):
+        self.keeps = keeps
+
     def build_model(self):
         self.model = Gan()
         optimizers = [keras.optimizers.Adam(rate, use_ema=True) for rate in (0.01, 0.02)]
+        if self.keeps == "all":  # as psfleet had it before
+            optimizers[0].build(self.model.trainable_variables)
         self.model.compile(*optimizers)
         return self.model
 
@@ -341,7 +346,7 @@ def own_step():
 
 def two_optimizers():
     shared = PLACE / "gan"
-    train(Adversaries(), 10, workers=2, directory=shared, evaluation="none")
+    train(Adversaries("all"), 10, workers=2, directory=shared, evaluation="none")
     result = train(Adversaries(), 20, workers=2, directory=shared)
     reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-20"))
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name[:6] == "model/"}

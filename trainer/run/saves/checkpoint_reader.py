@@ -22,6 +22,8 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 SLOT = re.compile(
     r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
+# What one of Keras 3 keeps of a weight, in the paths of a checkpoint: which list it is in.
+LISTED = re.compile(r".*/optimizer/_\w+(?=\.S)")
 # How TensorFlow says that the model has more, or the checkpoint.
 UNBOUND, VARIABLE = "not bound to checkpointed values", re.compile(r"<tf\.Variable '([^']+?)(?::0)?' ")
 UNRESOLVED = re.compile(r"Unresolved object in checkpoint \(root\)\.(?:model\.)?([^:]+): ")
@@ -161,17 +163,28 @@ def check_fit(status: Any) -> None:
     """Raise AssertionError where a checkpoint that was read has too little, or something that has no place.
 
     A momentum that it lacks was never written: an SGD without momentum makes none where it updates rows alone.
+    Keras 3's optimizers may keep less than they did: of the weights alone that they train.
     """
     check_slots(status._checkpoint)
     try:
         status.assert_consumed()
     except AssertionError:
         read = status._checkpoint
-        nodes = enumerate(read.object_graph_proto.nodes)
-        left = [each for number, node in nodes for each in node.attributes if number not in read.object_by_proto_id]
-        if not all("/_variables/" in each.checkpoint_key and MOMENTUM.match(each.full_name) for each in left):
-            raise
+        kept: dict[bool, list[Any]] = {True: [], False: []}
+        for number, node in enumerate(read.object_graph_proto.nodes):
+            kept[number in read.object_by_proto_id] += node.attributes
+        lists = {listed_in(each.checkpoint_key) for each in kept[True]} - {""}
+        for each in kept[False]:
+            is_momentum = "/_variables/" in each.checkpoint_key and MOMENTUM.match(each.full_name)
+            if not is_momentum and listed_in(each.checkpoint_key) not in lists:
+                raise
         status.assert_existing_objects_matched()
+
+
+def listed_in(path: str) -> str:
+    """Return which list of an optimizer of Keras 3 has a variable, by its path in a checkpoint, or ""."""
+    found = LISTED.match(path)
+    return found[0] if found else ""
 
 
 def slot_in(path: str, name: str) -> str:
