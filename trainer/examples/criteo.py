@@ -41,7 +41,8 @@ class Criteo:
     ) -> None:
         """Take the rows of a table at most: a kind with fewer ids has as many rows as ids.
 
-        With a `capacity` each id has a row of its own on parameter servers, up to so many of a kind.
+        With a `capacity` each id has a row of its own on parameter servers, up to so many of a kind, and to twice as
+        many as Criteo's data have.
         `files` and `eval_files` are patterns of files like Criteo's, which all workers see: a click, 13 numbers and 26
         texts a line, with tabs between. Without them the data is made up.
         """
