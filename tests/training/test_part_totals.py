@@ -14,8 +14,8 @@ from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.one_update import gather, gather_keras3
 from trainer.training.updates.part_totals import rejecting_numbers_of_parts
-from trainer.training.updates.split_gradients import noting_sources
-from trainer.training.updates.unequal_parts import listed
+from trainer.training.updates.split_gradients import noting_asked
+from trainer.training.updates.unequal_parts import listed, reject_places
 
 # isort: split
 import keras
@@ -537,6 +537,14 @@ def test_a_list_for_each_weight_that_ends_before_the_last_part_is_refused(apply:
     tf.function(lambda: trace(weights[:3])).get_concrete_function()  # all for which it asks
 
 
+def take(weights: list[Any], *places: Any) -> list[Any]:
+    """Take places of what a step lists, as one does that is traced."""
+    with noting_asked() as asked:
+        found = [listed(weights)[place] for place in places]
+    reject_places(asked)
+    return found
+
+
 def split_of_zeros(name: str) -> Any:
     return ShardedVariable([tf.Variable(tf.zeros([2, 3]), name=f"{name}/part_{number}") for number in range(2)])
 
@@ -545,18 +553,28 @@ def split_of_zeros(name: str) -> Any:
 def test_a_place_at_which_whole_weights_have_another_is_refused_in_a_step(place: Any) -> None:
     table, kernel, bias = split_of_zeros("table"), tf.Variable([1.0]), split_of_zeros("bias")
     weights = [*table.variables, kernel, *bias.variables]
-    with noting_sources(), pytest.raises(UserError, match=r"the step takes \[.*\] of trainable_variables.* is table, "):
-        listed(weights)[place]
+    with pytest.raises(UserError, match=r"the step takes \[.*\] of trainable_variables.* is table, "):
+        take(weights, place)
     assert type(listed(weights)) is list  # which no step takes
 
 
 def test_a_place_at_which_whole_weights_have_the_same_is_none() -> None:
     table, head = split_of_zeros("table"), [tf.Variable([1.0]), tf.Variable([2.0])]
-    with noting_sources():
+    with noting_asked():
         weights = listed([*table.variables, *head])
         assert [*map(id, weights[-2:])] == [*map(id, head)]
         assert weights[-1] is head[1]
         assert len(weights[:]) == len([*weights]) == 4
+
+
+def test_a_step_may_go_through_all_places_and_not_through_some() -> None:
+    table = split_of_zeros("table")
+    weights = [*table.variables, tf.Variable([1.0])]
+    assert [*map(id, take(weights, 0, 1, -1))] == [*map(id, weights)]
+    with pytest.raises(
+        UserError, match=r"takes \[0\] of .* in place of trainable_variables; or go through all of them"
+    ):
+        take(weights, 0, 1)
 
 
 def test_what_a_step_has_for_each_weight_has_its_places_as_gradients_of_which_some_are_none() -> None:
@@ -564,7 +582,7 @@ def test_what_a_step_has_for_each_weight_has_its_places_as_gradients_of_which_so
 
     @tf.function
     def step() -> None:
-        with noting_sources():
+        with noting_asked():
             weights = listed([*table.variables, *heads])
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum(weights[-1])
@@ -585,10 +603,11 @@ def test_a_layer_of_either_keras_lists_parts_so() -> None:
     other.build((None, 4))
     table, other._kernel._value = split_of_zeros("kernel"), split_of_zeros("kernel")
     one._trainable_weights = [*table.variables, one.bias]
-    with noting_sources():
-        for layer in (one, other):
-            with pytest.raises(UserError, match=r"the step takes \[0\] of trainable_variables"):
-                layer.trainable_variables[0]
+    for layer in (one, other):
+        with noting_asked() as asked:
+            layer.trainable_variables[0]
+        with pytest.raises(UserError, match=r"the step takes \[0\] of trainable_variables"):
+            reject_places(asked)
 
 
 @pytest.mark.parametrize("change", OF_EACH_PART.values(), ids=OF_EACH_PART)

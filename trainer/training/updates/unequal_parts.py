@@ -18,7 +18,7 @@ from trainer.training.placement import name_of
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divided
 from trainer.training.updates.flows import Flow, Use, behind, reach
 from trainer.training.updates.rows import own
-from trainer.training.updates.split_gradients import is_noting
+from trainer.training.updates.split_gradients import Asked, noted
 
 OF_TAPE = "gradient_tape/"  # TensorFlow's scope of all that a GradientTape computes
 PARTS_ARE_LISTED = (
@@ -107,25 +107,40 @@ def reject_unequal(parts: Sequence[Variable], reads: Sequence[Sequence[Use]]) ->
 
 
 class ListedParts(list[Any]):
-    """What a step trains: a place at which whole weights would have something else raises UserError."""
+    """What a step trains: a place at which whole weights would have something else is refused.
+
+    Of single places it is known at the end: a step may go through all of them.
+    """
 
     def __getitem__(self, key: Any) -> Any:
         found = super().__getitem__(key)
+        asked = noted()
         parts = [own(one) for one in self if divided(own(one)) is not None]
-        if not parts:  # tf.nest makes a list of gradients, or of what else a step has for each, of this kind
+        if asked is None or not parts:  # tf.nest makes lists of this kind of what a step has for each
             return found
         weights: dict[int, list[Any]] = {}
         for one in self:
             whole = divided(own(one))
             weights.setdefault(id(one if whole is None else whole), []).append(one)
         picked = [*weights.values()][key if isinstance(key, slice) else slice(key, key + 1 or None)]
-        if [*map(id, found if isinstance(key, slice) else [found])] != [id(one) for each in picked for one in each]:
-            instead = LAYERS_INSTEAD if isinstance(key, slice) else f"{WHOLES_OWN}; zip goes through all of them"
-            raise UserError(
-                f"the step takes [{described(key)}] of trainable_variables, and would get something else of whole "
-                f"weights. One of them is {name_of(parts[0])}, {PARTS_ARE_LISTED} {instead}"
-            )
+        same = [*map(id, found if isinstance(key, slice) else [found])] == [id(one) for each in picked for one in each]
+        why = (
+            f"the step takes [{described(key)}] of trainable_variables, and would get something else of whole weights. "
+            f"One of them is {name_of(parts[0])}, {PARTS_ARE_LISTED} "
+        )
+        if not isinstance(key, slice):
+            places = asked.places.setdefault((*map(id, self),), {})
+            places[key % len(self)] = "" if same else f"{why}{WHOLES_OWN}; or go through all of them"
+        elif not same:
+            raise UserError(f"{why}{LAYERS_INSTEAD}")
         return found
+
+
+def reject_places(asked: Asked) -> None:
+    """Raise UserError where a step has taken some places of what it trains that whole weights have not."""
+    for weights, places in asked.places.items():
+        if len(places) < len(weights) and (why := next(filter(None, places.values()), "")):
+            raise UserError(why)
 
 
 def described(key: Any) -> str:
@@ -136,7 +151,7 @@ def described(key: Any) -> str:
 
 def listed(weights: list[Any]) -> list[Any]:
     """Return weights as a step that is traced may take them."""
-    is_split = is_noting() and any(divided(own(one)) is not None for one in weights)
+    is_split = noted() is not None and any(divided(own(one)) is not None for one in weights)
     return ListedParts(weights) if is_split else weights
 
 
