@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, Trouble
 from fleet.hosts import facts, host_scripts, journal
 from fleet.hosts.agent_request import RECEIVE, feed
-from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery
+from fleet.hosts.journal import EVERY_LINE, JournalEntry, JournalQuery, reject_bad_journals
 from fleet.hosts.lock import take_lock
 from fleet.hosts.observation import (
     Observation,
@@ -21,6 +20,7 @@ from fleet.hosts.observation import (
     question,
     read_answer,
     read_status,
+    reject_bad_answers,
 )
 from fleet.hosts.run import on_path
 from fleet.hosts.ssh import ANSWER_SECONDS, Answer, Hosts
@@ -122,7 +122,7 @@ class Cluster:
         """
         scripts = {host: self._agent(host) for host in asked}
         answers = self.hosts.run(scripts, seconds, {host: feed(each) for host, each in asked.items()})
-        _reject_bad_answers(answers, "it can't be asked")
+        reject_bad_answers(answers, "it can't be asked")
         return {host: json.loads(answer.stdout) for host, answer in answers.items()}
 
     def _agent(self, host: str) -> str:
@@ -216,7 +216,7 @@ class Cluster:
         if chief in scripts:
             scripts[chief] += f" && {{ {{ {beside}; }} >/dev/null 2>&1 || echo undone; }}"
         answers = self.hosts.run(scripts)
-        _reject_bad_answers(answers, f"{host_scripts.BEFORE} can't be written")
+        reject_bad_answers(answers, f"{host_scripts.BEFORE} can't be written")
         return chief in answers and answers[chief].stdout.split()[-1:] != ["undone"]
 
     def restore_state(self, hosts: Iterable[str]) -> None:
@@ -224,13 +224,13 @@ class Cluster:
         answers = self.hosts.run(
             dict.fromkeys(hosts, f"root sh -c {shlex.quote(host_scripts.RESTORE_STATE)}"), STOP_SECONDS
         )
-        _reject_bad_answers(answers, f"what {host_scripts.BEFORE} holds can't be put back")
+        reject_bad_answers(answers, f"what {host_scripts.BEFORE} holds can't be put back")
 
     def restart_previous(self, hosts: Iterable[str]) -> None:
         """Start what hosts remember as running, whether the inventory knows it still or not."""
         script = f"root systemctl start --no-block $(cat {host_scripts.BEFORE}/running) 2>&1"
         answers = self.hosts.run(dict.fromkeys(hosts, f"if [ -s {host_scripts.BEFORE}/running ]; then {script}; fi"))
-        _reject_bad_answers(answers, "what ran before can't be started")
+        reject_bad_answers(answers, "what ran before can't be started")
 
     def publish_release(self, release: str) -> None:
         """Have every task know which release the cluster runs; a host that has another one doesn't join."""
@@ -406,7 +406,7 @@ class Cluster:
         ]
         for entry in sorted(entries, key=lambda entry: entry.time):
             show(entry)
-        _reject_bad_journals(answers)
+        reject_bad_journals(answers)
 
     def follow_journal(
         self, tasks: Sequence[Task], lines: int, show: Callable[[JournalEntry], None], chosen: JournalQuery = EVERY_LINE
@@ -421,7 +421,7 @@ class Cluster:
                 show(entry)
 
         scripts = {host: journal.script(mine, lines, chosen, follow=True) for host, mine in _by_host(tasks).items()}
-        _reject_bad_journals(self.hosts.follow(scripts, read))
+        reject_bad_journals(self.hosts.follow(scripts, read))
 
     def trouble(self, found: Mapping[Task, str]) -> list[Trouble]:
         """Add to what is wrong with each task the last lines of its journal."""
@@ -465,7 +465,7 @@ class Cluster:
         scripts = {
             host: script.format(units=" ".join(task.unit for task in mine)) for host, mine in _by_host(tasks).items()
         }
-        _reject_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
+        reject_bad_answers(self.hosts.run(scripts, timeout), "systemctl failed")
 
     def _ask(self, host: str, script: str, seconds: float = ANSWER_SECONDS) -> Answer:
         answer = self.hosts.run({host: script}, seconds)[host]
@@ -484,23 +484,3 @@ def _by_host(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     for task in tasks:
         hosts.setdefault(task.host, []).append(task)
     return hosts
-
-
-def _reject_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
-    failed = [f"{host}: {what}: {last_line(answer)}" for host, answer in answers.items() if answer.code]
-    unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
-    if unreachable:
-        raise HostsUnreachable(unreachable, "\n".join(failed))
-    if failed:
-        raise ClusterTrouble("\n".join(failed))
-
-
-def _reject_bad_journals(answers: Mapping[str, Answer]) -> None:
-    for answer in answers.values():
-        if "pattern" in answer.stderr:  # as in "Bad pattern"
-            raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {last_line(answer)}")
-    # With --grep it ends with 1 where nothing is found.
-    found = {
-        host: replace(each, code=0) if each.code == 1 and not each.stderr else each for host, each in answers.items()
-    }
-    _reject_bad_answers(found, "the journal can't be read")

@@ -6,11 +6,13 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from fleet.errors import OperatorMistake
+from fleet.hosts.observation import last_line, reject_bad_answers
+from fleet.hosts.ssh import Answer
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 
@@ -128,3 +130,15 @@ def parse(text: str) -> JournalEntry | None:
         run if isinstance(run, str) else None,
         int(step) if isinstance(step, str) and step.isdecimal() else None,
     )
+
+
+def reject_bad_journals(answers: Mapping[str, Answer]) -> None:
+    """Raise OperatorMistake for a bad --grep, and as reject_bad_answers does."""
+    for answer in answers.values():
+        if "pattern" in answer.stderr:  # as in "Bad pattern"
+            raise OperatorMistake(f"--grep: expected a regular expression (PCRE): {last_line(answer)}")
+    # With --grep it ends with 1 where nothing is found.
+    found = {
+        host: replace(each, code=0) if each.code == 1 and not each.stderr else each for host, each in answers.items()
+    }
+    reject_bad_answers(found, "the journal can't be read")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
+from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake
 from fleet.hosts import drain_records, facts
 from fleet.hosts.host_scripts import CURRENT, DIGEST, DIRECTORIES, STATUS
 from fleet.hosts.lock import STOPPED_SCRIPT
@@ -231,3 +231,13 @@ def last_line(answer: Answer) -> str:
     if last.startswith("sudo:"):
         last += ". Give ansible_user sudo without a password"
     return last
+
+
+def reject_bad_answers(answers: Mapping[str, Answer], what: str) -> None:
+    """Raise HostsUnreachable where hosts did not answer, and ClusterTrouble where scripts failed."""
+    failed = [f"{host}: {what}: {last_line(answer)}" for host, answer in answers.items() if answer.code]
+    unreachable = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
+    if unreachable:
+        raise HostsUnreachable(unreachable, "\n".join(failed))
+    if failed:
+        raise ClusterTrouble("\n".join(failed))
