@@ -6,6 +6,7 @@ import io
 import re
 import shlex
 import subprocess
+import threading
 from functools import cache
 
 from fabric.connection import derive_shorthand
@@ -15,6 +16,7 @@ from paramiko.ssh_exception import SSHException
 from fleet.site.routes import Host
 
 SECONDS = 10  # a Match may run a command
+_asking = threading.Lock()  # else each of the hosts that are opened at once would ask
 _KNOWN = (
     *("connecttimeout", "forwardagent", "globalknownhostsfile", "hostname", "identityagent", "identityfile", "port"),
     *("proxycommand", "proxyjump", "stricthostkeychecking", "user", "userknownhostsfile"),
@@ -29,13 +31,15 @@ def ssh_settings(host: Host, file: str | None) -> SSHConfig:
     config = SSHConfig()
     waiting: list[tuple[str, str | None, int | None]] = [(host.address, host.user, host.port)]
     seen = set()
+    with _asking:
+        defaults = _defaults()
     while waiting:
         address, user, port = waiting.pop()
         if address in seen:
             continue
         seen.add(address)
         own = [*(["-F", file] if file else ()), *(["-l", user] if user else ()), *(["-p", str(port)] if port else ())]
-        lines = _differing(_ask(address, *own), _defaults())
+        lines = _differing(_ask(address, *own), defaults)
         config.parse(io.StringIO("\n".join([f"Host {address}", *(f"  {name} {value}" for name, value in lines)])))
         for hop in ",".join(value for name, value in lines if name == "proxyjump").split(","):
             named = derive_shorthand(hop)
