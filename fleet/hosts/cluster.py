@@ -439,8 +439,7 @@ class Cluster:
 
     def reject_when_not_installed(self, observation: Observation) -> None:
         """Raise OperatorMistake when a host that answered lacks the release or the unit."""
-        without = [host for host, release in observation.releases.items() if release is None]
-        if without:
+        if without := observation.bare(self.inventory):
             raise OperatorMistake(
                 f"nothing is installed on {', '.join(without)}: there is no {host_scripts.CURRENT}. "
                 "Run `ansible-playbook site.yml` first"
