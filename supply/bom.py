@@ -17,7 +17,7 @@ from fleet.output.terminal import printable
 from fleet.places import lock_file, site
 from fleet.rollout.release import build_release
 from fleet.site.inventory import load_inventory
-from fleet.site.schema.control_files import LOCKS, lock_of
+from fleet.site.schema.lock_files import LOCKS, lock_of
 
 CACHE = Path(".cache/releases")
 TOOL = Path(".cache/supply/bin/cyclonedx-py")

@@ -23,7 +23,8 @@ from fleet.output.tables import ProgressLine, render_duration
 from fleet.places import CODE, KIT, lock_file, role_module, site, site_file
 from fleet.signals import undisturbed
 from fleet.site.inventory import Inventory
-from fleet.site.schema.control_files import lock_of, program_problem
+from fleet.site.schema.control_files import program_problem
+from fleet.site.schema.lock_files import lock_of
 from fleet.site.vault import lend
 
 # In one call, so that what preflight derives from the inventory is there for the others.

@@ -21,7 +21,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.places import KIT
 from fleet.rollout.release import STAGE, SWITCH, Recap, Shipment, build_release, check_deeply, parse_recap, ship
 from fleet.site.filters import FILTERS
-from fleet.site.schema.control_files import LOCKS, lock_of
+from fleet.site.schema.lock_files import LOCKS, lock_of
 from fleet.verbs.status import show_status
 from tests.unit.fake_hosts import UP, FakeHosts, make_inventory, printed
 
