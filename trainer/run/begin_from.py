@@ -1,4 +1,8 @@
-"""A new run that begins from a checkpoint of another: step, weights and optimizer. Needs no TensorFlow."""
+"""A new run that begins from a checkpoint of another: step, weights and optimizer. Needs no TensorFlow.
+
+The checkpoint's files are linked, or copied where the file system has no links, so that the new run has one of its own
+to restore even if the other run is gone.
+"""
 
 from __future__ import annotations
 

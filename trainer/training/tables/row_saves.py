@@ -7,7 +7,7 @@
 The rows are those that steps have marked, of variables that nothing has changed otherwise. For the rest a ps keeps its
 copy after a save, and the next save compares: whatever has changed a row, it is found. Rows count as equal if their
 bits are. Where incremental saves have written the same rows again and again, the next one links the whole one alone,
-and has all rows that are marked since. docs/decisions/0244 and 0263 say why; row_restores.py reads them.
+and has all rows that are marked since. docs/decisions/0263 says why; row_restores.py reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""How the model's optimizers train the rows of dynamic tables: by their own updates, as rows of fixed tables."""
+"""How the model's optimizers train the rows of dynamic tables: by their own updates, as rows of fixed tables.
+
+Slots are asked of another optimizer of the same class and arguments, built with a small variable: the model's own makes
+none for a table. Which of several optimizers trains a table is known when a step is traced, and its slots must be known
+when rows are given, so that step is traced again.
+"""
 
 from __future__ import annotations
 
