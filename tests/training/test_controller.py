@@ -227,6 +227,27 @@ def test_a_checkpoint_knows_whether_a_step_without_a_loss_told_numbers(tmp_path:
     ]
 
 
+@pytest.mark.usefixtures("looking")
+def test_a_loss_that_is_no_number_once_leaves_later_checkpoints_sound(tmp_path: Path) -> None:
+    """Though the mean since the epoch's beginning stays NaN."""
+
+    class Once(Counting):
+        def returned(self) -> list[Call]:
+            ended = super().returned()
+            for call in ended:
+                call.outputs = {"loss": np.float32(np.nan if self.step.numpy() == 40 else 1.0)}
+            return ended
+
+        def aggregate_outputs(self, outputs: Any) -> Any:
+            return {"loss": np.float32(1.0 if self.step.numpy() < 40 else np.nan)}
+
+    run = Run(tmp_path, checkpoint_steps=20, checkpoints_kept=9, steps_per_execution=20, epoch_steps=100)
+    run.train(runner=Once(), for_callbacks=True)
+    saved = run.directory.catalogue.saved()
+    assert [each.step for each in saved if not each.sound] == [40]
+    assert saved[2].loss == 1.0
+
+
 def test_who_has_lost_the_lease_while_a_checkpoint_came_to_the_disk_removes_nothing(tmp_path: Path) -> None:
     directory, step, config = RunDirectory(tmp_path, "default"), tf.Variable(0, dtype=tf.int64), Config(program="a:B")
     looks = iter([True, True, True] * config.checkpoints_kept + [True, True, False])

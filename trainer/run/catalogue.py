@@ -52,7 +52,7 @@ class Manifest:
     final: bool = False
     """Whether the weights are what `fit` has made of them at the end of the training."""
     loss: float | None = None
-    """The training loss as it was last shown by then, None where it is not known."""
+    """The training loss of the call that ended last by then, None where it is not known."""
     sound: bool | None = None
     """Whether what the training reported by then were numbers (`is_sound`), None where it reported nothing."""
     input: Mapping[str, Any] | None = None

@@ -52,6 +52,10 @@ class Calls:
         """Return the numbers of the call that ended last by name, with metrics over all calls since they were reset."""
         return {} if self.outputs is None else fetch_numbers(self._runner.aggregate_outputs(self.outputs))
 
+    def alone(self) -> dict[str, float]:
+        """Return the numbers of the call that ended last by name, of its own steps."""
+        return {} if self.outputs is None else fetch_numbers(self.outputs)
+
     def join(self, task: str) -> None:
         """One more worker takes calls; its number is the next one."""
         self._tasks[self.count] = task

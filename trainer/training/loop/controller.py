@@ -77,7 +77,7 @@ class Controller:
         self._calls = calls = Calls(runner, schedule, context.progress, meter, tasks, workers)
         self._ends = EpochEnds.from_config(config, evaluated=evaluate is not None, for_callbacks=for_callbacks)
         self._evaluations = Evaluations(context, evaluate)
-        self._saves = Saves(context, runner, numbers=calls.last, written=self._written)
+        self._saves = Saves(context, runner, numbers=calls.alone, written=self._written)
         checkpoints = self._saves.checkpoints
         self._resumption = Resumption(context, runner, checkpoints, handover, read_initial_weights)
         self._members = MemberWatch(context, schedule, meter, self.save)

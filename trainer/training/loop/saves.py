@@ -27,7 +27,7 @@ class Saves:
         numbers: Callable[[], Mapping[str, float]],
         written: Callable[[int], None],
     ) -> None:
-        """`numbers` returns the numbers that the training last showed, by name.
+        """`numbers` returns the numbers of the steps that ended last, by name.
 
         `written` hears of each step whose checkpoint is on disk, from the thread that wrote it.
         """
