@@ -184,6 +184,15 @@ def reject_moved(prefix: str, make: Make, before: str, now: str) -> None:
         check_fit(tf.train.Checkpoint(model=three_layers(make, "abc", now)).read(prefix))
 
 
+def test_a_sum_of_steps_does_not_become_a_mean_of_gradients(tmp_path: Path) -> None:
+    """tf_keras calls both m: the momentum of an SGD and that of a Lion."""
+    kinds = (lambda: keras.SGD(0.1, momentum=0.9), lambda: keras.Lion(0.1))
+    for before, now in (kinds, kinds[::-1]):
+        prefix = tf.train.Checkpoint(model=three_layers(before, "abc", "abc")).write(str(tmp_path / "ckpt"))
+        with pytest.raises(AssertionError, match=r"/m/.* is now .*/m/.*: the optimizer is another one"):
+            check_fit(tf.train.Checkpoint(model=three_layers(now, "abc", "abc")).read(prefix))
+
+
 def test_nor_does_one_that_is_split_or_was(tmp_path: Path) -> None:
     see_whole_weights()
     split = tf.distribute.experimental.partitioners.FixedShardsPartitioner(2)

@@ -22,6 +22,8 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 SLOT = re.compile(
     r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
+# Of both m is the only slot: of one a sum of steps, of the other a mean of gradients.
+OTHER_M = {"SGD", "Lion"}
 # What one of Keras 3 keeps of a weight, in the paths of a checkpoint: which list it is in.
 LISTED = re.compile(r".*/optimizer/_\w+(?=\.S)")
 # How TensorFlow says that the model has more, or the checkpoint.
@@ -212,7 +214,7 @@ def check_slots(read: Any) -> None:
         weights.setdefault(saved, set()).add(now)
     for path, saved, now in names:
         slot, here = (slot_in(path, one) for one in (saved, now))
-        if slot and here and slot != here:
+        if slot and here and (slot != here or {saved.partition("/")[0], now.partition("/")[0]} == OTHER_M):
             raise AssertionError(f"the optimizer's {saved} is now {now}: the optimizer is another one")
         weight, its = (one.partition(f"/{slot}/")[2] for one in (saved, now))
         if slot and here and its not in weights.get(weight, {its}):  # a layer may have another name by now
