@@ -222,10 +222,11 @@ class OwnStep(Program):
 
 
 class Gan(keras.Model):
-    """Two models, and two optimizers that take turns within a step."""
+    """Two models, and two optimizers that take turns within a step; the first one may train both models."""
 
-    def __init__(self):
+    def __init__(self, makes_all=False):
         super().__init__()
+        self.makes_all = makes_all
         self.makes = keras.Sequential([keras.Input((2,)), keras.layers.Dense(64), keras.layers.Dense(2)])
         self.judges = keras.Sequential([keras.Input((2,)), keras.layers.Dense(64), keras.layers.Dense(1)])
 
@@ -245,7 +246,7 @@ class Gan(keras.Model):
         self.second_optimizer.apply(tape.gradient(judged, variables), variables)
         with tf.GradientTape() as tape:
             made = -tf.reduce_mean(self.judges(self.makes(noise)))
-        variables = self.makes.trainable_variables
+        variables = (self if self.makes_all else self.makes).trainable_variables
         self.optimizer.apply(tape.gradient(made, variables), variables)
         return {"judges": judged, "makes": made}
 
@@ -255,10 +256,8 @@ class Adversaries(Program):
         self.keeps = keeps
 
     def build_model(self):
-        self.model = Gan()
+        self.model = Gan(self.keeps == "all")  # as psfleet had it before
         optimizers = [keras.optimizers.Adam(rate, use_ema=True) for rate in (0.01, 0.02)]
-        if self.keeps == "all":  # as psfleet had it before
-            optimizers[0].build(self.model.trainable_variables)
         self.model.compile(*optimizers)
         return self.model
 

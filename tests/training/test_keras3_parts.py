@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -741,6 +742,33 @@ def test_what_an_optimizer_is_built_with_and_gets_no_gradient_of_may_follow(aver
     tf.function(step).get_concrete_function(specs)(tf.ones([2, 1]), tf.ones([2, 1]))
     assert made.line.kernel.numpy().item() == pytest.approx(0.1, rel=1e-3)
     assert made.target.kernel.numpy().item() == pytest.approx(10.05, rel=1e-3)
+
+
+class Apart(Follows):
+    """Has an optimizer for each of its layers; the first one may train both."""
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.target(self.line(data[0])) - data[1]))
+        weights = [*self.line.trainable_weights, *self.target.trainable_weights]
+        gradients = tape.gradient(loss, weights)
+        first = 2 if self.both else 1
+        self.optimizer.apply_gradients(zip(gradients[:first], weights[:first], strict=True))
+        self.second.apply_gradients(zip(gradients[1:], weights[1:], strict=True))
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_an_average_of_what_another_optimizer_trains_is_refused(both: bool) -> None:
+    made = Apart(trainable=True)
+    made.both, made.second = both, keras.optimizers.SGD(0.1)
+    made.compile(keras.optimizers.SGD(0.1, use_ema=True), "mse")
+    specs = (tf.TensorSpec([2, 1]), tf.TensorSpec([2, 1]))
+    build(made, specs)
+    made.optimizer.build(made.trainable_variables)
+    refused = pytest.raises(UserError, match=r"optimizer of Apart was built with .*kernel and averages it")
+    with contextlib.nullcontext() if both else refused:
+        tf.function(Step(made)).get_concrete_function(specs)
 
 
 def test_what_is_added_to_a_trained_weight_is_added_to_what_another_has_written() -> None:

@@ -42,7 +42,7 @@ class Step:
     def __init__(self, model: Model) -> None:
         self._model = model
         self._replaced: dict[int, Any] = {}
-        self._trained: dict[int, str] = {}
+        self._trained: dict[str, set[int]] = {}  # by the optimizer's attribute
         self.found_more = False
 
     @tf.autograph.experimental.do_not_convert
@@ -63,6 +63,7 @@ class Step:
             results = flat(self._model.train_step(data))
         for variable in self._replaced.values():
             self._reject_trained(variable)
+        self._reject_stale_averages()
         return results
 
     @contextlib.contextmanager
@@ -76,7 +77,8 @@ class Step:
             if len(gradients) == len(variables):  # else Keras says so
                 pairs = by_parts(zip(gradients, variables, strict=True), shards_of)
                 gradients, variables = [one for one, _ in pairs], [one for _, one in pairs]
-                self._trained.update({id(one): attribute for gradient, one in pairs if gradient is not None})
+                trained = self._trained.setdefault(attribute, set())
+                trained.update(id(one) for gradient, one in pairs if gradient is not None)
             return plain(gradients, None if given is None else variables)
 
         object.__setattr__(optimizer, "apply", apply)
@@ -110,9 +112,9 @@ class Step:
             del variable._direct_assign
 
     def _reject_trained(self, variable: Variable) -> None:
-        parts = [id(variable), *map(id, shards_of(variable))]
-        trained = {**self._averaged(), **self._trained}
-        if attribute := next((trained[one] for one in parts if one in trained), ""):
+        parts = {id(variable), *map(id, shards_of(variable))}
+        trained = [*self._trained.items(), *self._averaged().items()]
+        if attribute := next((name for name, found in trained if parts & set(found)), ""):
             name = type(self._model).__name__
             raise UserError(
                 f"{name}.train_step assigns {variable.path}, which {attribute} trains: workers would overwrite "
@@ -120,10 +122,22 @@ class Step:
                 "follow others, as a target network, trainable=False"
             )
 
-    def _averaged(self) -> dict[int, str]:
-        """Return the weights for which averages are taken at the end, also of those that no gradient changes."""
+    def _reject_stale_averages(self) -> None:
+        """Refuse averages of weights that another optimizer trains: an average changes with its optimizer's updates."""
+        for attribute, averaged in self._averaged().items():
+            others = {one for name, found in self._trained.items() if name != attribute for one in found}
+            stale = (others - self._trained.get(attribute, set())) & averaged.keys()
+            if stale:
+                raise UserError(
+                    f"{attribute} of {type(self._model).__name__} was built with {averaged[min(stale)]} and averages "
+                    "it (use_ema), but another optimizer trains it: the average would never change. Build each "
+                    "optimizer with the weights that it trains, or leave build() out"
+                )
+
+    def _averaged(self) -> dict[str, dict[int, str]]:
+        """Return the paths of the weights for which averages are taken at the end, by their ids and optimizers."""
         averaging = [(name, one) for name, one in optimizers_of(self._model) if one.use_ema and one.built]
-        return {id(weight): name for name, one in averaging for weight in one._trainable_variables}
+        return {name: {id(weight): weight.path for weight in one._trainable_variables} for name, one in averaging}
 
 
 def shared_state(model: Model) -> list[Variable]:
