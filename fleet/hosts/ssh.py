@@ -320,12 +320,12 @@ class SshHosts:
         )
         # As OpenSSH does: what Ansible's variables say is said on the command line and wins over ~/.ssh/config; a jump
         # host gets none of it.
-        check_host_key(connection, {**connection.ssh_config, **host.ssh_options})
+        check_host_key(connection, host.ssh_options, self._config._runtime_ssh_path)
         leave_out_missing_keys(connection)
         gateway = connection.gateway
         while isinstance(gateway, Connection):
             gateway.connect_timeout = gateway.connect_timeout or CONNECT_SECONDS
-            check_host_key(gateway, gateway.ssh_config)
+            check_host_key(gateway, {}, self._config._runtime_ssh_path)
             leave_out_missing_keys(gateway)
             gateway = gateway.gateway
         return connection

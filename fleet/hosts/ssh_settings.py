@@ -18,7 +18,16 @@ from fleet.site.routes import Host
 SECONDS = 10  # a Match may run a command
 _asking = threading.Lock()  # else each of the hosts that are opened at once would ask
 _KNOWN = (
-    *("connecttimeout", "forwardagent", "globalknownhostsfile", "hostname", "identityagent", "identityfile", "port"),
+    *(
+        "connecttimeout",
+        "forwardagent",
+        "globalknownhostsfile",
+        "hostkeyalias",
+        "hostname",
+        "identityagent",
+        "identityfile",
+        "port",
+    ),
     *("proxycommand", "proxyjump", "stricthostkeychecking", "user", "userknownhostsfile"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import configparser
 import contextlib
 import getpass
@@ -28,6 +29,7 @@ from paramiko.ssh_exception import AuthenticationException, SSHException
 
 import fleet.hosts.ssh
 from fleet.errors import ClusterTrouble, HostsUnreachable, OperatorMistake
+from fleet.hosts.keys import _vouches
 from fleet.hosts.ssh import Answer, SshHosts
 from fleet.places import KIT
 from fleet.site.routes import Host
@@ -98,12 +100,25 @@ def _pump(channel: paramiko.Channel, stdin: IO[bytes]) -> None:
         stdin.close()
 
 
+class Certified(paramiko.ECDSAKey):
+    """A host's key that is shown with a certificate."""
+
+    blob: bytes
+
+    def get_name(self) -> str:
+        return f"{super().get_name()}-cert-v01@openssh.com"
+
+    def asbytes(self) -> bytes:
+        return self.blob
+
+
 @dataclass
 class Server:
     port: int
     host_key: paramiko.PKey
     key_file: Path
     logins: list[paramiko.Transport]
+    certified: Certified | None = None  # the same key with a certificate, which is offered too
     turn_away: int = 0  # so many callers are hung up on before the next is let in
 
     def host(self, name: str = "here", **options: str) -> Host:
@@ -136,6 +151,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             transport = Transport(connection)
             transport.answered = threading.Event()  # of the newest request
             transport.add_server_key(host_key)
+            if found.certified:
+                transport.add_server_key(found.certified)
+                transport._preferred_keys = (found.certified.get_name(), *transport._preferred_keys)
             transport.start_server(event=threading.Event(), server=Session(key))
             found.logins.append(transport)
 
@@ -603,6 +621,47 @@ def test_a_known_hosts_file_of_sshs_settings_is_used(server: Server, home: Path)
     hosts = ssh(server.host())
     assert hosts.run({"here": "true"})["here"].unreachable is None
     hosts.close()
+
+
+def test_a_host_is_known_by_its_alias_alone(server: Server, home: Path) -> None:
+    known, other = home / "known", paramiko.ECDSAKey.generate()
+    (home / ".ssh/config").write_text(f"HostKeyAlias one\nUserKnownHostsFile {known}\n")
+    wrong = f"[127.0.0.1]:{server.port} {other.get_name()} {other.get_base64()}\n"
+    answers = []
+    for name in ("two", "one"):
+        known.write_text(wrong + server.known_hosts_line.replace(server.known_hosts_line.split()[0], name))
+        hosts = ssh(server.host())
+        answers.append(hosts.run({"here": "echo yes"})["here"])
+        hosts.close()
+    assert "is not in known_hosts" in (answers[0].unreachable or "")
+    assert answers[1] == Answer("yes\n")
+
+
+@pytest.mark.parametrize("signer", ["ca", "other"])
+def test_a_host_whose_key_is_certified_is_known(server: Server, home: Path, signer: str) -> None:
+    for name in ("ca", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / name)], check=True)
+    (home / "host.pub").write_text(f"{server.host_key.get_name()} {server.host_key.get_base64()}")
+    certify = ["ssh-keygen", "-q", "-s", str(home / signer), "-I", "h", "-h", "-n", "127.0.0.1", str(home / "host.pub")]
+    subprocess.run(certify, check=True)
+    server.host_key.write_private_key_file(str(home / "host"))
+    server.certified = Certified.from_private_key_file(str(home / "host"))
+    server.certified.blob = base64.b64decode((home / "host-cert.pub").read_text().split()[1])
+    (home / "known").write_text(f"@cert-authority [127.0.0.1]:{server.port} {(home / 'ca.pub').read_text()}")
+    hosts = ssh(server.host(userknownhostsfile=str(home / "known")))
+    answer = hosts.run({"here": "echo yes"})["here"]
+    hosts.close()
+    server.certified = None
+    if signer == "ca":
+        assert answer == Answer("yes\n")
+    else:
+        assert "is not in known_hosts" in (answer.unreachable or "")
+
+
+def test_a_key_that_a_jump_host_is_known_by_vouches_for_no_other() -> None:
+    jump = "debug1: Server host key: ssh-ed25519 SHA256:jump\ndebug1: Host 'jump' is known and matches the key.\n"
+    far = "debug1: Server host key: ssh-ed25519 SHA256:far\nHost key verification failed.\n"
+    assert [_vouches(jump + far, f"SHA256:{name}") for name in ("jump", "far")] == [True, False]
 
 
 @pytest.fixture
