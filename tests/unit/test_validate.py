@@ -234,6 +234,8 @@ def run_validate(site: Path, **variables: str) -> subprocess.CompletedProcess[st
     [
         ("ANSIBLE_FORKS", "lots", "Ansible's settings can't be read: Config 'DEFAULT_FORKS' from 'env: ANSIBLE_FORKS'"),
         ("ANSIBLE_CONFIG", "/dev/null", "Ansible's settings can't be read: Unsupported configuration file"),
+        ("ANSIBLE_ENABLE_TASK_DEBUGGER", "1", "Ansible's setting ENABLE_TASK_DEBUGGER is True here; expected False"),
+        ("ANSIBLE_ANY_ERRORS_FATAL", "1", "Ansible's setting ANY_ERRORS_FATAL is True here; expected False"),
         ("ANSIBLE_STRATEGY", "free", "Ansible's setting DEFAULT_STRATEGY is 'free' here; expected 'linear'"),
         ("ANSIBLE_BECOME_METHOD", "su", "DEFAULT_BECOME_METHOD is 'su' here; expected 'sudo', which fab uses too"),
         ("ANSIBLE_TRANSPORT", "local", "Ansible's setting DEFAULT_TRANSPORT is 'local' here; expected 'ssh'"),

@@ -18,6 +18,8 @@ SETTINGS = {
     "DEFAULT_TRANSPORT": ("ANSIBLE_TRANSPORT", ("ssh", "smart"), "by which fab reaches the hosts too"),
     "DEFAULT_BECOME_METHOD": ("ANSIBLE_BECOME_METHOD", ("sudo",), "which fab uses too"),
     "DEFAULT_BECOME_USER": ("ANSIBLE_BECOME_USER", ("root", None), "whom the tasks are written for"),
+    "ENABLE_TASK_DEBUGGER": ("ANSIBLE_ENABLE_TASK_DEBUGGER", (False,), "since a host that fails would hold up all"),
+    "ANY_ERRORS_FATAL": ("ANSIBLE_ANY_ERRORS_FATAL", (False,), "so that one host that fails holds up no other"),
     "TASK_TIMEOUT": ("ANSIBLE_TASK_TIMEOUT", (0,), "since packages and wheels may take long"),
 }
 COMMANDS = {"rsync": "apt-get install rsync", "ssh": "apt-get install openssh-client"}
