@@ -143,7 +143,17 @@ def test_it_may_be_done_again(machine: Path) -> None:
     assert reset(machine).removed
     again = reset(machine)
     assert again.removed == []
-    assert again.notes == ["nobody noted which packages were there before psfleet: all of them stay"]
+    assert again.notes == ["psfleet is not there: what has one of its names is others', and stays"]
+
+
+def test_where_psfleet_never_was_nothing_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"opt/trainer/releases/1/app", "etc/trainer/app.conf", "var/lib/trainer/data"}
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name == "trainer")
+    for each in others:
+        (tmp_path / each).parent.mkdir(parents=True)
+        (tmp_path / each).touch()
+    assert reset(tmp_path).removed == []
+    assert files(tmp_path) == others
 
 
 def test_runs_on_the_hosts_own_disk_stay_unless_they_must_go(machine: Path) -> None:

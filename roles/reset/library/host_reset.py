@@ -82,16 +82,21 @@ class Reset:
 
     def run(self) -> None:
         """Do all of it, in the order in which each may be broken off and done again."""
-        self._stop_units()
-        self._give_ports_back()
-        self._remove_files()
-        self._reload()
-        self._remove_packages()
-        self._remove_what_packages_left()
-        self._remove_users()  # after the services of a package that run as one
+        is_ours = (self._root / NOTED).exists()  # it comes first and goes last
+        if is_ours:
+            self._stop_units()
+            self._give_ports_back()
+            self._remove_files()
+            self._reload()
+            self._remove_packages()
+            self._remove_what_packages_left()
+            self._remove_users()  # after the services of a package that run as one
+        else:
+            self.notes.append("psfleet is not there: what has one of its names is others', and stays")
         if self.removed and self._does:
             self._call("systemctl", "try-restart", *READERS)
-        self._remove_home()
+        if is_ours or not is_user("trainer"):  # runs may have stayed there
+            self._remove_home()
         for each in self._module.params["empty"]:
             if str(Path(each)) not in self._before.get("directories", []):
                 self._remove_empty(self._root / each.lstrip("/"))
