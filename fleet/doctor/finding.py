@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fleet.output.tables import render_table
 from fleet.output.terminal import one_line
+from fleet.site.schema.problems import name_some
 
 ERROR, WARNING = "error", "warning"
 CONTROL = "control machine"
@@ -26,6 +27,15 @@ class Finding:
 def sorted_findings(found: Sequence[Finding]) -> list[Finding]:
     """Errors first; each once."""
     return sorted(dict.fromkeys(found), key=lambda each: each.level != ERROR)
+
+
+def joined_findings(found: Sequence[Finding]) -> list[Finding]:
+    """Make one of findings that say the same of several hosts, and have the same fix."""
+    places: dict[tuple[str, ...], list[str]] = {}
+    for each in found:
+        places.setdefault((each.level, each.part, each.what, each.fix), []).append(each.where)
+    joined = {key: where[0] if len(where) == 1 else name_some(where) for key, where in places.items()}
+    return [Finding(key[0], where, *key[1:]) for key, where in joined.items()]
 
 
 def render_findings(found: Sequence[Finding]) -> str:

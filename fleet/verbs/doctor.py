@@ -8,7 +8,7 @@ from statistics import median
 from fleet.actions.console import Console
 from fleet.doctor.cluster import judge_control, judge_history, judge_look
 from fleet.doctor.examination import Examination, examine
-from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
+from fleet.doctor.finding import ERROR, WARNING, Finding, joined_findings, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
 from fleet.errors import ClusterTrouble, FleetError, OperatorMistake
 from fleet.hosts import history
@@ -57,7 +57,7 @@ def doctor(cluster: Cluster, console: Console) -> None:
         number = len(cluster.inventory.everyone)
         console.print(f"nothing is wrong with {number} hosts, as far as fab doctor looks\nnext: fab status")
         return
-    console.print(render_findings(found))
+    console.print(render_findings(joined_findings(found)))
     counts = ((errors, "error"), (len(found) - errors, "warning"))
     summary = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
     console.print(f"\n{summary}; begin with: {found[0].fix}\nfor a report: fab bundle")

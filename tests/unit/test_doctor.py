@@ -22,7 +22,7 @@ from fleet.actions.console import Console
 from fleet.doctor import cluster
 from fleet.doctor.cluster import judge_control, judge_look
 from fleet.doctor.examination import PROBE, Examination
-from fleet.doctor.finding import ERROR, WARNING, Finding, render_findings, sorted_findings
+from fleet.doctor.finding import ERROR, WARNING, Finding, joined_findings, render_findings, sorted_findings
 from fleet.doctor.hosts import judge_hosts
 from fleet.errors import ClusterTrouble, OperatorMistake
 from fleet.hosts import agent
@@ -253,6 +253,8 @@ def test_errors_come_first_and_each_once() -> None:
     one, other = Finding(WARNING, "a", "room", "w", "m"), Finding(ERROR, "b", "room", "e", "do it")
     assert sorted_findings([one, other, one]) == [other, one]
     shown = render_findings([other, one])
+    same = [replace(other, where=host) for host in ("c", "d", "e")]
+    assert joined_findings([other, *same, one]) == [replace(other, where="b, c, d and 1 more"), one]
     assert shown.splitlines()[1].split() == ["1", "error", "b", "room", "e"]
     assert "  1  do it" in shown
 
