@@ -31,7 +31,7 @@ class Examination:
     observation: Observation
     facts: dict[str, dict[str, Any]] = field(
         default_factory=dict
-    )  # by host: what probe.py and host_pace return, `unmeasured` and `apart`
+    )  # by host: what probe.py and host_pace return, `unmeasured`, `apart` and `listeners`
     ways: dict[str, dict[str, Any]] = field(default_factory=dict)  # by host: `problems` and `notes` of host_look
     differs: Mapping[str, str] = field(default_factory=dict)  # by host: what only Ansible can bring right
     broken: dict[str, str] = field(default_factory=dict)  # by host: why it could not be probed
@@ -57,6 +57,7 @@ def examine(cluster: Cluster) -> Examination:
             look.broken[host] = str(steps["doctor"]["msg"])
         else:
             look.facts[host] = {**steps["doctor"], **_paces(steps.get("pace", UNPACED)), "apart": apart.get(host)}
+            look.facts[host]["listeners"] = steps["ways"].get("listeners", {})
         if not steps["ways"].get("failed"):
             look.ways[host] = steps["ways"]
     if not unfit:
@@ -101,17 +102,17 @@ def _with_probe(cluster: Cluster, host: str, question: Mapping[str, Any], now: f
     probe = {
         "shared_dir": _path_of_runs(inventory, host),
         "path_check": PATH_CHECK,
-        "ports": [each.port for each in inventory.listeners_on(host)],
         "units": [task.unit for task in tasks],
         "readable": list(READABLE),
     }
+    ports = [each.port for each in inventory.listeners_on(host)]
     members = {task.host: task.address for task in inventory.tasks}
     steps: list[dict[str, Any]] = [
         {"name": "doctor", "module": "doctor", "arguments": {"asked": probe}, "check": True},
         {
             "name": "ways",
             "module": "host_look",
-            "arguments": {"name": host, "members": members, "now": now},
+            "arguments": {"name": host, "members": members, "now": now, "ports": ports},
             "check": True,
         },
     ]

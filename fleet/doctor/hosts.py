@@ -11,6 +11,7 @@ from fleet.hosts.cluster import Observation
 from fleet.hosts.foreign_hosts import foreign_hosts
 from fleet.hosts.observation import NO_SYSTEMD
 from fleet.output.tables import render_duration
+from fleet.site.host_check import taken_ports
 from fleet.site.inventory import Inventory
 from fleet.site.paces import FEWEST_PEERS, far_below
 
@@ -120,13 +121,8 @@ def _path(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
 
 
 def _ports(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
-    for port, name, unit, variable in inventory.listeners_on(host):
-        taken = facts["listeners"].get(str(port))
-        if taken and taken["unit"] != unit and taken["name"]:
-            who = f"{taken['name']} (process {taken['pid']}{', ' + taken['unit'] if taken['unit'] else ''})"
-            stop = f"systemctl stop {taken['unit']}" if taken["unit"] else f"kill {taken['pid']}"
-            fix = f"{stop}, there; or another {variable} in the inventory"
-            yield Finding(ERROR, host, "ports", f"port {port} of {name} is taken by {who}", fix)
+    for what, fix in taken_ports(inventory.listeners_on(host), facts["listeners"]):
+        yield Finding(ERROR, host, "ports", what, fix)
 
 
 def _units(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:

@@ -5,7 +5,6 @@ It uses Python's standard library alone.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import socket
 import subprocess
@@ -49,28 +48,6 @@ def memory() -> dict[str, int]:
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
     return {"size": found.get("MemTotal", 0), "available": found.get("MemAvailable", 0)}
-
-
-def listeners(ports: list[int]) -> dict[str, dict[str, str]]:
-    """Return by port the process that listens there: its name, its number and its unit."""
-    found = {}
-    for line in run("ss", "-Hltnp")[1].splitlines():
-        words = line.split()
-        port = words[3].rpartition(":")[2] if len(words) > 3 else ""
-        process = re.search(r'\("([^"]+)",pid=(\d+)', line)
-        if port.isdecimal() and int(port) in ports:
-            name, pid = process.groups() if process else ("", "")
-            found[port] = {"name": name, "pid": pid, "unit": unit_of(pid)}
-    return found
-
-
-def unit_of(pid: str) -> str:
-    """Return the unit whose control group a process is in; empty where that is unknown."""
-    with contextlib.suppress(OSError):
-        for part in reversed(Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition(":")[2].split("/")):
-            if part.endswith(".service"):
-                return part
-    return ""
 
 
 def units() -> dict[str, list[str]]:
@@ -135,7 +112,6 @@ def probe(asked: dict[str, Any]) -> dict[str, Any]:
         "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp", asked["shared_dir"])},
         "memory": memory(),
         "path": check_path(asked["path_check"]),
-        "listeners": listeners(asked["ports"]),
         "units": units(),
         "limits": limits(asked["units"]),
         "unreadable": unreadable(asked["readable"]),

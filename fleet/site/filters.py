@@ -49,6 +49,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "cluster_problems": cluster_note.cluster_problems,
     "former_names": cluster_note.former_names,
     "member_addresses": host_check.member_addresses,
+    "host_listeners": host_check.host_listeners,
+    "port_problems": host_check.port_problems,
     "login_problem": host_check.login_problem,
     "sudo_fix": host_check.sudo_fix,
     "listen_address": monitoring.listen_address,

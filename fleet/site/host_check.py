@@ -1,11 +1,11 @@
-"""What the play that looks at the hosts first needs: their addresses, and words for a sudo that refuses."""
+"""What the play that looks at the hosts first needs: their addresses and ports, and words for a sudo that refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from fleet.site.members import SERVICES
+from fleet.site.members import SERVICES, SERVING_UNITS
 from fleet.site.outcome import outcome
 from fleet.site.wireguard import endpoint
 from trainer.cluster.spec import JOBS
@@ -34,6 +34,63 @@ def member_addresses(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str,
     hosts = dict.fromkeys(host for group in ours for host in groups.get(group, ()))
     found = {host: endpoint(hostvars[host]) for host in hosts}
     return {host: str(address) for host, address in found.items() if address}
+
+
+class Listener(NamedTuple):
+    """A port of a host, and the inventory's variable that has it."""
+
+    port: int
+    name: str
+    unit: str
+    variable: str
+
+
+def task_listeners(tasks: Iterable[Mapping[str, Any]]) -> Iterator[Listener]:
+    """Give where tasks listen, each with its `name`, `job` and `port`."""
+    for task in tasks:
+        if task["port"] is not None:
+            yield Listener(task["port"], task["name"], f"trainer@{task['name']}.service", f"{task['job']}_port")
+
+
+def service_listener(group: str, port: int) -> Listener:
+    return Listener(port, group, SERVING_UNITS[group], f"{group}_port")
+
+
+def host_listeners(spec: Mapping[str, Any], host: str) -> list[list[Any]]:
+    """Return what listens on a host, by the cluster's spec (topology.py), each as Listener has it."""
+    services = [service_listener(group, spec[group][host]["port"]) for group in SERVICES if host in spec[group]]
+    return [[*each] for each in (*task_listeners(spec["by_host"].get(host, ())), *services)]
+
+
+def taken_ports(
+    wanted: Iterable[Sequence[Any]], found: Mapping[str, Mapping[str, str]], ours: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Say of each port that another process has who that is, and the fix.
+
+    Args:
+        wanted: Listeners of the host.
+        found: By port the process that listens there, as roles/host_check's host_look finds it.
+        ours: Whether a unit of psfleet's may have another's port, as before a change that site.yml is to make.
+    """
+    for port, name, unit, variable in wanted:
+        taken = found.get(str(port))
+        if not taken or taken["unit"] == unit or (ours and _is_ours(taken["unit"])):
+            continue
+        if name in SERVICES and taken["address"].startswith(("127.", "::1")):  # a service has the host's own address
+            continue
+        who = f"{taken['name']} (process {taken['pid']}{', ' + taken['unit'] if taken['unit'] else ''})"
+        stop = f"systemctl stop {taken['unit']}" if taken["unit"] else f"kill {taken['pid']}"
+        yield f"port {port} of {name} is taken by {who}", f"{stop}, there; or another {variable} in the inventory"
+
+
+def _is_ours(unit: str) -> bool:
+    return unit.startswith("trainer@") or unit in SERVING_UNITS.values()
+
+
+def port_problems(listens: Iterable[Sequence[Any]], seen: Mapping[str, Any], host: str) -> list[str]:
+    """Say what site.yml could not start on a host."""
+    taken = taken_ports(listens, seen.get("listeners", {}), ours=True)
+    return [f"host '{host}': {what}. Fix it: {fix}" for what, fix in taken]
 
 
 def login_problem(result: Mapping[str, Any], user: str = "") -> str:
@@ -80,6 +137,11 @@ def sudo_fix(result: Mapping[str, Any], user: str = "the login") -> str:
         return (
             f"it did not look at itself as root within {result['timedout']['period']} s; expected seconds. Look there "
             "for what hangs: `sudo -n true`, `getent hosts` with a member's name, and `df`"
+        )
+    if "No usable temporary directory" in text or "No space left on device" in text:
+        return (
+            f"it has no room for a small file ({text.splitlines()[-1]}); expected some in /tmp or /var/tmp. Look for "
+            "what is full there: `df -h`, and `df -i`"
         )
     if "ModuleNotFoundError" in text or "ImportError" in text:
         return (

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fleet.errors import OperatorMistake
 from fleet.places import site
+from fleet.site.host_check import Listener, service_listener, task_listeners
 from fleet.site.members import SERVICES, SERVING_UNITS, ClusterSpecError, port_of, storage_of
 from fleet.site.reader import Source, read_source
 from fleet.site.routes import Host, ssh_host
@@ -22,15 +23,6 @@ from fleet.site.schema.yaml_text import text_problems
 from fleet.site.topology import Task, cluster_spec, derive_topology
 from fleet.site.wireguard import wireguard_hosts
 from trainer.core.settings.config import Config
-
-
-class Listener(NamedTuple):
-    """A port of a host, and the inventory's variable that has it."""
-
-    port: int
-    name: str
-    unit: str
-    variable: str
 
 
 @dataclass(frozen=True)
@@ -55,12 +47,10 @@ class Inventory:
 
     def listeners_on(self, host: str) -> Iterator[Listener]:
         """Give what listens on a host: its tasks, and what it serves beside them."""
-        for task in self.tasks_on(host):
-            if task.port is not None:
-                yield Listener(task.port, task.name, task.unit, f"{task.job}_port")
-        for group, unit in self.services_on(host).items():
+        yield from task_listeners({"name": task.name, **vars(task)} for task in self.tasks_on(host))
+        for group in self.services_on(host):
             if group in SERVICES and (port := port_of(host, group, self.variables[host])):
-                yield Listener(port, group, unit, f"{group}_port")
+                yield service_listener(group, port)
 
     @property
     def chief(self) -> Task:

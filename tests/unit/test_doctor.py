@@ -58,7 +58,7 @@ FACTS: dict[str, Any] = {
     "proxies": {},
 }
 UNMEASURED = {"disk_pace": None, "memory_pace": None, "shared": None, "unmeasured": "no memory"}
-TAKEN = {"name": "nginx", "pid": "7", "unit": "nginx.service"}
+TAKEN = {"name": "nginx", "pid": "7", "unit": "nginx.service", "address": "*"}
 
 
 def facts(**changes: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_a_fact_that_is_wrong_is_found(changes: dict[str, Any], level: str, part
 
 
 def test_a_port_that_its_own_task_has_is_right() -> None:
-    own = {"name": "python", "pid": "7", "unit": "trainer@ps-0.service"}
+    own = {**TAKEN, "unit": "trainer@ps-0.service"}
     assert judge(facts(listeners={"2300": own})) == []
 
 
@@ -304,16 +304,8 @@ def test_the_probe_waits_for_no_path_that_hangs(probe: Any, monkeypatch: pytest.
 
     monkeypatch.setattr(os, "statvfs", hang)
     asked = {"shared_dir": str(tmp_path), "path_check": "/nowhere"}
-    found = probe.probe({**asked, "ports": [], "units": [], "readable": []})
+    found = probe.probe({**asked, "units": [], "readable": []})
     assert found["room"][str(tmp_path)]["size"] > 0
-
-
-def test_the_probe_names_who_has_a_port(probe: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        found = probe.listeners([port])
-        assert found[str(port)]["pid"] == str(os.getpid())
-    assert probe.listeners([port]) == {}
 
 
 def test_the_probe_tries_proxies_and_keeps_their_passwords(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import host_look
 import pytest
 
 from fleet.doctor import probe
@@ -261,10 +262,10 @@ def test_a_file_that_the_tasks_user_cant_read_is_found(
 
 
 def test_a_process_at_a_tasks_port_is_found() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
         tasks = [replace(task, port=port) if task.name == "ps-0" else task for task in INVENTORY.tasks]
-        known = facts(listeners=probe.listeners([port]))
+        known = facts(listeners=host_look.listeners([port]))
         found = only(judge_hosts(replace(INVENTORY, tasks=tasks), Observation(), known), "ports")
         variables = {host: {**has, "tensorboard_port": port} for host, has in INVENTORY.variables.items()}
         inventory = replace(INVENTORY, groups={"tensorboard": ["store"]}, variables=variables)

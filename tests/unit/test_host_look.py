@@ -17,9 +17,11 @@ import yaml
 from host_look import (
     clock_problem,
     is_own,
+    listeners,
     own_name_problem,
     resolve,
     source_to,
+    stranger_problem,
     sudo_problem,
     system_problems,
     tunnel_problem,
@@ -27,7 +29,9 @@ from host_look import (
     way_problems,
 )
 
-from fleet.site.host_check import login_problem, member_addresses, sudo_fix
+from fleet.site.host_check import host_listeners, login_problem, member_addresses, port_problems, sudo_fix
+from fleet.site.inventory import load_inventory
+from fleet.site.topology import cluster_spec
 from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +139,7 @@ def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> Non
         ("Missing sudo password", "`admin ALL=(ALL) NOPASSWD: ALL`"),
         ("admin is not in the sudoers file.", "admin may not use sudo there"),
         ("/bin/sh: 1: sudo: not found", "it has no sudo"),
+        ("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp']", "it has no room for a small"),
         ("something else", "does not become root: something else"),
     ],
 )
@@ -285,6 +290,73 @@ def test_a_system_that_cant_be_written_is_named(tmp_path: Path) -> None:
     found = {**os.environ, "PYTHONPATH": str(ROOT / "roles/host_check/library")}
     done = subprocess.run(command, env=found, capture_output=True, text=True, check=True)
     assert done.stdout == "host 'w': its /usr can't be written; expected a system that packages can be added to\n"
+
+
+ROOM = """
+mount -t tmpfs -o size=4g tmpfs "$1" && cd "$1" && mkdir -p $2 && eval "$3" && exec "$4" -c "
+import pathlib, sys
+from host_look import room_problems
+print(*room_problems('w', True, pathlib.Path(sys.argv[1])), sep='\\n')
+" "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("mounts", "said"),
+    [
+        ("true", []),
+        ("mount -t tmpfs -o size=1m tmpfs var", ["/var has 1 MB free; expected 50. Free some there: `du -xh "]),
+        (
+            "mount -t tmpfs -o nr_inodes=20 tmpfs run",
+            ["/run has room for 19 more files; expected 100. Free some there"],
+        ),
+        ("mount -t tmpfs -o size=1g tmpfs opt", ["/opt has 1,074 MB free; expected 2,000."]),
+        ("mount -t tmpfs -o size=1g tmpfs opt && mkdir -p opt/trainer/envs/cpu-3.11", []),
+        ("mount -o remount,size=1m .", ["/opt has 1 MB free; expected 2,000."]),
+    ],
+)
+def test_a_file_system_that_is_full_is_named_once(tmp_path: Path, mounts: str, said: list[str]) -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    command = [*unshare, "sh", "-c", ROOM, "sh", str(tmp_path), "etc opt run usr var", mounts, sys.executable]
+    found = {**os.environ, "PYTHONPATH": str(ROOT / "roles/host_check/library")}
+    done = subprocess.run(command, env=found, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line]
+    assert len(lines) == len(said)
+    assert all(f"host 'w': {tmp_path}{part}" in line for line, part in zip(lines, said, strict=True))
+
+
+def test_a_directory_of_others_where_releases_come_is_named(tmp_path: Path) -> None:
+    (tmp_path / "opt/trainer").mkdir(parents=True)
+    assert stranger_problem("w", tmp_path) is None
+    (tmp_path / "opt/trainer/releases").mkdir()
+    assert "opt/trainer is not of psfleet, and has releases; expected none" in str(stranger_problem("w", tmp_path))
+    (tmp_path / "var/lib/psfleet").mkdir(parents=True)
+    assert stranger_problem("w", tmp_path) is None
+
+
+def test_a_process_at_a_port_of_psfleets_is_named_before_anything_is_begun() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        found = {"listeners": listeners([port])}
+    assert listeners([port]) == {}
+    service, task = (port, "tensorboard", "tensorboard.service", "tensorboard_port"), (port, "ps-0", "u", "ps_port")
+    (problem,) = port_problems([service, task], found, "w")
+    assert f"host 'w': port {port} of ps-0 is taken by" in problem  # a service listens on the host's address alone
+    assert f"(process {os.getpid()}" in problem
+    assert "or another ps_port in the inventory" in problem
+    found["listeners"][str(port)] |= {"unit": "trainer@ps-7.service"}
+    assert port_problems([service, task], found, "w") == []
+
+
+def test_what_listens_on_a_host_is_known_to_the_play_as_to_fab() -> None:
+    inventory = load_inventory(str(ROOT / "inventory/three-machines"))
+    spec = cluster_spec(inventory.groups, inventory.variables)
+    assert {host: host_listeners(spec, host) for host in inventory.hosts} == {
+        host: [[*each] for each in inventory.listeners_on(host)] for host in inventory.hosts
+    }
+    assert [6006, "tensorboard", "tensorboard.service", "tensorboard_port"] in host_listeners(
+        spec, inventory.chief.host
+    )
 
 
 @pytest.mark.parametrize("state", ["1\n", None])

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Look at a host as the others will meet it: its system and clock, the others' names, where its packets leave from.
+"""Look at a host as the others will meet it: its system, room and clock, the others' names, its packets' address.
 
 Changes nothing, sends nothing and needs no rights. The kernel is asked for its routes. Says as which user it looks.
 
@@ -7,6 +7,7 @@ Returns:
     problems: What would stop the training, each with its fix.
     uid: The user that looks, by number.
     cluster: Which cluster the host says it belongs to, with `name`, `since` and `who`; empty for none.
+    listeners: By each of `ports` where a process listens its `name`, `pid`, `unit` and `address`. Root sees them all.
     pace: What host_pace has noted since the host booted; empty for nothing.
     notes: What is right, and may surprise.
 """
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import socket
 import subprocess
 import time
@@ -41,6 +43,11 @@ MACHINE = "x86_64"
 FAMILIES = {"debian", "ubuntu", "rhel", "centos", "fedora"}  # as ID or ID_LIKE of os-release(5)
 WRITTEN = ("etc", "opt", "usr", "var")
 PORT = 9  # of no service: nothing is sent there
+RELEASES = "opt/trainer"
+# Which one of these a host has where psfleet was before.
+SIGNS = ("var/lib/psfleet", "opt/trainer/signers", "usr/local/sbin/psfleet-check-release")
+# Bytes and files that must be free: for an environment, for packages, and for small files.
+ENVIRONMENT, PACKAGES, SMALL = (2 * 10**9, 30_000), (50 * 10**6, 1000), (10**6, 100)
 
 Resolve = Callable[[str], list[str]]
 Source = Callable[[str], str]
@@ -225,6 +232,67 @@ def system_problems(name: str, trains: bool, root: Path = Path("/"), machine: st
     return [f"host '{name}': {each}" for each in found]
 
 
+def room_problems(name: str, trains: bool, root: Path = Path("/")) -> list[str]:
+    """Say which file systems are too full for what is written there; each once, by its first place."""
+    bare = trains and not any((root / RELEASES / "envs").glob("[!.]*"))
+    needed = {RELEASES: ENVIRONMENT if bare else PACKAGES, "usr": PACKAGES, "var": PACKAGES, "etc": SMALL, "run": SMALL}
+    found, seen = [], set()
+    for place, (size, files) in needed.items():
+        path = next(each for each in (root / place, *(root / place).parents) if each.exists())
+        if (device := path.stat().st_dev) in seen:
+            continue
+        seen.add(device)
+        disk = os.statvfs(path)
+        free = disk.f_bavail * disk.f_frsize
+        what = f"{free / 1e6:,.0f} MB free; expected {size / 1e6:,.0f}" if free < size else ""
+        if not what and disk.f_files and disk.f_favail < files:
+            what = f"room for {disk.f_favail:,} more files; expected {files:,}"
+        if what:
+            use = "du -xh" if free < size else "du -x --inodes"
+            found.append(f"host '{name}': {path} has {what}. Free some there: `{use} {path} | sort -h | tail`")
+    return found
+
+
+def stranger_problem(name: str, root: Path = Path("/")) -> str | None:
+    """Say that others' files are where psfleet has its releases, which it removes when they are old."""
+    place = root / RELEASES
+    if not place.is_dir() or any((root / sign).exists() for sign in SIGNS):
+        return None
+    others = sorted(each.name for each in place.iterdir())[:MAX_NAMED]
+    if not others:
+        return None
+    return (
+        f"host '{name}': its {place} is not of psfleet, and has {', '.join(others)}; expected none, since old releases "
+        "are removed there. Move it elsewhere"
+    )
+
+
+def listeners(ports: Iterable[int]) -> dict[str, dict[str, str]]:
+    """Return by port the process that listens there: its name, number, unit and address."""
+    wanted, found = {*map(str, ports)}, dict[str, dict[str, str]]()
+    try:
+        printed = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, timeout=10).stdout if wanted else ""
+    except (OSError, subprocess.TimeoutExpired):
+        printed = ""
+    for line in printed.splitlines():
+        words = line.split()
+        address, _, port = words[3].rpartition(":") if len(words) > 3 else ("", "", "")
+        process = re.search(r'\("([^"]+)",pid=(\d+)', line)
+        if port in wanted and process:
+            name, pid = process.groups()
+            found[port] = {"name": name, "pid": pid, "unit": unit_of(pid), "address": address.strip("[]")}
+    return found
+
+
+def unit_of(pid: str) -> str:
+    """Return the unit whose control group a process is in; empty where that is unknown."""
+    try:
+        parts = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition(":")[2].split("/")
+    except OSError:
+        return ""
+    return next((part for part in reversed(parts) if part.endswith(".service")), "")
+
+
 def user_problems(name: str, number: int) -> list[str]:
     """Say which other user or group has the name, or the number, that the tasks' user is to have."""
     own, by_number = _known(pwd.getpwnam, USER), _known(pwd.getpwuid, number)
@@ -299,7 +367,8 @@ def check_host(
     if number:
         sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
         own = own_name_problem(name, socket.gethostname())
-        problems = [*system_problems(name, trains), *_some(sudo), *_some(own), *user_problems(name, number), *problems]
+        system = [*system_problems(name, trains), *room_problems(name, trains), *_some(stranger_problem(name))]
+        problems = [*system, *_some(sudo), *_some(own), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
 
@@ -331,11 +400,14 @@ def main() -> None:
             "number": {"type": "int", "default": 0},
             # Whether TensorFlow runs there.
             "trains": {"type": "bool", "default": False},
+            # Ports whose listeners are wanted.
+            "ports": {"type": "list", "elements": "int", "default": []},
         },
         supports_check_mode=True,
     )
+    ports = module.params.pop("ports")
     problems, notes = check_host(**module.params)
-    known = {"cluster": noted(CLUSTER), "pace": noted(PACE)}
+    known = {"cluster": noted(CLUSTER), "pace": noted(PACE), "listeners": listeners(ports)}
     module.exit_json(changed=False, problems=problems, notes=notes, uid=os.geteuid(), **known)
 
 
