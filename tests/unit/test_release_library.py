@@ -330,12 +330,13 @@ def install(tmp_path, monkeypatch):
     (tmp_path / "lock.txt").write_text("".join(lines))
     monkeypatch.setattr(python_environment, "_unpack_uv", lambda *_: shutil.which("uv"))
     asked = {"dest": str(tmp_path / "env"), "lock": str(tmp_path / "lock.txt"), "wheels": str(wheels)}
-    return lambda **more: result_of(python_environment, **asked, python=sys.executable, **more)
+    return lambda **more: result_of(python_environment, **asked, **more)
 
 
 def test_an_installation_leaves_the_headers_out(install, tmp_path, monkeypatch):
     monkeypatch.setattr(python_environment, "PART_BYTES", 16)  # less than a file
     assert install()["changed"]
+    assert (tmp_path / "env/bin/python").resolve() == Path(sys.executable).resolve()  # whose version the lock is of
     (site,) = (tmp_path / "env").glob("lib/python3.*/site-packages")
     assert sorted(path.name for path in site.glob("tensorflow/*")) == ["__pycache__", "first.py", "second.py"]
     assert install(thorough=True)["problems"] == []

@@ -29,6 +29,7 @@ import re
 import shutil
 import stat
 import struct
+import sys
 import time
 import zipfile
 import zlib
@@ -216,8 +217,8 @@ ARGUMENTS = {
     "quick": {"type": "bool", "default": False},
     # The hash of what wheelhouse has compiled beside the wheels; empty where it has not.
     "bytecode": {"type": "str", "default": ""},
-    # The interpreter that the environment is made for.
-    "python": {"type": "path", "default": "/usr/bin/python3"},
+    # The interpreter that the environment is made for; by default the one that runs this, whose version is the lock's.
+    "python": {"type": "path", "default": sys.executable},
 }
 
 
