@@ -34,13 +34,15 @@ echo held
 while sleep 5 && echo; do :; done"""
 
 
-def take_lock(hosts: Hosts, chief: str, what: str, again: bool = False) -> str | None:
+def take_lock(hosts: Hosts, chief: str, what: str, again: bool = False, process: int | None = None) -> str | None:
     """Keep others away until `hosts` lets go, or until this process or its connection ends.
 
-    What had it before takes it `again`: a stop that came meanwhile counts. Raises OthersAtWork where another is at
-    work. Returns why no start is kept away, where the host doesn't answer.
+    What had it before takes it `again`: a stop that came meanwhile counts. Others are shown the `process` that works,
+    by default this one. Raises OthersAtWork where another is at work. Returns why no start is kept away, where the host
+    doesn't answer.
     """
-    own = f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()}"
+    # With its process: a person may type the same twice on one machine.
+    own = f"{'an' if what[0] in 'aeiou' else 'a'} {what} of {origin()} (process {process or os.getpid()})"
     who = shlex.quote(own)
     hold = shlex.quote(_HOLD if again else f"rm -f {STOPPED}\n{_HOLD}")
     lock = f"root flock --timeout {WAIT_SECONDS} --conflict-exit-code 75 {START_LOCK} sh -c {hold} sh"
@@ -112,7 +114,7 @@ def hold_for(
         answer = {}
         if plan:
             answer = {"busy": describe_others(who)} if (who := who_is_at_work(hosts, chief.name)) else {}
-        elif why := take_lock(hosts, chief.name, what):
+        elif why := take_lock(hosts, chief.name, what, process=process):
             answer = {"warning": why}
         else:
             forget_removals(hosts, chief.name, back)
@@ -126,7 +128,7 @@ def hold_for(
         if not hosts.is_holding():
             hosts.let_go()
             try:
-                take_lock(hosts, chief.name, what, again=True)
+                take_lock(hosts, chief.name, what, again=True, process=process)
             except OthersAtWork as others:
                 _end(process, f"the connection to {chief.name} that kept others away was lost, and now {others}\n")
                 break

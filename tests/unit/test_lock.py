@@ -94,7 +94,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_one_is_told_who_is_at_work(tmp_path: Path) -> None:
     first, second = Here(tmp_path), Here(tmp_path)
     assert take_lock(first, "head", "drill") is None
-    message = r"this cluster is taken by a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC\. Begin when that is over"
+    message = (
+        r"this cluster is taken by a drill of ann o'neill@\S+ \(process \d+\) since \d\d:\d\d:\d\d UTC\. Begin when"
+    )
     with pytest.raises(OperatorMistake, match=message):
         take_lock(second, "head", "start")
     first.let_go()
@@ -107,7 +109,9 @@ def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> N
     assert who_is_at_work(looker, "head") is None
     assert list(tmp_path.iterdir()) == []  # it makes no file of its own
     take_lock(first, "head", "drill")
-    assert re.fullmatch(r"a drill of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC", str(who_is_at_work(looker, "head")))
+    assert re.fullmatch(
+        r"a drill of ann o'neill@\S+ \(process \d+\) since \d\d:\d\d:\d\d UTC", str(who_is_at_work(looker, "head"))
+    )
     first.let_go()
     assert who_is_at_work(looker, "head") is None
     assert take_lock(first, "head", "start") is None
@@ -117,7 +121,9 @@ def test_a_plan_learns_who_is_at_work_and_keeps_nobody_away(tmp_path: Path) -> N
 def test_a_stop_is_noted_where_another_is_at_work_and_forgotten_by_the_next(tmp_path: Path) -> None:
     first, other, note = Here(tmp_path), Here(tmp_path), tmp_path / "psfleet-stopped"
     take_lock(first, "head", "update-hosts")
-    assert re.fullmatch(r"an update-hosts of ann o'neill@\S+ since \d\d:\d\d:\d\d UTC", str(note_stop(other, "head")))
+    assert re.fullmatch(
+        r"an update-hosts of ann o'neill@\S+ \(process \d+\) since \d\d:\d\d:\d\d UTC", str(note_stop(other, "head"))
+    )
     assert re.fullmatch(r"a stop-cluster of ann o'neill@\S+ at \d\d:\d\d:\d\d UTC\n", note.read_text())
     assert note.stat().st_mode & 0o444 == 0o444
     assert other.run({"head": STOPPED_SCRIPT})["head"].stdout == f"@stopped\n{note.read_text()}"
@@ -291,6 +297,8 @@ def test_a_lost_connection_that_still_has_the_lock_is_no_other_one(tmp_path: Pat
     assert take_lock(again, "head", "drill", again=True) == "the connection that was lost has not ended there yet"
     with pytest.raises(OperatorMistake, match="taken by a drill of"):
         take_lock(again, "head", "update-hosts", again=True)
+    with pytest.raises(OperatorMistake, match=rf"taken by a drill of .* \(process {os.getpid()}\) since"):
+        take_lock(again, "head", "drill", again=True, process=4711)  # typed a second time by the same person
     first.let_go()
     assert take_lock(again, "head", "drill", again=True) is None
     again.let_go()
