@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.hosts.drain_records import LEAVING
 from fleet.hosts.run import AS_TRAINER, SETTINGS
 
-CURRENT = "/opt/trainer/current"
+CURRENT, PREVIOUS = "/opt/trainer/current", "/opt/trainer/previous"
 
 # As each start of a task does: where none ran, a stale handle has not been seen. Hosts with a mount of ours only.
 REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"
@@ -44,7 +44,8 @@ umask 077
 rm -rf {BEFORE}.new
 mkdir -p {BEFORE}.new
 cd /
-ls -d {CURRENT[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} {_FIREWALL_FILES} \\
+ls -d {CURRENT[1:]} {PREVIOUS[1:]} etc/trainer etc/systemd/system/trainer@.service {_WANTED} {_DROP_INS} \\
+  {_FIREWALL_FILES} \\
   >{BEFORE}.new/names 2>/dev/null || true
 tar -cf {BEFORE}.new/files.tar -T {BEFORE}.new/names
 systemctl list-units --plain --no-legend --state=active,activating,reloading "trainer@*.service" |

@@ -18,8 +18,6 @@ from fleet.site.schema.problems import show
 
 KINDS = ("runs", "releases", "wheels")
 SECONDS = 600
-# The present release and the one before it: what a failed start puts back.
-FEWEST_RELEASES = 2
 NOTED = 20  # of each kind, in the history
 ROOT = "/opt/trainer"
 # A line for each release: its environments with their locks, by Python's version.
@@ -96,7 +94,7 @@ def _releases(
     cluster: Cluster, console: Console, keep: int, here: Sequence[str], agreed: Sequence[str] | None
 ) -> dict[str, Any]:
     """Have each host remove releases and environments that are neither recent nor in use, as `site.yml` does."""
-    arguments = {"root": ROOT, "keep": max(keep, FEWEST_RELEASES)}
+    arguments = {"root": ROOT, "keep": keep}
     step = {"name": "prune", "module": "release_prune", "arguments": arguments, "check": True}
     asked = {host: {"steps": [step], "sources": sources([step])} for host in here}
     looked = cluster.act(asked, SECONDS)

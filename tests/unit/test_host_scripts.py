@@ -91,10 +91,12 @@ def look(root: Path) -> dict[str, str]:
 
 
 def test_what_a_start_changes_is_put_back(host: Path) -> None:
+    (host / "opt/trainer/previous").symlink_to("releases/older")
     before = look(host)
     run(SAVE_STATE, host)
-    (host / "opt/trainer/current").unlink()
-    (host / "opt/trainer/current").symlink_to("releases/new")
+    for name in ("current", "previous"):
+        (host / "opt/trainer" / name).unlink()
+        (host / "opt/trainer" / name).symlink_to("releases/new")
     (host / "etc/trainer/run.json").write_text('{"steps": 2}')
     (host / "etc/trainer/ps-0.env").unlink()
     (host / "etc/trainer/worker-7.env").write_text("")

@@ -519,7 +519,7 @@ def test_no_environment_is_a_problem(tmp_path):
 
 
 def test_recent_current_and_used_releases_stay(tmp_path):
-    for age, name in enumerate(["newest", "newer", "used", "current", "oldest"]):
+    for age, name in enumerate(["newest", "newer", "used", "current", "previous", "oldest"]):
         release = tmp_path / "releases" / name
         release.mkdir(parents=True)
         environment = tmp_path / "envs" / ("shared" if name != "oldest" else "lonely")
@@ -527,7 +527,8 @@ def test_recent_current_and_used_releases_stay(tmp_path):
         (release / "env").symlink_to(f"../../envs/{environment.name}")
         os.utime(release, (1e9 - age, 1e9 - age))
     (tmp_path / "envs" / ".shared.cache").mkdir()
-    (tmp_path / "current").symlink_to("releases/current")
+    for name in ("current", "previous"):
+        (tmp_path / name).symlink_to(f"releases/{name}")
     found = release_prune.superfluous(tmp_path, 2, {tmp_path / "releases" / "used"})
     assert [path.name for path in found] == ["oldest", ".shared.cache", "lonely"]
 

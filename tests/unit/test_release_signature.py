@@ -283,8 +283,11 @@ def test_current_moves_to_a_release_that_is_right_alone(installed: Installed, ke
     installed.sign(key)
     root = installed.signers.parent
     release = host_release.Release(root, installed.release["id"], CHECK, False)
+    (root / "current").symlink_to("releases/earlier")
+    release.switch()
     release.switch()
     assert (root / "current").readlink() == Path("releases") / installed.release["id"]
+    assert (root / "previous").readlink() == Path("releases/earlier")
     (root / "current").unlink()
     change(installed)
     with pytest.raises(host_release.Refused, match="it is not as it was released"):

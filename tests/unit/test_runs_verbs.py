@@ -235,8 +235,7 @@ def test_prune_says_what_goes_of_runs_releases_and_wheels_and_how_much_that_free
     console = Console(io.StringIO(), json_out=io.StringIO(), ask=lambda _: True)
     prune(cluster, console, 1)
     wheels = f"{hosts.inventory.shared_dir}/wheels/3.13"
-    # At least the release before stays, whatever --keep says: a failed start goes back to it.
-    assert hosts.done == ["head: prune, keep 2", f"head: rm -rf {wheels}"]
+    assert hosts.done == ["head: prune, keep 1", f"head: rm -rf {wheels}"]
     assert [each.run for each in run_directories(Path(config.shared_dir))] == ["c"]
     assert "freed 2.0 MB" in output(console)
 

@@ -3,8 +3,8 @@
 
 With `state=staged` it unpacks the release, writes its signature and the signers, and links its environment. Then it has
 `psfleet-check-release` check signature and files, and take away what is not of the release. With `state=current` it
-checks the release again, and has `current` lead there. `ansible-playbook` reaches it through an action of the same
-name, which brings the archive; `fab` calls it itself.
+checks the release again, and has `current` lead there, and `previous` to the one before. `ansible-playbook` reaches it
+through an action of the same name, which brings the archive; `fab` calls it itself.
 
 Returns:
     changes: What was changed, a line for each.
@@ -67,8 +67,11 @@ class Release:
         current = self.root / "current"
         if current.exists() and not current.is_symlink():
             raise Refused(f"{current} is no link; expected one to a release, or nothing. Remove it")
-        if not self._check and current.resolve() != self.path.resolve():
-            sync_files(self.path)  # a power failure would leave empty files behind a link that counts
+        if current.resolve() != self.path.resolve():
+            if not self._check:
+                sync_files(self.path)  # a power failure would leave empty files behind a link that counts
+            if current.is_symlink():
+                self._link(self.root / "previous", str(current.readlink()))
         self._link(current, f"releases/{self.path.name}")
 
     def _note_damage(self) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 """Remove releases that are neither recent nor in use, and the environments that no release is left for.
 
-Keeps the current release, the newest ones, and every one in which a process still works.
+Keeps the current release and the one before it, the newest ones, and every one in which a process still works.
 
 Returns:
     removed: Directories that were removed.
@@ -19,7 +19,8 @@ from ansible.module_utils.basic import AnsibleModule
 def superfluous(root: Path, keep: int, in_use: set[Path]) -> list[Path]:
     """List the releases and environments that can go; `in_use` are directories of processes, and those to come."""
     releases = sorted((root / "releases").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    needed = {*releases[:keep], (root / "current").resolve(), *in_use}
+    # Canaries may be newer than what a rollback goes back to.
+    needed = {*releases[:keep], (root / "current").resolve(), (root / "previous").resolve(), *in_use}
     kept = [path for path in releases if path in needed]
     environments = {(path / "env").resolve() for path in kept}
     # A hidden one is what an interrupted installation left.
@@ -38,7 +39,7 @@ def working_directories() -> Iterator[Path]:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            # Directory with `releases`, `envs` and the link `current`.
+            # Directory with `releases`, `envs` and the links `current` and `previous`.
             "root": {"type": "path", "required": True},
             # How many of the newest releases to keep.
             "keep": {"type": "int", "required": True},
