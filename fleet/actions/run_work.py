@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.actions.console import Console
+from fleet.actions.look_around import observe_own
 from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.history import Trail
@@ -52,8 +53,9 @@ def have_copied(
 ) -> tuple[dict[str, Any], str]:
     """Have a host make a copy, unless it exists already; returns its answer, and the copy's size in words.
 
-    The answer is printed where `--json` asked for it.
+    The answer is printed where `--json` asked for it. Raises OperatorMistake where the runs are another cluster's.
     """
+    observe_own(cluster, [cluster.inventory.chief.host])
     answer = have_done(cluster, console, verb, words, plan=True)
     if not plan and answer["outcome"] != "there already":
         answer = have_done(cluster, console, verb, words, plan=False, expected=answer["bytes"], reason=reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fleet.actions.console import Console, with_reason
-from fleet.actions.look_around import observe_own
 from fleet.actions.run_work import have_copied
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -15,7 +14,6 @@ def clone_run(
     """Make a run with the checkpoints, logs and parameters of another, which goes on undisturbed."""
     decision.check_names(run, None)
     decision.check_names(new, None, "--new")
-    observe_own(cluster, [cluster.inventory.chief.host])
     answer, size = have_copied(cluster, console, "clone-run", [run, new], plan, reason)
     if answer["outcome"] == "planned":
         command = with_reason(f"fab clone-run {run} {new}", reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from fleet.actions.console import Console, with_reason
-from fleet.actions.look_around import observe_own
 from fleet.actions.run_work import have_copied, reject_path
 from fleet.hosts.cluster import Cluster
 from fleet.planning import decision
@@ -23,7 +22,6 @@ def restore_run(
     reject_path("the copy", copy)
     if name is not None:
         decision.check_names(name, None)
-    observe_own(cluster, [cluster.inventory.chief.host])
     words = [copy, *(["--as", name] if name else [])]
     answer, size = have_copied(cluster, console, "restore-run", words, plan, reason)
     if answer["outcome"] == "planned":

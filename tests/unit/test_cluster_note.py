@@ -23,6 +23,7 @@ from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former
 from fleet.site.filters import FILTERS
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
+from fleet.verbs.export import export_run
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
@@ -181,6 +182,7 @@ VERBS: dict[str, Callable[[Cluster, Console], object]] = {
     "undrain": lambda cluster, console: undrain(cluster, console, "w-b"),
     "canary": lambda cluster, console: canary(cluster, console, CanaryRequest("w-b")),
     "drill": lambda cluster, console: drill(cluster, console, ["worker"]),
+    "export": lambda cluster, console: export_run(cluster, console, "digits"),
     "rollback": lambda cluster, console: rollback(cluster, console),
     "start-cluster": lambda cluster, console: start_cluster(cluster, console, StartRequest()),
     "update-hosts": lambda cluster, console: update_hosts(cluster, console, UpdateRequest()),
@@ -194,8 +196,9 @@ def test_fab_refuses_a_host_of_another_cluster(
     monkeypatch.setattr("fleet.verbs.start._check", lambda *_: None)
     monkeypatch.setattr("fleet.rollout.short_way.ShortWay.questions", lambda *_, **__: {})
     monkeypatch.setattr(Console, "build", lambda *_: "abc", raising=False)
-    hosts.theirs = frozenset({"w-b"})
-    with pytest.raises(OperatorMistake, match=r"host 'w-b': it belongs to the cluster 198\.51\.100\.7 since"):
+    where = "head" if verb == "export" else "w-b"  # where the runs are
+    hosts.theirs = frozenset({where})
+    with pytest.raises(OperatorMistake, match=rf"host '{where}': it belongs to the cluster 198\.51\.100\.7 since"):
         VERBS[verb](Cluster(hosts.inventory, hosts), console)
     assert [line for line in hosts.lines if json.loads(line)["outcome"] == "begun"] == []
 

@@ -380,7 +380,7 @@ def test_what_ends_at_any_question_to_the_hosts_goes_on(
 
 
 @pytest.mark.parametrize("plan", [True, False], ids=["plan", "done"])
-@pytest.mark.parametrize("verb", sorted(DEEDS.keys() - {"backup"}))  # which only reads
+@pytest.mark.parametrize("verb", DEEDS)
 def test_what_another_cluster_has_is_not_changed(
     verb: str, plan: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[dict[str, Any]]
 ) -> None:
