@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleet.doctor.falling_memory import falling_memory
+from fleet.doctor.falling_memory import ALIKE, falling_memory
 from fleet.doctor.uneven_load import uneven_data, why_hot
+from fleet.site.schema.problems import name_some
 
 # From this share on a processor, or a link, counts as busy: above, more work mostly waits.
 BUSY = 0.85
@@ -62,6 +63,8 @@ class HostUsage:
     """Bytes a second, where the link says it."""
     available: float | None = None
     """Bytes of memory that are left, where they are known."""
+    boot: str = ""
+    """The boot of the kernel, which containers of one machine share."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +166,20 @@ def coordinator(rates: Rates) -> Iterator[Advice]:
 
 
 def processors(rates: Rates) -> Iterator[Advice]:
-    """Name who uses most of each host whose processors are busy."""
+    """Name who uses most of each machine whose processors are busy."""
     named: list[str] = []
-    for host in rates.last.hosts:
-        if not _known(rates, host) or (busy := rates.share(host, "busy")) < BUSY:
+    for hosts in machines(rates):
+        if (busy := rates.share(hosts[0], "busy")) < BUSY:
             continue
-        cores = rates.last.hosts[host].cores
-        here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") == host}
+        cores = rates.last.hosts[hosts[0]].cores
+        here = {task: use for task, use in rates.use.items() if rates.last.places.get(task, "") in hosts}
         others = busy * cores - sum(here.values())
         most = max(here, key=here.__getitem__, default="")
-        text = f"the processors of {host} are busy for {busy:.0%}"
-        if not here and host in rates.last.places.values():
-            yield Advice("other", f"{text}, and systemd does not count there what each task uses", [host])
+        text = f"the processors of {name_some(hosts)} are busy for {busy:.0%}"
+        if not here and not set(hosts).isdisjoint(rates.last.places.values()):
+            yield Advice("other", f"{text}, and systemd does not count there what each task uses", hosts)
         elif not here or others > here[most]:
-            yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", [host])
+            yield Advice("other", f"{text}, most of it by other work: {others:.2f} of {cores:.0f}", hosts)
         else:
             job = most.rpartition("-")[0]
             fix = {
@@ -188,6 +191,22 @@ def processors(rates: Rates) -> Iterator[Advice]:
             part = {"ps": "ps", "worker": "worker", "chief": "coordinator"}.get(job, "other")
             yield Advice(part, f"{text}, most of it by {most}: {here[most]:.2f} of {cores:.3g}. {fix}", [most])
     yield from (each for each in hot_ps(rates) if each.names[0] not in named)
+
+
+def machines(rates: Rates) -> list[list[str]]:
+    """Return the hosts, those together that are containers of one machine: each counts the time of all.
+
+    Some kinds of containers have the kernel's boot in common, and count their own time.
+    """
+
+    def alike(one: str, other: str) -> bool:
+        pairs = [(look.hosts[one], look.hosts[other]) for look in (rates.first, rates.last)]
+        return all(a.boot and a.boot == b.boot and math.isclose(a.busy, b.busy, rel_tol=ALIKE) for a, b in pairs)
+
+    together: dict[str, list[str]] = {}
+    for host in [host for host in rates.last.hosts if _known(rates, host)]:
+        together.setdefault(next((other for other in together if alike(host, other)), host), []).append(host)
+    return [*together.values()]
 
 
 def hot_ps(rates: Rates) -> Iterator[Advice]:

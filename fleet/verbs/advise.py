@@ -46,16 +46,20 @@ def advise(cluster: Cluster, console: Console, seconds: float) -> None:
         away.clear()
         try:
             looks.append(measure(cluster, away))
+        except HostsUnreachable as silent:  # of the chief's host, for a moment or to the end
+            away |= silent.reasons
         except OperatorMistake as ended:
             if len(looks) == 1:
                 raise
             console.print(f"{ended}. This is of the {looks[-1].time - looks[0].time:.0f} s before")
             break
+    if len(looks) == 1:
+        raise HostsUnreachable(away)
     found = advice.advise(looks[0], looks[-1], looks[1:-1])
     record = {"seconds": seconds, "advice": [asdict(each) for each in found]}
     console.answer("advise", record, "\n".join(f"{each.part}: {each.text}" for each in found))
     if away:
-        raise HostsUnreachable(away, "The advice knows nothing of them")
+        raise HostsUnreachable(away, "The advice lacks what they did since they last answered")
 
 
 def _wait(console: Console, until: float, end: float) -> None:
@@ -133,6 +137,7 @@ def script(units: list[str], system: str = "/sys", processes: str = "/proc") -> 
     return "\n".join(
         (
             "echo cores=$(nproc)",
+            "echo boot=$(cat /proc/sys/kernel/random/boot_id)",
             "sed -n 's/^cpu  */stat=/p' /proc/stat",
             f"link=$({_LINK})",
             "echo sent=$(cat /sys/class/net/$link/statistics/tx_bytes 2>/dev/null)",
@@ -163,7 +168,8 @@ def read(answer: Answer) -> tuple[HostUsage, dict[str, float]]:
     speed = _number(values.get("speed"))
     link = speed * 1e6 / 8 if speed > 0 else None
     host = HostUsage(_number(values.get("cores")) or 1.0, busy, storage, _number(values.get("sent")),
-                _number(values.get("received")), link, 1024 * _number(values.get("available")) or None)  # fmt: skip
+                _number(values.get("received")), link, 1024 * _number(values.get("available")) or None,
+                values.get("boot", ""))  # fmt: skip
     return host, used
 
 

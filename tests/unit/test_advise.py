@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -227,6 +228,42 @@ def test_a_busy_host_whose_tasks_are_not_counted_blames_nobody() -> None:
     assert found.text.endswith("are busy for 98%, and systemd does not count there what each task uses")
 
 
+@pytest.mark.parametrize(
+    ("boots", "busy_seconds", "names"),
+    [
+        (("a", "a", "a"), (3900.0, 3901.0, 3902.0), [["ps-0", "worker-0", "worker-1"]]),
+        (("a", "b", "a"), (3900.0, 3901.0, 3902.0), [["ps-0", "worker-1"], ["worker-0"]]),  # alike by chance
+        (("a", "a", "a"), (3900.0, 3700.0, 3902.0), [["ps-0", "worker-1"], ["worker-0"]]),  # which count their own time
+        (("", "", ""), (3900.0, 3900.0, 3900.0), [["ps-0"], ["worker-0"], ["worker-1"]]),
+    ],
+)
+def test_other_work_is_said_once_for_all_containers_of_a_machine(
+    boots: tuple[str, ...], busy_seconds: tuple[float, ...], names: list[list[str]]
+) -> None:
+    members = ("ps-0", "worker-0", "worker-1")
+    hosts = [
+        {
+            name: replace(CALM, cores=40, busy=each, boot=boot)
+            for name, each, boot in zip(members, times, boots, strict=True)
+        }
+        for times in ((0.0, 0.0, 0.0), busy_seconds)
+    ]
+    found = advise(replace(FIRST, hosts={**FIRST.hosts, **hosts[0]}), later(hosts=hosts[1]))
+    assert [each.names for each in found if each.part == "other"] == names
+    assert found[0].text.startswith(
+        f"the processors of {', '.join(names[0])} are busy for 98%, most of it by other work"
+    )
+
+
+def test_what_containers_use_is_no_other_work_of_their_machine() -> None:
+    hosts = {name: replace(CALM, boot="a") for name in TASKS}
+    last = later(
+        seconds={"ps-0": 150.0, "worker-0": 120.0},
+        hosts={name: replace(each, busy=390.0) for name, each in hosts.items()},
+    )
+    assert [(each.part, each.names) for each in advise(replace(FIRST, hosts=hosts), last)[:1]] == [("ps", ["ps-0"])]
+
+
 def test_what_is_not_known_is_said() -> None:
     last = later()
     silent = {task: used for task, used in last.seconds.items() if not task.startswith("worker")}
@@ -251,14 +288,24 @@ def test_a_host_says_its_figures() -> None:
     assert host.cores >= 1
     assert host.busy > 0
     assert host.available
+    assert host.boot
 
 
 def test_each_unit_has_its_own_time_in_the_order_that_systemd_prints() -> None:
-    lines = ["cores=4", "stat=100 0 100 999 50 0 0 0", "sent=5", "received=6", "speed=1000", "available=2048", ""]
+    lines = [
+        "cores=4",
+        "boot=c0ffee",
+        "stat=100 0 100 999 50 0 0 0",
+        "sent=5",
+        "received=6",
+        "speed=1000",
+        "available=2048",
+        "",
+    ]
     lines += ["CPUUsageNSec=2000000000", "Id=a", "", f"CPUUsageNSec={2**64 - 1}", "Id=b", ""]
     lines += ["CPUUsageNSec=[not set]", "Id=c", "", "CPUUsageNSec=3000000000", "Id=d"]
     host, used = read(Answer("\n".join(lines)))
-    assert host == HostUsage(4, 2.0, 0.5, 5, 6, 125e6, 2**21)
+    assert host == HostUsage(4, 2.0, 0.5, 5, 6, 125e6, 2**21, "c0ffee")
     assert used == {"a": 2.0, "d": 3.0}
 
 
@@ -363,6 +410,22 @@ def test_a_host_that_did_not_answer_is_named_after_the_advice() -> None:
     assert "worker: worker-1 is slow" in fake_hosts.printed(console)
     hosts.recorded = {"ps-b": '{"host": "ps-b"}'}
     advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+
+
+@pytest.mark.parametrize(("silent", "code_is_4"), [((25, 65), False), ((95, 125), True), ((5, 125), True)])
+def test_a_chief_that_is_silent_for_a_moment_ends_no_look(silent: tuple[int, int], code_is_4: bool) -> None:
+    def falls_silent(hosts: fake_hosts.FakeHosts) -> None:
+        trains(hosts)
+        first, last = silent
+        hosts.unreachable = {"head": "no answer in 10 s"} if first < hosts.now - 1000 < last else {}
+
+    hosts = make_hosts()
+    hosts.tick = falls_silent
+    console = fake_hosts.console_of(hosts)
+    with pytest.raises(HostsUnreachable, match="head is unreachable") if code_is_4 else contextlib.nullcontext():
+        advise_verb(Cluster(hosts.inventory, hosts), console, 120)
+    assert console.clock() == 120
+    assert ("worker: worker-1 is slow" in fake_hosts.printed(console)) == (silent[0] > 30 or not code_is_4)
 
 
 def test_a_run_that_has_just_begun_is_waited_for() -> None:
