@@ -156,6 +156,72 @@ def test_where_psfleet_never_was_nothing_goes(tmp_path: Path, monkeypatch: pytes
     assert files(tmp_path) == others
 
 
+class Killed(BaseException):
+    """The module's process has ended."""
+
+
+def count_deeds(monkeypatch: pytest.MonkeyPatch, deeds: list[str], kill_at: int = 0) -> None:
+    """Note each command and removal of a reset, and end it before the one with this number."""
+    remove = host_reset.Reset._remove
+
+    def note(deed: str) -> None:
+        if kill_at and len(deeds) + 1 >= kill_at:
+            raise Killed
+        deeds.append(deed)
+
+    def removed(self: host_reset.Reset, path: Path) -> None:
+        if os.path.lexists(path):
+            note(str(path.relative_to(self._root)))
+        remove(self, path)
+
+    def call(self: host_reset.Reset, *command: str) -> tuple[int, str]:
+        note(" ".join(command))
+        return 0, ""
+
+    monkeypatch.setattr(host_reset.Reset, "_remove", removed)
+    monkeypatch.setattr(host_reset.Reset, "_call", call)
+
+
+def test_broken_off_anywhere_it_is_whole_when_done_again(machine: Path, tmp_path_factory: Any) -> None:
+    """Also what only reads the files: systemd, and servers that stay."""
+
+    def do(number: int, kill_at: int) -> tuple[list[str], set[str]]:
+        root, deeds = tmp_path_factory.mktemp("machines") / str(number), list[str]()
+        shutil.copytree(machine, root, symlinks=True)
+        if kill_at:
+            with pytest.MonkeyPatch.context() as patch:
+                count_deeds(patch, deeds, kill_at)
+                with pytest.raises(Killed):
+                    reset(root, mount="srv-trainer.mount")
+        with pytest.MonkeyPatch.context() as patch:
+            count_deeds(patch, deeds)
+            reset(root, mount="srv-trainer.mount")
+        return deeds, files(root)
+
+    whole, left = do(0, 0)
+    assert len(whole) > 20
+    for at in range(1, len(whole) + 1):
+        deeds, found = do(at, at)
+        assert (set(deeds), found) == (set(whole), left), whole[at - 1]
+
+
+def test_what_an_operator_had_before_stays_when_it_is_done_again(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = machine / "srv/trainer"
+    own.mkdir(parents=True)
+    noted = {"packages": [], "users": ["trainer"], "sysctls": {}, "directories": ["/srv/trainer"]}
+    (machine / "var/lib/psfleet/before.json").write_text(json.dumps(noted))
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name == "trainer")
+    monkeypatch.setattr(host_reset.Reset, "_call", lambda *_: (0, ""))
+    for _ in range(2):
+        done = host_reset.Reset(Module(machine, empty=["/srv/trainer"]))  # type: ignore[arg-type]
+        monkeypatch.setattr(done, "_real", True)
+        done.run()
+        assert own.is_dir()
+        assert "user trainer" not in done.removed
+
+
 def test_runs_on_the_hosts_own_disk_stay_unless_they_must_go(machine: Path) -> None:
     (machine / "var/lib/trainer/.profile").write_text("x")
     done = reset(machine, keep=["/var/lib/trainer/local"])
@@ -186,6 +252,8 @@ def test_a_directory_that_was_mounted_or_served_goes_where_nothing_is_left_in_it
     assert [name for name in done.removed if name.startswith("/srv")] == ["/srv/trainer"]
     assert sorted(path.name for path in (machine / "srv").iterdir()) == ["disk", "served"]
     (machine / "srv/served/runs").rmdir()
+    (machine / "var/lib/psfleet").mkdir()
+    (machine / "var/lib/psfleet/before.json").write_text('{"directories": []}')
     reset(machine, empty=paths)
     assert [path.name for path in (machine / "srv").iterdir()] == ["disk"]
 

@@ -79,11 +79,12 @@ class Reset:
         self.notes: list[str] = []
         noted = self._root / NOTED / "before.json"
         self._before: dict[str, Any] = json.loads(noted.read_text()) if noted.is_file() else {}
+        # Comes first and goes last: a reset that was broken off, maybe before services reloaded, has left it, too.
+        self._is_ours = noted.parent.is_dir()
 
     def run(self) -> None:
         """Do all of it, in the order in which each may be broken off and done again."""
-        is_ours = (self._root / NOTED).exists()  # it comes first and goes last
-        if is_ours:
+        if self._is_ours:
             self._stop_units()
             self._give_ports_back()
             self._remove_files()
@@ -91,14 +92,14 @@ class Reset:
             self._remove_packages()
             self._remove_what_packages_left()
             self._remove_users()  # after the services of a package that run as one
+            if self._does:
+                self._call("systemctl", "try-restart", *READERS)
         else:
             self.notes.append("psfleet is not there: what has one of its names is others', and stays")
-        if self.removed and self._does:
-            self._call("systemctl", "try-restart", *READERS)
-        if is_ours or not is_user("trainer"):  # runs may have stayed there
+        if self._is_ours or not is_user("trainer"):  # runs may have stayed there
             self._remove_home()
         for each in self._module.params["empty"]:
-            if str(Path(each)) not in self._before.get("directories", []):
+            if str(Path(each)) not in self._before.get("directories", [str(Path(each))]):
                 self._remove_empty(self._root / each.lstrip("/"))
         self._remove(self._root / NOTED)
 
@@ -163,7 +164,7 @@ class Reset:
                 self._remove_empty(self._root / name)
 
     def _reload(self) -> None:
-        if self.removed and self._does:
+        if self._does:
             self._call("systemctl", "daemon-reload")
             self._call("systemctl", "reset-failed", "trainer@*", "psfleet-*", "tensorboard*")
             for unit in MASKED:
@@ -173,8 +174,9 @@ class Reset:
                     self._call("systemctl", "unmask", unit)
 
     def _remove_users(self) -> None:
-        before = self._before.get("users", ["prometheus"])
-        for user in ("trainer", "prometheus", *(LEFT[name][0] for name in self._gone())):
+        users = ("trainer", "prometheus", *(LEFT[name][0] for name in self._gone()))
+        before = self._before.get("users", users)
+        for user in users:
             if user in before or not self._real or not is_user(user):
                 continue
             self.removed.append(f"user {user}")
@@ -184,7 +186,7 @@ class Reset:
 
     def _remove_packages(self) -> None:
         if "packages" not in self._before:
-            self.notes.append("nobody noted which packages were there before psfleet: all of them stay")
+            self.notes.append("nobody noted what was there before psfleet: packages, users and directories stay")
             return
         if not self._real:
             return
