@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
 import io
 import os
 from pathlib import Path
@@ -62,6 +63,35 @@ def test_a_model_with_such_an_input_is_exported_with_it(kind: str, tmp_path: Pat
     asked = {"ids": given if kind == "ragged" else given.to_sparse()}
     loaded = tf.saved_model.load(str(tmp_path / "export"))
     assert tf.reduce_all(loaded.serve(asked) == model(asked))
+
+
+@pytest.mark.parametrize("library", ["tf_keras", "keras"])
+def test_inputs_are_exported_whatever_their_names(library: str, tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    keras = importlib.import_module(library)
+    inputs = {name: keras.Input((2,), name=name) for name in ("class", "fixed acidity", "pH")}
+    model = keras.Model(inputs, keras.layers.Concatenate()(list(inputs.values())))
+    export.save_model(SimpleNamespace(), model, str(tmp_path / "export"), None)
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    given = {"class_": tf.ones((1, 2)), "fixed_acidity": tf.zeros((1, 2)), "pH": 2 * tf.ones((1, 2))}
+    [answer] = loaded.signatures["serving_default"](**given).values()
+    assert answer.numpy().tolist() == [[1.0, 1.0, 0.0, 0.0, 2.0, 2.0]]
+
+
+def test_the_keys_of_data_name_the_inputs_of_a_keras3_model_that_only_its_call_knows(tmp_path: Path) -> None:
+    import keras
+    import tensorflow as tf
+
+    class Difference(keras.Model):
+        def call(self, data: Any) -> Any:
+            return data["price"] - data["cost"]
+
+    spec = {name: tf.TensorSpec((None, 1)) for name in ("price", "cost")}
+    export.save_model(SimpleNamespace(), Difference(), str(tmp_path / "export"), (spec, tf.TensorSpec((None, 1))))
+    loaded = tf.saved_model.load(str(tmp_path / "export"))
+    [answer] = loaded.signatures["serving_default"](price=tf.constant([[3.0]]), cost=tf.constant([[1.0]])).values()
+    assert answer.numpy().item() == 2.0
 
 
 @pytest.mark.parametrize("kind", ["Broken", "Broken3"])

@@ -36,6 +36,7 @@ from trainer.training.keras.adapters import keras_of
 from trainer.training.keras.base import has_call, has_test_step
 from trainer.training.tables.dynamic.served import ServedTables, key_bytes, piece_bytes
 from trainer.training.tables.row_restores import open_checkpoint, reading
+from trainer.training.tf_internals.saving import naming_arguments
 from trainer.training.updates.optimizers import of_optimizers
 
 log = logging.getLogger(__name__)
@@ -215,7 +216,7 @@ def save_model(
     if tables is not None:
         tables.track()
     signature = getattr(program, "serving_signature", None)
-    with tracked(program, model):
+    with tracked(program, model), naming_arguments():
         if signature is None:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints a page of tensor numbers
                 keras.export(path, element_spec)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import keyword
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,12 +16,14 @@ from tensorflow.python.framework import ops
 from tensorflow.python.ops import io_ops
 from tensorflow.python.saved_model import load as saved_model_load
 from tensorflow.python.saved_model import save as saved_model_save
+from tensorflow.python.saved_model import signature_serialization
 from tf_keras.src.layers.rnn import gru_lstm_utils
 from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.core.contracts import Tensor, Variable
 
 HDF5_FUNCTIONS = ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name", "save_weights_to_hdf5_group")
+NOT_IN_NAMES = re.compile(r"[^\w.\\/>-]", re.ASCII)  # of operations
 
 
 def patch_hdf5_format(
@@ -123,3 +127,19 @@ def tracing_saves() -> Iterator[None]:
         yield
     finally:
         saved_model_save.save_and_return_nodes = plain
+
+
+def naming_arguments() -> contextlib.AbstractContextManager[None]:
+    """Have what saves a SavedModel meanwhile take any name of an input, such as "class" or "fixed acidity".
+
+    TensorFlow fails where it can't name an argument or an operation so; of "1st" it makes a name itself.
+    """
+
+    def named(plain: Callable[..., Any], function: Any) -> Any:
+        found = plain(function)
+        if found is not None:
+            names = [NOT_IN_NAMES.sub("_", str(one)) for one in found._arg_keywords]
+            found._arg_keywords = [f"{one}_" if keyword.iskeyword(one) else one for one in names]
+        return found
+
+    return replaced(signature_serialization, "_get_signature", named)

@@ -136,7 +136,7 @@ class Keras3Model:
         has_inputs = getattr(self.model, "inputs", None)
         if not has_inputs and is_sparse(element_spec):
             raise UserError("Keras 3 exports sparse and ragged inputs as dense: give the program a serving_signature")
-        spec = None if has_inputs else [tf.nest.map_structure(batches, features_of(element_spec))]
+        spec = None if has_inputs else [batches(features_of(element_spec))]
         self.model.export(path, input_signature=spec, verbose=False)
 
 
@@ -145,5 +145,10 @@ def is_sparse(element_spec: ElementSpec) -> bool:
     return any(isinstance(one, SPARSE) for one in tf.nest.flatten(features_of(element_spec)))
 
 
-def batches(spec: ElementSpec) -> ElementSpec:
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+def batches(spec: ElementSpec, name: str | None = None) -> ElementSpec:
+    """Return the spec of any number of examples, with the names that the data have in a dict."""
+    if isinstance(spec, dict):
+        return {key: batches(one, f"{name}_{key}" if name else key) for key, one in spec.items()}
+    if not isinstance(spec, tf.TensorSpec):
+        return tf.nest.map_structure(batches, spec)
+    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
