@@ -72,16 +72,18 @@ def queue_add(
     if bool(run) == bool(sweep):
         raise Exit("name a run or a sweep's file, as in fab queue-add digits-2, or fab queue-add --sweep rates.yml", 2)
     with leaving("left. Look: fab queue"), call.cluster(check=True) as cluster:
-        name, given, points = run or "", read_parameters(set), None
+        name, given, points, search = run or "", read_parameters(set), None, None
         if sweep:
-            from fleet.site.sweep_file import read_sweep_to_wait
+            from fleet.site.sweep_file import read_sweep_file
 
             if program or given:
                 raise Exit("a sweep's file has its program and parameters: leave --program and --set out", 2)
-            selection = read_sweep_to_wait(Path(sweep))
-            name, points = selection["sweep"]["name"], selection["sweep"]["points"]
+            selection = read_sweep_file(Path(sweep))
+            name, points, search = (selection["sweep"].get(key) for key in ("name", "points", "search"))
             program, given = selection.get("program"), selection.get("program_args", {})
-        asked = QueueRequest(name, program, given, points, settings, number("priority", priority), limit, reason, sweep)
+        asked = QueueRequest(
+            name, program, given, points, settings, number("priority", priority), limit, reason, sweep, search
+        )
         queue_add(cluster, call.console, asked, plan, as_shipped)
 
 

@@ -79,14 +79,6 @@ def read_sweep_file(path: Path) -> dict[str, Any]:
     return selection
 
 
-def read_sweep_to_wait(path: Path) -> dict[str, Any]:
-    """Return the selection of a sweep that is to wait in the queue; raises OperatorMistake, also for a search."""
-    selection = read_sweep_file(path)
-    if "search" in selection["sweep"]:
-        raise OperatorMistake(f"{path}: a search can't wait in the queue: start it with fab sweep, once that is empty")
-    return selection
-
-
 def file_problem(content: Any, stem: str) -> str | None:
     """Say what is wrong with a sweep's file; None where nothing is."""
     if not isinstance(content, dict):

@@ -20,6 +20,7 @@ from fleet.planning.cost import NOTHING_TRAINS, Cost
 from fleet.planning.decision import check_names
 from fleet.site.origin import operator
 from fleet.verbs.start import StartRequest, check_program, start_cluster
+from fleet.verbs.sweep import reject_unevaluated
 from trainer.telemetry.queue import describe_queue
 
 # A coordinator that ends one run begins the next, or ends, within so long.
@@ -44,6 +45,8 @@ class QueueRequest:
     """How long the cluster may work on it; 0 for as long as it takes."""
     reason: str | None = None
     sweep_file: str | None = None
+    search: Mapping[str, Any] | None = None
+    """What a sweep without points chooses them from."""
 
     def command(self, as_shipped: bool) -> str:
         """Return what adds it, as it is typed."""
@@ -65,12 +68,15 @@ class QueueRequest:
             own["program"] = self.program
         if self.points is None:
             return {"run": self.name, **own}
-        return {**own, "sweep": {"name": self.name, "attempt": 1, "points": list(self.points)}}
+        search = {"search": dict(self.search)} if self.search else {}
+        return {**own, "sweep": {"name": self.name, "attempt": 1, "points": list(self.points), **search}}
 
     def entry(self, cluster: Cluster) -> dict[str, Any]:
         """Return it as the queue has it."""
         trained = {key: value for key, value in self.selection.items() if key in ("program", "program_args")}
-        if self.points is not None:
+        if self.search:
+            trained["search"] = dict(self.search)
+        elif self.points is not None:
             trained["points"] = list(self.points)
         origin = history.origin(cluster.inventory)
         about: dict[str, Any] = {"owner": origin["who"], "from": origin["from"], "priority": self.priority}
@@ -98,6 +104,8 @@ def queue_add(
     OperatorMistake for what can't be trained.
     """
     check_program(cluster.inventory, console, asked.selection)
+    if asked.search:
+        reject_unevaluated(cluster.inventory)
     release = console.build(cluster.inventory)
     seen = _observe(cluster)
     words = ["--entry", json.dumps(asked.entry(cluster))]

@@ -12,6 +12,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.observation import Observation
 from fleet.hosts.units import Health
 from fleet.planning import decision
+from fleet.site.inventory import Inventory
 from fleet.site.sweep_file import is_same
 from fleet.status import status_text
 from trainer.core.settings.config import Config
@@ -31,12 +32,8 @@ def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]
 
     Raises OperatorMistake for a search whose points no task would evaluate.
     """
-    evaluation = cluster.inventory.run_settings.get("evaluation", Config.evaluation)
-    if "search" in asked["sweep"] and evaluation == "sidecar" and cluster.inventory.evaluator is None:
-        raise OperatorMistake(
-            "a search goes by the evaluation, and evaluation is sidecar without an evaluator: expected a host in the "
-            "group evaluator, or evaluation: inline or distributed in trainer_run"
-        )
+    if "search" in asked["sweep"]:
+        reject_unevaluated(cluster.inventory)
     chief = before.units.get(cluster.inventory.chief.name)
     known = cluster.read_sweep(asked["sweep"]["name"]) if before.run else None
     done = known and known["over"] and all(point["state"] in ("finished", "pruned") for point in known["points"])
@@ -49,6 +46,15 @@ def choose_sweep(cluster: Cluster, before: Observation, asked: Mapping[str, Any]
         return decision.RunChoice(before.selection, write=False, new=False)
     runs = chief is not None and chief.up
     return decision.choose_sweep(asked, before.selection, runs, known, cluster.inventory.run_settings)
+
+
+def reject_unevaluated(inventory: Inventory) -> None:
+    """Raise OperatorMistake where no task would evaluate the points of a search."""
+    if inventory.run_settings.get("evaluation", Config.evaluation) == "sidecar" and inventory.evaluator is None:
+        raise OperatorMistake(
+            "a search goes by the evaluation, and evaluation is sidecar without an evaluator: expected a host in the "
+            "group evaluator, or evaluation: inline or distributed in trainer_run"
+        )
 
 
 def follow_sweep(cluster: Cluster, console: Console, name: str, detach: bool) -> dict[str, Any] | None:

@@ -57,8 +57,9 @@ def test_a_queue_is_worked_off_without_anybody(runs: Runs) -> None:
     for name, more in {
         "first": {"program_args": {"rate": 0.1}},
         "bad": {"program_args": {"rate": -1}},
-        "endless": {"program_args": {"rate": 0.1}, "settings": {"steps": LONG}, "seconds": 8},
+        "endless": {"program_args": {"rate": 0.1}, "settings": {"steps": LONG}, "seconds": 18},
         "unwanted": {"program_args": {"rate": 0.1}, "settings": {"steps": LONG}},
+        "found": {"search": {"trials": 2, "metric": "loss", "parameters": {"rate": {"low": 0.1, "high": 0.3}}}},
         "killed": {"program_args": {"rate": 0.2}, "settings": {"steps": 40}},
     }.items():
         site.add(name, **more)
@@ -83,13 +84,15 @@ def test_a_queue_is_worked_off_without_anybody(runs: Runs) -> None:
     answer = site.ask("list")
     assert (answer["over"], answer["evaluated"]) == (True, True)
     found = {entry["name"]: entry for entry in answer["entries"]}
-    assert list(found) == ["first", "bad", "endless", "urgent", "unwanted", "killed"]
+    assert list(found) == ["first", "bad", "endless", "urgent", "unwanted", "found", "killed"]
     states = [entry["state"] for entry in found.values()]
-    assert states == ["finished", "failed", "stopped", "finished", "stopped", "finished"]
+    assert states == ["finished", "failed", "stopped", "finished", "stopped", "finished", "finished"]
+    points = [(point["run"], point["step"], point["evaluated_step"]) for point in found["found"]["points"]]
+    assert points == [("found-1", 30, 30), ("found-2", 30, 30)]  # the second one was chosen by the result of the first
     assert "a rate of -1.0 leads away from the minimum" in found["bad"]["message"]
-    assert found["endless"]["message"] == "its limit of 0.1333 min is used up"
+    assert found["endless"]["message"] == "its limit of 0.3 min is used up"
     assert found["unwanted"]["message"] == "taken out of the queue by bob"
-    assert 8 <= found["endless"]["used"] < 40
+    assert 18 <= found["endless"]["used"] < 60
     for name, steps in (("first", 30), ("urgent", 30), ("killed", 40)):
         (point,) = found[name]["points"]
         assert (point["step"], point["steps"], point["evaluated_step"]) == (steps, steps, steps)

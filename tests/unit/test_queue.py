@@ -234,7 +234,7 @@ def test_one_without_a_name_of_its_remover_was_taken_out_by_an_unknown_user(conf
     entry = queue(config).entry_of("a")
     assert entry is not None
     unsigned = {**entry.record, "removed": {"time": 1.0}}
-    other = Queue.from_entries([QueueEntry.from_record(unsigned)], config.shared_dir)
+    other = Queue.from_entries([QueueEntry.from_record(unsigned, config.shared_dir)], config.shared_dir)
     assert other.why_to_end("a") == "taken out of the queue by an unknown user"
     settings = Path(config.shared_dir) / "run.json"
     write_record(settings, config.as_dict())

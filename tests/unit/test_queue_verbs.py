@@ -124,6 +124,21 @@ def test_beside_a_training_a_run_is_proven_and_waits_for_its_end(
     assert fake_hosts.printed(console).endswith("next is added after digits\nlook: fab queue\n")
 
 
+def test_a_search_waits_as_one_entry_and_needs_who_evaluates(hosts: Hosts, console: Console, proven: list[Any]) -> None:
+    asked = {"trials": 3, "metric": "loss", "parameters": {"rate": {"low": 0.1, "high": 1.0}}}
+    request = QueueRequest("found", "p:Q", points=[], search=asked, sweep_file="found.yml")
+    queue_add(cluster(hosts), console, request)
+    assert proven[0][1]["sweep"] == {"name": "found", "attempt": 1, "points": [], "search": asked}
+    assert [(entry.name, entry.size) for entry in hosts.queue.entries] == [("digits", 1), ("found", 3)]
+    show_queue(cluster(hosts), console)
+    assert re.search(r"found .* queued +0 of 3 points", fake_hosts.printed(console))
+    hosts.inventory = replace(
+        hosts.inventory, tasks=tuple(each for each in hosts.inventory.tasks if each.job != "evaluator")
+    )
+    with pytest.raises(OperatorMistake, match="evaluation is sidecar without an evaluator"):
+        queue_add(cluster(hosts), console, request)
+
+
 @pytest.mark.parametrize(
     ("asked", "as_shipped", "command"),
     [

@@ -17,7 +17,7 @@ from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster as FleetCluster
 from fleet.planning import decision
 from fleet.planning.plan import size_of
-from fleet.site.sweep_file import read_sweep_file, read_sweep_to_wait
+from fleet.site.sweep_file import read_sweep_file
 from fleet.verbs.sweep import choose_sweep
 from tests.unit import test_second_day as second_day
 from tests.unit.test_evaluator import write_checkpoint
@@ -32,10 +32,12 @@ from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 from trainer.run.selections import queue_changes, search
+from trainer.run.selections.queue import Queue
 from trainer.run.selections.search import Search
 from trainer.run.selections.selection import apply_selection, selected_sweep
 from trainer.tasks import server, sweep
 from trainer.telemetry.outlets.systemd import Notifier
+from trainer.telemetry.queue import describe_queue, read_queue
 from trainer.telemetry.sweep import describe_sweep, read_sweep
 
 __all__ = ["sigterm"]
@@ -352,15 +354,141 @@ def test_a_member_waits_in_its_process_while_the_chief_waits_for_the_evaluation(
     assert (code, len(slept)) == {"chosen": (TRY_AGAIN, 5), "stopped": (STOPPED, 3), "another": (TRY_AGAIN, 3)}[then]
 
 
-def test_a_search_is_no_part_of_the_queue(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(OperatorMistake, match=r"s\.yml: a search can't wait in the queue: start it with fab sweep"):
-        read_sweep_to_wait(tmp_path / "s.yml")
-    (tmp_path / "grid.yml").write_text("grid: {rate: [1]}")
-    assert read_sweep_to_wait(tmp_path / "grid.yml") == read_sweep_file(tmp_path / "grid.yml")
-    write_checkpoint(RunDirectory(config.shared_dir, "s-1"), 5)
-    with pytest.raises(UserError, match="sweep s is a search, which can't be part of the queue"):
-        queue_changes.add(config, {"name": "other"}, plan=False)
-    assert "queue" not in (read_record(Path(config.shared_dir) / "selection.json") or {})
+def in_queue(config: Config) -> Queue:
+    found = selected_sweep(apply_selection(config))
+    assert isinstance(found, Queue)
+    return found
+
+
+def add(config: Config, name: str, **more: Any) -> dict[str, Any]:
+    return queue_changes.add(config, {"name": name, "owner": "anna", **more}, plan=False)
+
+
+def add_search(config: Config, tmp_path: Path, **more: Any) -> dict[str, Any]:
+    asked = selection(tmp_path)
+    searched = {"search": asked["sweep"]["search"], "program_args": asked["program_args"], "program": "a:B"}
+    return add(config, "s", **searched, **more)
+
+
+def end_in_queue(config: Config, run: str, state: RunState = RunState.FINISHED) -> None:
+    write_checkpoint(RunDirectory(config.shared_dir, run), 10)
+    evaluate(config, run, loss=0.5)
+    in_queue(config).end_point(run, state)
+
+
+@pytest.fixture
+def queued(config: Config, tmp_path: Path) -> Config:
+    """The search waits in the queue, and a run behind it."""
+    add_search(config, tmp_path)
+    assert add(config, "last")["ahead"] == ["s"]
+    return config
+
+
+def test_a_search_in_the_queue_chooses_all_its_points_before_the_next_run_begins(queued: Config) -> None:
+    for number in (1, 2, 3):
+        run = f"s-{number}"
+        assert apply_selection(queued).run == run
+        in_queue(queued).begin(run)
+        assert in_queue(queued).to_prove()[0].run == run
+        end_in_queue(queued, run)
+        found = in_queue(queued)
+        entries = read_queue(queued)["entries"]
+        entry = next(entry for entry in entries if entry["name"] == "s")
+        assert (len(entry["points"]), entry["size"], entry["over"]) == (number, 3, number == 3)
+        if number < 3:  # the coordinator alone chooses: meanwhile nothing else begins, and nobody ends
+            assert (found.present(), found.is_over(), apply_selection(queued).run) == (None, False, run)
+            waits_for = found.unevaluated()
+            assert waits_for is not None
+            assert waits_for.run == run
+            chosen = found.choose()
+            assert chosen is not None
+            assert chosen.program_args == {**FIRST, "rate": number / 10}
+    assert in_queue(queued).choose() is None
+    assert apply_selection(queued).run == "last"
+    assert "finished  3 of 3 points" in describe_queue(read_queue(queued))
+    record = read_record(Path(queued.shared_dir) / "sweeps/s.json") or {}
+    assert {run: each["value"] for run, each in record["ends"].items()} == dict.fromkeys(("s-1", "s-2", "s-3"), 0.5)
+    end_in_queue(queued, "last")
+    assert in_queue(queued).is_over()
+    assert in_queue(queued).unevaluated() is None
+
+
+def test_a_point_that_the_search_stops_early_ends_no_search_in_the_queue(queued: Config) -> None:
+    end_in_queue(queued, "s-1", RunState.STOPPED)
+    assert in_queue(queued).ends()["s-1"]["state"] == "pruned"
+    assert in_queue(queued).choose() is not None
+    assert apply_selection(queued).run == "s-2"
+
+
+@pytest.mark.parametrize("how", ["removed", "limit"])
+def test_a_search_that_is_given_up_ends_and_goes_on_where_it_is_added_again(
+    config: Config, tmp_path: Path, how: str
+) -> None:
+    add_search(config, tmp_path, seconds=60)
+    add(config, "last")
+    end_in_queue(config, "s-1")
+    assert in_queue(config).choose() is not None
+    in_queue(config).begin("s-2")
+    if how == "removed":
+        queue_changes.remove(config, "s", "bob", stop=True, plan=False)
+    else:
+        write_record(RunDirectory(config.shared_dir, "s-2").status, {"ledger": {"elapsed": 61}})
+    why = in_queue(config).why_to_end("s-2")
+    assert why == ("taken out of the queue by bob" if how == "removed" else "its limit of 1 min is used up")
+    evaluate(config, "s-2", loss=0.4)
+    in_queue(config).end_point("s-2", RunState.STOPPED, why)
+    present = in_queue(config).present()
+    assert present is not None
+    assert present.run == "last"
+    assert add_search(config, tmp_path)["ahead"] == ["last"]
+    assert queue_changes.move(config, "s", "first", plan=False)["order"] == ["s", "last"]
+    assert apply_selection(config).run == "s-2"  # what had ended stays so
+    entry = next(entry for entry in read_queue(config)["entries"] if entry["name"] == "s")
+    assert (entry["state"], entry["over"]) == ("queued", False)
+
+
+def test_a_search_that_trains_becomes_the_first_of_the_queue_and_tries_nothing_again(config: Config) -> None:
+    selected(config).begin("s-1")
+    selected(config).end_point("s-1", RunState.FAILED, "why")
+    assert selected(config).choose() is not None
+    RunDirectory(config.shared_dir, "s-2").set_state(RunState.TRAINING, 5)
+    assert add(config, "last")["ahead"] == ["s"]
+    assert apply_selection(config).run == "s-2"
+    end_in_queue(config, "s-2")
+    assert in_queue(config).choose() is not None
+    end_in_queue(config, "s-3")
+    assert apply_selection(config).run == "last"
+    assert add(config, "other")["ahead"] == ["last"]
+
+
+def test_a_run_that_a_waiting_search_may_choose_is_another_ones_no_more(queued: Config) -> None:
+    with pytest.raises(UserError, match="run s-3 is part of s, which waits in the queue: choose another name"):
+        add(queued, "s-3")
+    assert add(queued, "s-4")["outcome"] == "done"
+
+
+def test_a_search_that_can_not_choose_holds_up_no_other_run(queued: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ConfigError("Optuna can't choose the next point: why")
+
+    monkeypatch.setattr(search, "choose", refuse)
+    end_in_queue(queued, "s-1")
+    assert in_queue(queued).choose() is None
+    assert apply_selection(queued).run == "last"
+    assert "Optuna can't choose the next point: why" in describe_queue(read_queue(queued))
+
+
+@pytest.mark.parametrize("lacks", ["optuna", "evaluation"])
+def test_a_queue_with_a_search_is_proven_as_a_search_is(
+    queued: Config, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    if lacks == "optuna":
+        monkeypatch.setitem(sys.modules, "optuna", None)
+    evaluation = "none" if lacks == "evaluation" else "inline"
+    with pytest.raises(ConfigError, match="needs the Python package" if lacks == "optuna" else "evaluation is none"):
+        in_queue(queued).check_settings(queued.replace(evaluation=evaluation))
+    queue_changes.remove(queued, "s", "bob", stop=False, plan=False)
+    in_queue(queued).check_settings(queued.replace(evaluation=evaluation))
 
 
 def test_ranges_of_whole_numbers_have_whole_middles() -> None:

@@ -124,13 +124,13 @@ def test_a_point_with_nothing_left_to_evaluate_is_looked_at_once(
         end(config, run, RunState.FINISHED)
     assert present(config, evaluates=True) == "s-3"
     looked: list[str] = []
-    owes = Sweep._owes
+    owes = Sweep.owes
 
     def look(self: Sweep, point: Point) -> bool:
         looked.append(point.run)
         return owes(self, point)
 
-    monkeypatch.setattr(Sweep, "_owes", look)
+    monkeypatch.setattr(Sweep, "owes", look)
     assert present(config, evaluates=True) == "s-3"
     assert looked == []
     end(config, "s-2", RunState.FINISHED)  # it was trained again

@@ -11,12 +11,13 @@ from trainer.core.states import RunState
 from trainer.run.selections.queue import REMOVED, Queue, QueueEntry
 from trainer.run.selections.queue_changes import read_or_none
 from trainer.run.selections.selection import read_selection
+from trainer.run.selections.sweep import PRUNED
 from trainer.telemetry.status import lay_out, render_metrics
 from trainer.telemetry.sweep import read_point
 
 QUEUED = "queued"
 HEADER = ("NAME", "OWNER", "PRIORITY", "STATE", "STEPS", "EVALUATION", "MINUTES", "ADDED", "REASON")
-ENDS = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, REMOVED)
+ENDS = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, REMOVED, PRUNED)
 
 
 def read_queue(config: Config) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def read_queue(config: Config) -> dict[str, Any]:
     return {
         "entries": entries,
         "present": present.run if present else None,
-        "over": present is None,
+        "over": queue is None or queue.is_over(),
         "evaluated": queue is None or queue.unevaluated() is None,
         "followed": "queue" in selection,
     }
@@ -40,9 +41,10 @@ def read_entry(queue: Queue, entry: QueueEntry) -> dict[str, Any]:
     points = [read_point(queue, point, ends.get(point.run)) for point in entry.points]
     over = [point for point in points if point["run"] in ends]
     now = next((point for point in points if point["run"] not in ends), points[-1])
-    state = now["state"] if over or queue.has_begun(entry) else QUEUED
+    is_over = entry.has_ended(ends)
+    state = now["state"] if is_over or queue.has_begun(entry) or (over and not entry.search) else QUEUED
     failed = [point["run"] for point in points if point["run"] in ends and point["state"] == RunState.FAILED]
-    if len(over) == len(points) and failed:
+    if is_over and failed:
         state = str(RunState.FAILED)
     keys = ("priority", "owner", "from", "reason", "added", "program")
     return {
@@ -54,7 +56,8 @@ def read_entry(queue: Queue, entry: QueueEntry) -> dict[str, Any]:
         "seconds": entry.seconds,
         "used": round(queue.used(entry), 1),
         "state": state,
-        "over": len(over) == len(points),
+        "over": is_over,
+        "size": entry.size,
         "failed": failed,
         "message": next((point["message"] for point in reversed(over) if point["message"]), ""),
         "points": points,
@@ -88,7 +91,7 @@ def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
     ended = [point for point in points if point["state"] in ENDS]
     steps = "-" if points[0]["step"] is None else f"{points[0]['step']}/{points[0]['steps']}"
     if entry["kind"] == "sweep":
-        steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {len(points)} points"
+        steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {entry['size']} points"
     elif entry["state"] == QUEUED and points[0]["step"] is None:
         steps = f"0/{entry['settings'].get('steps', '?')}"
     used = f"{entry['used'] / 60:.1f}" if entry["used"] else "-"

@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer.core.settings.config import ConfigError
+from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.formats import RUN_NAME
 from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
+from trainer.run.selections.search import Search
 from trainer.run.selections.sweep import Point, Sweep, list_points
 
 REMOVED = "removed"
@@ -31,23 +32,29 @@ def queue_file(shared_dir: str | Path) -> Path:
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A run, or all points of a sweep."""
+    """A run, or all points of a sweep; of a search those that are chosen."""
 
     record: Mapping[str, Any]
     """As it stands in the file."""
     points: Sequence[Point]
+    search: Search | None = None
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> QueueEntry:
+    def from_record(cls, record: Mapping[str, Any], shared_dir: str | Path) -> QueueEntry:
         """Read an entry; raises ConfigError."""
         try:
             settings = {**record.get("settings", {})}
-            if "points" in record:
-                of_sweep = {"name": record["name"], "points": record["points"], "settings": settings}
-                points = list_points({**{key: record[key] for key in OF_A_SWEEP if key in record}, "sweep": of_sweep})
+            of_sweep = {key: record[key] for key in ("name", "attempt", "points", "search") if key in record}
+            selection = {key: record[key] for key in OF_A_SWEEP if key in record}
+            selection["sweep"] = {**of_sweep, "settings": settings}
+            search = Search.from_selection(selection, shared_dir) if "search" in record else None
+            if search is not None:
+                points = search.points
+            elif "points" in record:
+                points = list_points(selection)
             else:
                 points = [Point(record["name"], dict(record.get("program_args", {})), record.get("program"), settings)]
-            entry = cls(record, points)
+            entry = cls(record, points, search)
             right = bool(points) and all(RUN_NAME.fullmatch(point.run) for point in points)
             if not right or entry.attempt < 1 or entry.priority != record.get("priority", 0) or entry.seconds < 0:
                 raise ValueError("a name, an attempt, a priority or a limit is wrong")
@@ -61,7 +68,12 @@ class QueueEntry:
 
     @property
     def is_sweep(self) -> bool:
-        return "points" in self.record
+        return "points" in self.record or self.search is not None
+
+    @property
+    def size(self) -> int:
+        """How many points it has, with those that are still to be chosen."""
+        return self.search.size if self.search else len(self.points)
 
     @property
     def attempt(self) -> int:
@@ -80,6 +92,15 @@ class QueueEntry:
     def is_removed(self) -> bool:
         return bool(self.record.get("removed"))
 
+    def has_ended(self, ends: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Whether nothing of it is left to train, nor to be chosen."""
+        own = [ends[point.run] for point in self.points if point.run in ends]
+        return len(own) == len(self.points) and (len(own) == self.size or any(map(self._is_last, own)))
+
+    def _is_last(self, end: Mapping[str, Any]) -> bool:
+        """Whether a search chooses no other point after this end."""
+        return end["state"] in (RunState.STOPPED, REMOVED) or bool(end.get("is_last") and is_of(end, self))
+
 
 @dataclass(frozen=True)
 class Queue(Sweep):
@@ -93,7 +114,7 @@ class Queue(Sweep):
         path = queue_file(shared_dir)
         try:
             record = read_record(path)
-            entries = [QueueEntry.from_record(each) for each in (record or {})["entries"]]
+            entries = [QueueEntry.from_record(each, shared_dir) for each in (record or {})["entries"]]
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no queue ({error}): put a good one there, or select a run") from error
         if not entries:
@@ -119,7 +140,7 @@ class Queue(Sweep):
         ends, begun = self.ends(), self._read().get("begun", {})
 
         def place(entry: QueueEntry) -> tuple[int, float]:
-            if self.has_ended(entry, ends):
+            if entry.has_ended(ends):
                 return 0, max(float(ends[point.run].get("time", 0)) for point in entry.points)
             if self.has_begun(entry, begun):
                 return 1, 0.0
@@ -127,10 +148,45 @@ class Queue(Sweep):
 
         return sorted(self.entries, key=place)
 
-    def has_ended(self, entry: QueueEntry, ends: Mapping[str, Any] | None = None) -> bool:
-        """Whether nothing of the entry is left to train."""
+    def left(self, ends: Mapping[str, Any] | None = None) -> list[QueueEntry]:
+        """Return the entries of which something is left to train, or to be chosen."""
         ends = self.ends() if ends is None else ends
-        return all(point.run in ends for point in entry.points)
+        return [entry for entry in self.entries if not entry.has_ended(ends)]
+
+    def present(self) -> Point | None:
+        """Return the point to train now; None also where a search has to choose it."""
+        ends = self.ends()
+        points = [point for entry in self.left(ends)[:1] for point in entry.points]
+        return next((point for point in points if point.run not in ends), None)
+
+    @property
+    def last(self) -> Point:
+        left = self.left()
+        return left[0].points[-1] if left else super().last
+
+    def is_over(self) -> bool:
+        return not self.left()
+
+    def choose(self) -> Point | None:
+        searches = [entry.search for entry in self.left()[:1]]
+        return searches[0].choose() if searches and searches[0] else None
+
+    def check_settings(self, config: Config) -> None:
+        for entry in self.left():
+            if entry.search:
+                entry.search.check_settings(config)
+
+    def awaits(self, run: str) -> bool:
+        search = self._search_of(run)
+        return search is not None and search.awaits(run)
+
+    def unevaluated(self) -> Point | None:
+        ends = self.ends()
+        for entry in self.entries:
+            point = self._first_unevaluated(entry.points, ends)
+            if point is not None or not entry.has_ended(ends):
+                return point or entry.points[-1]
+        return None
 
     def has_begun(self, entry: QueueEntry, begun: Mapping[str, Any] | None = None) -> bool:
         """Whether a run of the entry was trained, or was at work when the queue took it in."""
@@ -148,7 +204,10 @@ class Queue(Sweep):
     def ends(self) -> dict[str, dict[str, Any]]:
         removed = [entry for entry in self.entries if entry.is_removed]
         gone = {point.run: entry.record["removed"] for entry in removed for point in entry.points}
-        return {**{run: {"state": REMOVED, **how} for run, how in gone.items()}, **super().ends()}
+        found = {**{run: {"state": REMOVED, **how} for run, how in gone.items()}, **super().ends()}
+        for entry in self.entries:
+            found |= entry.search.ends() if entry.search else {}
+        return found
 
     def to_prove(self) -> Sequence[Point]:
         ends = self.ends()
@@ -157,15 +216,23 @@ class Queue(Sweep):
     def begin(self, run: str) -> None:
         """Write down that a run is trained now, so that no other goes before it."""
         record, entry = self._read(), self.entry_of(run)
+        if search := self._search_of(run):
+            search.begin(run)
         if entry is None or is_of(record.get("begun", {}).get(run), entry):
             return
         now = {"attempt": entry.attempt, "time": time.time(), "elapsed": self._elapsed(run)}
         write_record(self.record, {**record, "begun": {**record.get("begun", {}), run: now}})
 
     def end_point(self, run: str, state: RunState, message: str = "") -> None:
-        """Write down what became of a run, also where it is a sweep's. What is stopped takes its sweep's rest along."""
+        """Write down what became of a run, also where it is a sweep's. What is stopped takes its sweep's rest along.
+
+        A search writes its points' ends itself, but for one that it has not stopped.
+        """
         entry, record = self.entry_of(run), self._read()
         if entry is None:
+            return
+        if entry.search and not (state is RunState.STOPPED and self._why_given_up(entry)):
+            entry.search.end_point(run, state, message)
             return
         known = self.ends()
         rest = [point.run for point in entry.points if point.run not in known]
@@ -178,19 +245,27 @@ class Queue(Sweep):
             self.record,
             {kind: {run: each for run, each in of.items() if self.entry_of(run)} for kind, of in kept.items()},
         )
-        if entry.is_sweep:
+        if entry.is_sweep and not entry.search:
             for each in ended:
                 Sweep(entry.name, entry.points, entry.attempt, self.shared_dir).end_point(each, state, message)
 
     def why_to_end(self, run: str) -> str | None:
-        """Say why the run must end now: it was taken out, or its entry's time is used up."""
+        """Say why the run must end now: it was taken out, its entry's time is used up, or its search stops it."""
         entry = self.entry_of(run)
-        if entry is None or entry.is_removed:
-            by = "" if entry is None else f" by {entry.record['removed'].get('who', 'an unknown user')}"
-            return f"taken out of the queue{by}"
+        if entry is None:
+            return "taken out of the queue"
+        return self._why_given_up(entry) or (entry.search.why_to_end(run) if entry.search else None)
+
+    def _why_given_up(self, entry: QueueEntry) -> str | None:
+        if entry.is_removed:
+            return f"taken out of the queue by {entry.record['removed'].get('who', 'an unknown user')}"
         if entry.seconds and self.used(entry) >= entry.seconds:
             return f"its limit of {entry.seconds / 60:.4g} min is used up"
         return None
+
+    def _search_of(self, run: str) -> Search | None:
+        entry = self.entry_of(run)
+        return entry.search if entry else None
 
     def used(self, entry: QueueEntry) -> float:
         """Return for how many seconds the cluster has worked on an entry, without those in which it was stopped."""
@@ -209,9 +284,11 @@ class Queue(Sweep):
     def _counts(self, run: str, end: Mapping[str, Any]) -> bool:
         return is_of(end, self.entry_of(run))
 
-    def _owes(self, point: Point) -> bool:
+    def owes(self, point: Point) -> bool:
         entry = self.entry_of(point.run)
-        return entry is not None and not entry.is_removed and super()._owes(point)
+        if entry is None or entry.is_removed:
+            return False
+        return entry.search.owes(point) if entry.search else super().owes(point)
 
 
 def is_of(record: Mapping[str, Any] | None, entry: QueueEntry | None) -> bool:

@@ -18,7 +18,8 @@ from trainer.core.states import RunState
 from trainer.run.directory import RunDirectory
 from trainer.run.records import read_record, write_record
 from trainer.run.selections.queue import OF_A_SWEEP, Queue, QueueEntry, queue_file
-from trainer.run.selections.selection import is_search, of_the_run, read_selection, selection_path, sweep_of
+from trainer.run.selections.selection import of_the_run, read_selection, selection_path
+from trainer.run.selections.sweep import Sweep
 
 DONE, PLANNED, THERE, GONE = "done", "planned", "there already", "not there"
 # Entries that have ended are shown, so many of the last.
@@ -63,10 +64,8 @@ def forget_old(entries: list[dict[str, Any]], shared_dir: str | Path) -> list[di
 
 def has_ended(entries: list[dict[str, Any]], name: str, shared_dir: str | Path) -> bool:
     """Whether nothing of an entry is left to train; one that is missing has nothing."""
-    entry = next((QueueEntry.from_record(each) for each in entries if each["name"] == name), None)
-    if entry is None:
-        return True
-    return Queue.from_entries([entry], shared_dir).has_ended(entry)
+    found = [QueueEntry.from_record(each, shared_dir) for each in entries if each["name"] == name]
+    return not Queue.from_entries(found[:1], shared_dir).left()
 
 
 def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
@@ -86,8 +85,9 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
                 )
             outcome = THERE
         else:
-            before = [each for each in entries if each["name"] == new["name"]]
-            new["attempt"] = max((each["attempt"] for each in before), default=_attempt(config, new["name"])) + 1
+            before = [each["attempt"] for each in entries if each["name"] == new["name"]]
+            known = max(before, default=_attempt(config, new["name"]))
+            new["attempt"] = max(known, _attempt_of_search(config, new)) + 1
             reject_shared_runs(entries, new, config)
             entries[:] = [each for each in entries if each["name"] != new["name"]]
             for present in adopt(config, entries):
@@ -109,7 +109,7 @@ def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{other[0]} is no setting that a run in the queue can have of its own: those are {known}")
     own = {"program": config.program, "program_args": dict(config.program_args)}
     new = {**asked, "settings": {**own, **given}, "attempt": 1, "added": time.time()}
-    for point in QueueEntry.from_record(new).points:
+    for point in QueueEntry.from_record(new, config.shared_dir).points:
         chosen = config.replace(**of_the_run(point.settings))
         chosen.replace(**point.selection)
     return new
@@ -117,12 +117,20 @@ def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def reject_shared_runs(entries: list[dict[str, Any]], new: Mapping[str, Any], config: Config) -> None:
     """Raise UserError where another entry that waits has a run of the same name."""
-    runs = {point.run for point in QueueEntry.from_record(new).points}
+    runs = runs_of(new, config.shared_dir)
     for each in entries:
-        other = QueueEntry.from_record(each)
-        shared = runs & {point.run for point in other.points}
+        other = QueueEntry.from_record(each, config.shared_dir)
+        shared = runs & runs_of(each, config.shared_dir)
         if other.name != new["name"] and shared and not has_ended(entries, other.name, config.shared_dir):
             raise UserError(f"run {min(shared)} is part of {other.name}, which waits in the queue: choose another name")
+
+
+def runs_of(record: Mapping[str, Any], shared_dir: str | Path) -> set[str]:
+    """Return the names of an entry's runs, also of those that its search has yet to choose."""
+    entry = QueueEntry.from_record(record, shared_dir)
+    if entry.search is None:
+        return {point.run for point in entry.points}
+    return {f"{entry.name}-{number}" for number in range(1, entry.size + 1)}
 
 
 def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -130,36 +138,30 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     selection = read_selection(config)
     if "queue" in selection:
         return []
-    if is_search(selection.get("sweep")):
-        reject_beside_search(config, selection)
-        return []
     entry: dict[str, Any] = {key: selection[key] for key in OF_A_SWEEP if key in selection}
     entry["settings"] = {"program": config.program, "program_args": dict(config.program_args)}
     if "sweep" in selection:
         chosen = selection["sweep"]
-        entry |= {"name": chosen["name"], "points": chosen["points"]}
+        entry |= {key: chosen[key] for key in ("name", "search" if "search" in chosen else "points")}
         entry["settings"] = chosen.get("settings", entry["settings"])
     else:
         entry["name"] = selection.get("run", config.run)
-    about: dict[str, Any] = {"attempt": 1, "added": time.time(), "adopted": True}
-    runs = [point.run for point in QueueEntry.from_record({**entry, **about}).points]
-    states = [RunState.read(RunDirectory(config.shared_dir, run).read_state()["state"]) for run in runs]
-    begun = [RunDirectory(config.shared_dir, run).state.exists() for run in runs]
-    left = [run for run, state in zip(runs, states, strict=True) if state not in (RunState.FINISHED, RunState.FAILED)]
-    if not any(begun) or not left or not has_ended(entries, entry["name"], config.shared_dir):
+    # A search goes on with what it has: asked for once more, it would try again what failed.
+    attempt = max(_attempt(config, entry["name"]) + 1, _attempt_of_search(config, entry))
+    new: dict[str, Any] = {**entry, "attempt": attempt, "added": time.time(), "adopted": True}
+    found = QueueEntry.from_record(new, config.shared_dir)
+    runs = [RunDirectory(config.shared_dir, point.run) for point in found.points]
+    states = [RunState.read(run.read_state()["state"]) for run in runs]
+    if found.search is not None:
+        is_left = not found.search.is_over()
+    else:
+        is_left = any(state not in (RunState.FINISHED, RunState.FAILED) for state in states)
+    if not is_left or not any(run.state.exists() for run in runs):
+        return []
+    if not has_ended(entries, entry["name"], config.shared_dir):
         return []
     entries[:] = [each for each in entries if each["name"] != entry["name"]]
-    return [{**entry, **about, "attempt": _attempt(config, entry["name"]) + 1}]
-
-
-def reject_beside_search(config: Config, selection: Mapping[str, Any]) -> None:
-    """Raise UserError while a search has points left: its next ones are not known, so the queue can't have them."""
-    search = sweep_of(selection, config.shared_dir)
-    if search is not None and not search.is_over():
-        raise UserError(
-            f"sweep {search.name} is a search, which can't be part of the queue: wait for its end (fab sweep "
-            "--status), or select another run first (fab start-cluster --run NAME)"
-        )
+    return [new]
 
 
 def follow_queue(config: Config) -> None:
@@ -206,7 +208,7 @@ def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> 
     """Say how the queue stands for an entry; `busy` is a run that has begun and not ended."""
     queue = _queue(config, entries)
     begun, ends = [entry for entry in queue.entries if queue.has_begun(entry)], queue.ends()
-    waiting = [entry.name for entry in queue.entries if not queue.has_ended(entry, ends)]
+    waiting = [entry.name for entry in queue.left(ends)]
     return {
         "name": name,
         "ahead": waiting[: waiting.index(name)] if name in waiting else [],
@@ -216,7 +218,8 @@ def describe_place(config: Config, entries: list[dict[str, Any]], name: str) -> 
 
 
 def _queue(config: Config, entries: Iterable[Mapping[str, Any]]) -> Queue:
-    return Queue.from_entries([QueueEntry.from_record(each) for each in entries], config.shared_dir)
+    found = [QueueEntry.from_record(each, config.shared_dir) for each in entries]
+    return Queue.from_entries(found, config.shared_dir)
 
 
 def _attempt(config: Config, name: str) -> int:
@@ -231,11 +234,19 @@ def _attempt(config: Config, name: str) -> int:
     return max(known, default=0)
 
 
+def _attempt_of_search(config: Config, record: Mapping[str, Any]) -> int:
+    """Return the attempt that a search has written of itself, 0 for what is none."""
+    written = Sweep(record["name"], (), 0, Path(config.shared_dir)).record
+    return int((read_record(written) or {}).get("attempt", 0)) if "search" in record else 0
+
+
 def _waits(config: Config, record: Mapping[str, Any]) -> bool:
-    """Whether nothing of an entry has begun or ended."""
+    """Whether nothing of an entry has begun or ended; a search may have points of an earlier time."""
     queue = _queue(config, [record])
     [entry] = queue.entries
-    return not queue.has_begun(entry) and not any(point.run in queue.ends() for point in entry.points)
+    ends = queue.ends()
+    some = [point.run in ends for point in entry.points]
+    return not queue.has_begun(entry) and not (all(some) if entry.search else any(some))
 
 
 def _waiting(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:

@@ -44,9 +44,9 @@ class RecordedSearch(Sweep):
         ends = [end for end in self.ends().values() if int(end["attempt"]) >= self.attempt]
         return len(self.points) < self.trials and not any(end.get("is_last") for end in ends)
 
-    def _owes(self, point: Point) -> bool:
+    def owes(self, point: Point) -> bool:
         """What is stopped early was judged by its evaluations so far, and needs no other."""
-        return self.ends().get(point.run, {}).get("state") != PRUNED and super()._owes(point)
+        return self.ends().get(point.run, {}).get("state") != PRUNED and super().owes(point)
 
     def _more(self) -> dict[str, Any]:
         return {"trials": self.trials}
@@ -111,7 +111,7 @@ class Search(RecordedSearch):
             self._write({}, self.points)
 
     def awaits(self, run: str) -> bool:
-        return any(point.run == run and self._owes(point) for point in self.points)
+        return any(point.run == run and self.owes(point) for point in self.points)
 
     def why_to_end(self, run: str) -> str | None:
         """Say why a point is stopped at its newest evaluation: by the median, or since the metric is missing there."""

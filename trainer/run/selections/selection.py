@@ -77,7 +77,7 @@ def apply_selection(config: Config, selection: Mapping[str, Any] | None = None, 
     try:
         sweep = sweep_of(selection, config.shared_dir)
         if sweep is not None:
-            point = (sweep.unevaluated() if evaluates else sweep.present()) or sweep.points[-1]
+            point = (sweep.unevaluated() if evaluates else sweep.present()) or sweep.last
             config = config.replace(**of_the_run(point.settings))
             selection = point.selection
         chosen = config.replace(**selection)

@@ -78,6 +78,11 @@ class Sweep:
         """How many points it has, with those that are still to be chosen."""
         return len(self.points)
 
+    @property
+    def last(self) -> Point:
+        """The point that stays selected while there is none to train."""
+        return self.points[-1]
+
     def ends(self) -> dict[str, dict[str, Any]]:
         """Return by run what became of the points that have ended; a failure of an earlier attempt is none.
 
@@ -107,14 +112,16 @@ class Sweep:
 
     def unevaluated(self) -> Point | None:
         """Return the first point of which something may be left to evaluate, or None when the sweep is over."""
-        ends = self.ends()
-        for point in self.points:
+        return self._first_unevaluated(self.points, self.ends())
+
+    def _first_unevaluated(self, points: Sequence[Point], ends: Mapping[str, Mapping[str, Any]]) -> Point | None:
+        for point in points:
             end = ends.get(point.run)
             if end is None:
                 return point
             key = (self.record, point.run, end.get("time"))
             if key not in SETTLED:
-                if self._owes(point):
+                if self.owes(point):
                     return point
                 SETTLED.add(key)
         return None
@@ -154,7 +161,8 @@ class Sweep:
     def _counts(self, run: str, end: Mapping[str, Any]) -> bool:
         return end.get("state") in (RunState.FINISHED, PRUNED) or int(end.get("attempt", 0)) >= self.attempt
 
-    def _owes(self, point: Point) -> bool:
+    def owes(self, point: Point) -> bool:
+        """Whether the newest checkpoint of a point is still to be evaluated."""
         directory = RunDirectory(self.shared_dir, point.run)
         newest = directory.catalogue.newest()
         return newest is not None and readable(directory.evaluation).get("step", -1) < newest
