@@ -256,8 +256,7 @@ def make_system(root: Path, release: str, booted: bool = True) -> Path:
         DEBIAN,
         "ID=ubuntu\nID_LIKE=debian\n",
         "ID=linuxmint\nID_LIKE=ubuntu\n",
-        'ID="rocky"\nID_LIKE="rhel centos"\n',
-        "ID='own'\nID_LIKE='centos'\n",
+        "ID='own'\nID_LIKE='debian'\n",
     ],
 )
 def test_a_system_that_psfleet_knows_is_right(tmp_path: Path, release: str) -> None:
@@ -274,6 +273,12 @@ def test_a_host_that_only_serves_or_watches_may_have_another_processor(tmp_path:
         (DEBIAN, True, "aarch64", "its processor is of aarch64; expected x86_64"),
         (DEBIAN, False, "x86_64", "systemd did not begin it"),
         ('PRETTY_NAME="Alpine Linux v3.20"\nID=alpine\n', True, "x86_64", "its system is Alpine Linux v3.20; expected"),
+        (
+            'PRETTY_NAME="Rocky Linux 9.4"\nID="rocky"\nID_LIKE="rhel centos"\n',
+            True,
+            "x86_64",
+            "its system is Rocky Linux 9.4; expected",
+        ),
         ("not as os-release(5) has it\n", True, "x86_64", "its system is unknown; expected Debian or Ubuntu"),
     ],
 )

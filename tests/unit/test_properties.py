@@ -293,4 +293,4 @@ def test_no_command_takes_a_text_as_it_is(path: Path) -> None:
             continue
         for expression in (each.strip() for each in EXPRESSION.findall(block)):
             quoted = expression.endswith(("| quote", "| map('quote') | join(' ')"))
-            assert quoted or expression in ("__common_family.list", "__wireguard_program"), f"{path}: {expression}"
+            assert quoted or expression in ("__wireguard_program",), f"{path}: {expression}"
