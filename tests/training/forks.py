@@ -30,6 +30,9 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the tests': no trainer has them
     server = WarmParent()
     warm_up()
-    trains_in_rounds_of(int(os.environ["STEPS_OF_A_ROUND"]))
+    steps = int(os.environ["STEPS_OF_A_ROUND"])
+    sys.modules["trainer.training.steps.remote"].UNROLLED_STEPS = steps  # type: ignore[attr-defined]
+    if steps == 1:  # in the child: options make a context of TensorFlow's, and a process that has one can't fork
+        os.register_at_fork(after_in_child=lambda: trains_in_rounds_of(1))
     sys.modules["trainer.tasks.server"].RUN_POLL_SECONDS = RUN_POLL_SECONDS  # type: ignore[attr-defined]
     server.run(listen_at(sys.argv[1]))

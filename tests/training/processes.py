@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from trainer.process.fork_server import PARENT, ForkServer, start_process
+from trainer.process.fork_server import PARENT, Forked, ForkServer, start_process
 from trainer.run.directory import RunDirectory
 from trainer.tasks.local import FORK_SERVER
 
@@ -70,6 +70,7 @@ class Process:
     ) -> None:
         self._lines: list[str] = []
         self._process = start_process(forks, arguments, environment(**more), directory)
+        assert forks is None or isinstance(self._process, Forked), "the fork server did not fork it"
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
