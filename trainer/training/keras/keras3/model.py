@@ -149,6 +149,6 @@ def batches(spec: ElementSpec, name: str | None = None) -> ElementSpec:
     """Return the spec of any number of examples, with the names that the data have in a dict."""
     if isinstance(spec, dict):
         return {key: batches(one, f"{name}_{key}" if name else key) for key, one in spec.items()}
-    if not isinstance(spec, tf.TensorSpec):
+    if tf.nest.is_nested(spec):
         return tf.nest.map_structure(batches, spec)
     return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
