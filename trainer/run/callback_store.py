@@ -12,7 +12,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,22 @@ class CallbackStore:
             log.warning("what the callbacks remembered is lost: %s", error)
             return None
 
-    def write(self, step: int, ended: int, callbacks: dict[str, dict[str, Any]], arrays: dict[str, Any]) -> None:
+    def write(
+        self,
+        step: int,
+        ended: int,
+        callbacks: dict[str, dict[str, Any]],
+        arrays: dict[str, Any],
+        rates: Sequence[float] = (),
+    ) -> None:
         """Keep encoded values by callback and attribute, and the arrays that they name.
 
-        `ended` is the number of steps that were asked for when a callback has ended the training, else 0.
+        `ended` is the number of steps that were asked for when a callback has ended the training, else 0. `rates` are
+        the learning rates that the next epoch's beginning finds.
         """
         if self._leads:
             self._written.clear()
-            record = {"step": step, "ended": ended, "callbacks": callbacks}
+            record = {"step": step, "ended": ended, "rates": list(rates), "callbacks": callbacks}
             self._post(partial(self._write, record, arrays))
 
     def _write(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ from trainer.training.steps.remote import RemoteStepRunner
 from trainer.training.steps.runner import StepRunner
 from trainer.training.strategies import make_strategy
 from trainer.training.tables.declared_tables import name_declared_tables
-from trainer.training.updates.learning_rate import ProgramRates
+from trainer.training.updates.learning_rate import Rates
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Generation:
     def restore(self, model_bytes: int | None) -> None:
         """Go on where the run stands, and say so on the shared path; `model_bytes` is the model's size, if known."""
         context, controller = self.context, self.controller
-        began, rates = time.monotonic(), ProgramRates(keras_of(self.runner.model).optimizers)
+        began, rates = time.monotonic(), Rates(keras_of(self.runner.model).optimizers)
         with context.phases.during(Phase.RESTORING):
             controller.restore()
         if is_new(context.directory) and controller.step == (context.directory.catalogue.newest() or 0):

@@ -26,7 +26,7 @@ class Epochs(Digits):
     """Halves its learning rate at each epoch."""
 
     def callbacks(self):
-        halve = tf.keras.callbacks.LearningRateScheduler(lambda epoch: 1e-3 / 2**epoch)
+        halve = tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2 if epoch else rate)
         return [halve, WriteDown()]
 
 

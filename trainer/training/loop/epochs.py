@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,6 +17,7 @@ from trainer.training.loop.callbacks import attributes, keys_of, may_write, outl
 from trainer.training.loop.controller import Controller
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
+from trainer.training.updates.learning_rate import Rates
 
 log = logging.getLogger(__name__)
 
@@ -171,8 +172,8 @@ class CallbackStates:
             elif values:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
-    def keep(self, step: int, ended: int) -> None:
-        """Keep what each callback remembers at this step for a later process; `ended` is as the store has it."""
+    def keep(self, step: int, ended: int, rates: Sequence[float] = ()) -> None:
+        """Keep what each callback remembers at this step for a later process; the rest is as the store has it."""
         if not self.callbacks:
             return
         arrays: dict[str, Any] = {}
@@ -183,7 +184,7 @@ class CallbackStates:
                 if name not in fresh or fresh[name][0] != value:
                     kept[key][name] = value
                     arrays.update(named)
-        self._store.write(step, ended, kept, arrays)
+        self._store.write(step, ended, kept, arrays, rates)
 
 
 class CallbackStateKeeper(tf.keras.callbacks.Callback):
@@ -211,11 +212,12 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
     def resume_from(self, record: dict[str, Any], epoch: int, *, is_end: bool) -> None:
         """Take the record to go on with, before `epoch`; `is_end` says that the epoch before has all of its steps."""
         step, length = self._controller.step, self._controller.epoch_steps
-        self._record = record
+        is_of_this = record["step"] >= epoch * length
+        self._record = {**record, "rates": record.get("rates", []) if is_of_this else []}
         self.ended = record["step"] == step and record["ended"] >= self._steps
         if is_end and record["step"] < step:
             self._unheard = epoch - 1
-        elif record["step"] < epoch * length and not self._controller.done:
+        elif not is_of_this and not self._controller.done:
             log.warning("what the callbacks remember is of step %d: the rest is lost", record["step"])
 
     def on_train_begin(self, logs: object = None) -> None:
@@ -226,6 +228,8 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
             self._keep()
             return
         self._own.remember(self._record["callbacks"])
+        # The epoch under way begins once more, and its callbacks may change the rate that they find.
+        Rates(keras_of(self.model).optimizers).assign(self._record["rates"])
         if self._unheard is not None:
             self._make_up_for(self._unheard)
 
@@ -270,7 +274,9 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         return bool(self._runner.agree([int(self._asked)])[0])
 
     def _keep(self) -> None:
-        self._own.keep(self._controller.step, self._steps if self.ended else 0)
+        # Where the last epoch is not whole, it may go on with more steps: it has begun already.
+        rates = [] if self._controller.done else Rates(keras_of(self.model).optimizers).values
+        self._own.keep(self._controller.step, self._steps if self.ended else 0, rates)
 
 
 def validation(metrics: dict[str, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ variable where Keras has it, but it lies on the coordinator.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -92,16 +92,25 @@ class LearningRate:
             self._optimizer._current_learning_rate.assign(self._schedule(self._optimizer.iterations))
 
 
-class ProgramRates:
-    """The learning rates that a program has just given its optimizers; make it before a checkpoint overwrites them."""
+class Rates:
+    """The learning rates that optimizers have now, as a program has just given them before a checkpoint is read."""
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        """Take optimizers, of which those with a schedule keep the program's anyway."""
+        """Take optimizers; those with a schedule have no rate of their own."""
         self._rates = [(rate, rate.numpy()) for rate in map(rate_of, optimizers) if hasattr(rate, "assign")]
 
+    @property
+    def values(self) -> list[float]:
+        """The rates as they were."""
+        return [float(value) for _, value in self._rates]
+
     def take_back(self) -> None:
-        """Have the optimizers use the program's rates again."""
-        for rate, value in self._rates:
+        """Have the optimizers use these rates again."""
+        self.assign(self.values)
+
+    def assign(self, values: Sequence[float]) -> None:
+        """Have the optimizers use rates that an earlier process had."""
+        for (rate, _), value in zip(self._rates, values, strict=False):  # a schedule may have become a number
             rate.assign(value)
 
     def replaced(self) -> list[str]:
