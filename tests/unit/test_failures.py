@@ -127,15 +127,18 @@ def test_what_a_library_refuses_without_a_fix_gets_one(text: str, fix: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("node", "is_table"),
+    ("text", "node", "is_table"),
     [
-        ("while/step/m/embedding/rows_asked_for_once/DynamicPartition_1", True),
-        ("while/step/m/embedding/embedding_lookup_1/DynamicPartition", True),
-        ("while/step/gradient_tape/m_1/DynamicPartition", False),
+        ("partitions[0] = 2", "while/step/m/embedding/rows_asked_for_once/DynamicPartition_1", True),
+        ("partitions[0] = 2", "while/step/m/embedding/embedding_lookup_1/DynamicPartition", True),
+        ("indices[5] = 25", "while/step/m/e/rows_asked_for_once_1/embedding_lookup_1", True),
+        ("indices[3,1] = -1", "while/step/m/e/embedding_lookup", True),
+        ("partitions[0] = 2", "while/step/gradient_tape/m_1/DynamicPartition", False),
+        ("indices[0] = 2", "GatherV2", False),
     ],
 )
-def test_only_an_id_outside_of_a_table_gets_the_tables_fix(node: str, is_table: bool) -> None:
-    message = explain(RuntimeError(f"partitions[0] = 2 is not in [0, 2)\n\t [[{{{{node {node}}}}}]]"))
+def test_only_an_id_outside_of_a_table_gets_the_tables_fix(text: str, node: str, is_table: bool) -> None:
+    message = explain(RuntimeError(f"{text} is not in [0, 2)\n\t [[{{{{node {node}}}}}]]"))
     assert ("ids modulo them" in message) is is_table
 
 
@@ -173,6 +176,17 @@ def test_the_first_of_several_root_errors_is_told() -> None:
     roots = ["2 root error(s) found.", "  (0) INVALID_ARGUMENT:  the loss : Tensor had NaN values", "  (1) CANCELLED:"]
     text = "\n".join(roots)
     assert explain(ValueError(text)) == "ValueError: the loss : Tensor had NaN values"
+
+
+def test_what_is_behind_a_heading_is_said_with_it() -> None:
+    lines = [
+        "Graph execution error:",
+        "Error in user-defined function passed to Map:",
+        "!!! Detected NaN !!!",
+        "  shape: (4)",
+    ]
+    text = "\n\n".join(lines)
+    assert explain(ValueError(text)) == "ValueError: Error in user-defined function passed to Map: !!! Detected NaN !!!"
 
 
 class OpError(Exception):

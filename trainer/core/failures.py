@@ -28,9 +28,14 @@ LAYER_IN_MESSAGE = re.compile(r"(?:\w+: )?Exception encountered when calling (?P
 COLOUR_IN_MESSAGE = re.compile(r"\x1b\[\d*m")
 # What TensorFlow calls a thing of the program's that was made before this process joined the cluster.
 MADE_EARLY = re.compile(r"/job:localhost/\S+ (unknown device|not found)", re.IGNORECASE)
-# What a lookup's partition of ids says, as does the program's own tf.dynamic_partition; and the lookups' operations.
-OF_A_TABLE = "partitions["
-LOOKUP = re.compile(r"\b(embedding_lookup\w*|rows_asked_for_once\w*)/")
+# What a lookup says of an id, as do the program's own tf.dynamic_partition and tf.gather; and the lookups' operations.
+OUT_OF_RANGE = re.compile(r"(partitions|indices)\[[\d,]+\] = -?\d+ is not in \[0, \d+\)")
+LOOKUP = re.compile(r"\b(embedding_lookup|rows_asked_for_once)")
+OUT_OF_TABLE = (
+    "an id is outside of a table. Ids go from 0 to its rows less one; where a table is split between the ps, these "
+    "numbers are of a part. Give the Embedding as many rows as the greatest id and one more, or take ids modulo them, "
+    "as keras.layers.Hashing does (docs/recommenders.md)"
+)
 # What Keras and TensorFlow refuse in a train_step without a word of what to do here.
 FIXES = {
     "`merge_call` called while defining a new graph": "an optimizer can't be applied within tf.cond, an `if` or "
@@ -48,8 +53,6 @@ FIXES = {
     "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
-    OF_A_TABLE: "an id is outside of a table that is split between the ps: give the Embedding as many rows as the "
-    "greatest id and one more, or take ids modulo them, as keras.layers.Hashing does (docs/recommenders.md)",
     "'ShardedVariable' object has no attribute": "that variable is split between the ps, and lacks some methods of a "
     "whole one: use tf.convert_to_tensor(variable), write rows with variable.scatter_update(tf.IndexedSlices(rows, "
     "ids)), or set partitioner to none (docs/training.md)",
@@ -247,8 +250,8 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     error = cause(error)
     message = first_line(error)
     fixes = [fix for words, fix in FIXES.items() if words in message]
-    if OF_A_TABLE in message and not LOOKUP.search(str(error)):
-        fixes.remove(FIXES[OF_A_TABLE])
+    if OUT_OF_RANGE.search(message) and LOOKUP.search(str(error)):
+        fixes.append(OUT_OF_TABLE)
     if isinstance(error, SystemExit):
         fixes.append(ENDS_PYTHON)
     if isinstance(error, KeyboardInterrupt):
@@ -282,8 +285,9 @@ def first_line(error: BaseException) -> str:
     if "Graph execution error" in text and len(lines) > 1:
         kept = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
         lines = [part for part in kept if ":" in part or " " in part] or lines
-        return lines[0] if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1]
-    return lines[0] if lines else "no message"
+        lines = lines if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1:]
+    # What happened is behind a heading, as where and in which function of `map`.
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "no message"
 
 
 def line_of_layer(text: str) -> str:
