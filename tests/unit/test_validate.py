@@ -257,6 +257,14 @@ def test_settings_of_ansible_from_elsewhere_are_refused(site: Path, tmp_path: Pa
     assert f"Ansible reads its settings from {tmp_path}/own.cfg here; expected the ansible.cfg" in done.stderr
 
 
+def test_a_playbook_from_another_folder_says_where_to_go(site: Path, tmp_path: Path) -> None:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    command = ["ansible-playbook", "--inventory", str(site), str(KIT / "site.yml")]
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Ansible reads its settings from no file here; expected the ansible.cfg of your folder" in done.stdout
+
+
 def test_the_port_of_ansibles_settings_is_fabs_too(site: Path) -> None:
     hosts = f"load_inventory({str(site)!r}).hosts.values()"
     script = f"from fleet.site.inventory import load_inventory; print({{host.port for host in {hosts}}})"
