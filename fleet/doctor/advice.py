@@ -194,10 +194,7 @@ def processors(rates: Rates) -> Iterator[Advice]:
 
 
 def machines(rates: Rates) -> list[list[str]]:
-    """Return the hosts, those together that are containers of one machine: each counts the time of all.
-
-    Some kinds of containers have the kernel's boot in common, and count their own time.
-    """
+    """Return the hosts; those together that are containers of one machine, and each count the time of all."""
 
     def alike(one: str, other: str) -> bool:
         pairs = [(look.hosts[one], look.hosts[other]) for look in (rates.first, rates.last)]
