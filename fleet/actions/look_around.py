@@ -15,8 +15,9 @@ from fleet.planning.cost import Cost, cost_of
 def observe_with_cost(
     cluster: Cluster, hosts: Sequence[str], in_order: bool, goes_off: bool = False
 ) -> tuple[Observation, Cost]:
-    """Ask the hosts, and work out what it costs to take some of them away."""
+    """Ask the hosts, and work out what it costs to take some away. Raises OperatorMistake for another cluster's."""
     seen, checkpoints = look_around(cluster, hosts)
+    reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, *hosts})
     return seen, cost_of(cluster.inventory, seen, hosts, checkpoints, in_order, goes_off)
 
 

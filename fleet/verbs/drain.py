@@ -52,7 +52,6 @@ def drain(
         return
     begin_exclusively(cluster, console, "drain", plan_only)
     seen, cost = observe_with_cost(cluster, [host], in_order=True, goes_off=is_soon_back)
-    reject_foreign(cluster.inventory, seen, {cluster.inventory.chief.host, host})
     if is_drained(cluster, seen, host):
         if host != cluster.inventory.chief.host and not (plan_only or is_soon_back):
             drains.announce_drain(cluster, cluster.inventory.tasks_on(host))  # whose data an update has left waiting

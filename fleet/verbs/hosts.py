@@ -10,6 +10,7 @@ from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.facts import describe_gpus
+from fleet.hosts.foreign_hosts import foreign_hosts
 from fleet.hosts.observation import Observation
 from fleet.hosts.units import Health
 from fleet.output.tables import render_duration, render_table
@@ -35,9 +36,12 @@ def show_hosts(cluster: Cluster, console: Console) -> None:
 def host_rows(inventory: Inventory, seen: Observation, begun: float, ended: float) -> list[dict[str, Any]]:
     """Return what is known of each host; the look lasted from `begun` to `ended` by this machine's clock."""
     rows = []
+    foreign = foreign_hosts(inventory, seen)
     for host in inventory.everyone:
         drain = seen.drains.get(host, {})
         state, why, since = judge_host(inventory, seen, host)
+        if host in foreign:  # whose tasks have the same names
+            state, why, since = "away", foreign[host].removeprefix(f"host '{host}': ").partition(",")[0], None
         found = seen.facts.get(host, {})
         rows.append(
             {

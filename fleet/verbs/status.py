@@ -8,6 +8,7 @@ from typing import Any
 from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.observation import Observation
 from fleet.output.terminal import is_terminal
 from fleet.site.inventory import Inventory
@@ -51,7 +52,7 @@ def _say_status(inventory: Inventory, console: Console, observation: Observation
 def _reject_trouble(
     cluster: Cluster, observation: Observation, rows: list[dict[str, Any]], damage: Mapping[str, str]
 ) -> None:
-    """Raise for hosts that don't answer, tasks that don't run as they should, and damaged files (by host)."""
+    """Raise for hosts that don't answer or are another cluster's, tasks that don't run, and damaged files (by host)."""
     wrong = [row for row in rows if row["trouble"] and row["state"] != "unreachable"]
     named = ", ".join(f"{row['task']} on {row['host']}" for row in wrong)
     damaged = [f"{host}: {line}" for host, lines in damage.items() for line in lines.splitlines()]
@@ -60,6 +61,7 @@ def _reject_trouble(
     if lost:
         more = [f"and not as they should be: {named}"] if named else []
         raise HostsUnreachable(lost, "\n".join(more + damaged))
+    reject_foreign(cluster.inventory, observation, cluster.inventory.hosts)
     cluster.reject_when_not_installed(observation)
     cluster.reject_when_not_configured(observation)
     if observation.run_error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +26,12 @@ from fleet.site.filters import FILTERS
 from fleet.verbs.canary import CanaryRequest, canary
 from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
+from fleet.verbs.hosts import show_hosts
+from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
+from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
 from fleet.verbs.update_hosts import UpdateRequest, update_hosts
 from tests.unit import fake_hosts
@@ -183,8 +188,10 @@ VERBS: dict[str, Callable[[Cluster, Console], object]] = {
     "canary": lambda cluster, console: canary(cluster, console, CanaryRequest("w-b")),
     "drill": lambda cluster, console: drill(cluster, console, ["worker"]),
     "export": lambda cluster, console: export_run(cluster, console, "digits"),
+    "ok-to-stop": lambda cluster, console: ok_to_stop(cluster, console, ["w-b"]),
     "rollback": lambda cluster, console: rollback(cluster, console),
     "start-cluster": lambda cluster, console: start_cluster(cluster, console, StartRequest()),
+    "status": lambda cluster, console: show_status(cluster, console),
     "update-hosts": lambda cluster, console: update_hosts(cluster, console, UpdateRequest()),
 }
 
@@ -268,6 +275,18 @@ def test_a_stop_leaves_another_clusters_tasks_alone(hosts: Foreign, console: Con
 
 def test_a_host_that_was_removed_is_free_for_another_cluster() -> None:
     assert f"rm -rf /opt/trainer {NOTE}" in CLEAN.splitlines()
+
+
+def test_the_table_of_hosts_calls_no_host_of_another_cluster_ready(hosts: Foreign, console: Console) -> None:
+    """Its tasks and units have the same names."""
+    hosts.theirs = frozenset({"w-b"})
+    console.json_out = io.StringIO()
+    show_hosts(Cluster(hosts.inventory, hosts), console)
+    rows = {row["host"]: row for row in json.loads(console.json_out.getvalue())["hosts"]}
+    assert (rows["w-a"]["state"], rows["w-b"]["state"]) == ("ready", "away")
+    assert re.fullmatch(
+        r"it belongs to the cluster 198\.51\.100\.7 since .* \(site.yml of ana@desk\)", rows["w-b"]["why"]
+    )
 
 
 def test_doctor_names_a_host_of_another_cluster(hosts: Foreign) -> None:
