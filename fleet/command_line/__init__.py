@@ -126,13 +126,7 @@ def verb(
     """
 
     def decorate(body: Callable[..., None]) -> Task[Any]:
-        own = [*inspect.signature(flags_of or body).parameters.values()][1:]
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        signature = inspect.Signature(
-            [inspect.Parameter("context", kind)]
-            + [parameter for parameter in own if parameter.kind is kind]
-            + [inspect.Parameter(name, kind, default=default) for name, default in _COMMON.items()]
-        )
+        signature = _with_common_flags(inspect.signature(flags_of or body))
 
         @wraps(body)
         def run(*words: Any, **flags: Any) -> None:
@@ -155,6 +149,17 @@ def verb(
         return made
 
     return decorate
+
+
+def _with_common_flags(signature: inspect.Signature) -> inspect.Signature:
+    """Return a context for a Call, a verb's own parameters, and those of every verb: Invoke reads flags from them."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    own = [*signature.parameters.values()][1:]
+    return inspect.Signature(
+        [inspect.Parameter("context", kind)]
+        + [parameter for parameter in own if parameter.kind is kind]
+        + [inspect.Parameter(name, kind, default=default) for name, default in _COMMON.items()]
+    )
 
 
 def _or_help(options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from fleet.actions.console import Console
 from fleet.errors import OperatorMistake
@@ -55,10 +56,7 @@ def render(
         )
     check_names(run, program)
     words = {"shared-dir": shared_dir, "python": python, "size": size, "storage-class": storage_class}
-    for flag, value in {**words, "image": image or None}.items():
-        allowed, expected = WORDS[flag]
-        if value is not None and not allowed.fullmatch(value):
-            raise OperatorMistake(f"--{flag} is {show(value)}: expected {expected}")
+    _check_words({**words, "image": image or None})
     if manager == "kubernetes":
         if not image:
             raise OperatorMistake(
@@ -71,3 +69,10 @@ def render(
         cluster = wanted(inventory, name, run, program, shared_dir or inventory.shared_dir)
         text = (slurm if manager == "slurm" else spark).render(cluster, python)
     console.answer("render", {"manager": manager, "text": text}, text.rstrip("\n"))
+
+
+def _check_words(given: Mapping[str, str | None]) -> None:
+    for flag, value in given.items():
+        allowed, expected = WORDS[flag]
+        if value is not None and not allowed.fullmatch(value):
+            raise OperatorMistake(f"--{flag} is {show(value)}: expected {expected}")
