@@ -1,4 +1,7 @@
-"""`fab status` on a terminal: the same as its text, with colours, a bar, and each worker's pace."""
+"""`fab status` on a terminal: the same as its text, with colours, a bar, and each worker's pace.
+
+The text (status_text.py) is laid out apart from this: it does without rich, whose import takes longer than a look.
+"""
 
 from __future__ import annotations
 

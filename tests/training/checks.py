@@ -1,4 +1,7 @@
-"""What several of the scripts beside the tests do."""
+"""What several of the scripts beside the tests do.
+
+A `*_check.py` is a process of its own: TensorFlow is set up once in a process, and output and end are the program's.
+"""
 
 import http.server
 import traceback
