@@ -63,6 +63,8 @@ _FLAGS = {
     **dict.fromkeys(("--force", "-y"), "--yes"),
     "--name": "--run",
 }
+# Run settings that verbs have flags for: one that a verb lacks is not meant for the inventory.
+CHOSEN_BY_FLAGS = ("run", "program")
 _TASK = re.compile(rf"({'|'.join(JOBS)})-\d+")
 _LACKS = re.compile(r"'(.*)' did not receive required positional arguments: '(.*)'")
 _NO_VALUE = re.compile(r"Flag <Argument: (\S+?)(?: \(.*\))?> needed value")
@@ -176,9 +178,9 @@ class Psfleet(Fab):
         flag = word.startswith("-")
         known = list(context.flags) if flag and context else list(self.namespace.task_names)
         setting = word.lstrip("-").partition("=")[0].replace("-", "_")
-        if flag and setting in DECLARED:
+        if flag and setting in DECLARED and setting not in CHOSEN_BY_FLAGS:
             where = "write it in trainer_run of the inventory (group_vars/all.yml)"
-            return Exit(f"{setting} is a run setting, and no flag of a verb: {where}", 2)
+            return Exit(f"{setting} is a run setting, and no flag here: {where}", 2)
         name = word.partition("=")[0]
         if flag and context and not context.name and self._is_of_a_verb(name):
             return Exit(f"{name} is a flag of verbs; expected it after one: psfleet VERB {word}", 2)
