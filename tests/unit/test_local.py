@@ -16,6 +16,7 @@ import pytest
 from tests.unit.stand_ins import put_program
 from tests.waiting import until
 from trainer.command_line import parse
+from trainer.core.failures import UserError
 from trainer.core.settings.config import Config, ConfigError
 from trainer.core.settings.strategies import STRATEGIES
 from trainer.process import children
@@ -73,6 +74,15 @@ def test_a_python_without_tensorflow_is_refused_before_anything_starts(monkeypat
     monkeypatch.setattr(local, "find_spec", lambda name: None if name == "tensorflow" else object())
     with pytest.raises(ConfigError, match=r"has no tensorflow, which training takes: pip install '\.\[trainer\]'"):
         local.reject_missing_libraries()
+
+
+def test_a_program_that_is_nowhere_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(local, "reject_missing_libraries", lambda: None)
+    with pytest.raises(UserError, match=r"program nett.deep:Net: there is no module 'nett'; looked first in "):
+        local.run_local(parse(["local", "--program", "nett.deep:Net", "--shared-dir", str(tmp_path / "runs")]), {})
+    assert not (tmp_path / "runs").exists()
 
 
 def test_output_is_prefixed_with_the_task(capfd: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
 import logging
 import os
@@ -62,6 +63,21 @@ def load_program(
     return check_program(program, name, evaluates)
 
 
+def reject_missing_package(name: str) -> None:
+    """Raise UserError where the program's package, or module without one, is nowhere; nothing is imported."""
+    package = name.partition(":")[0].partition(".")[0]
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise _no_module(name, package)
+
+
+def _no_module(name: str, missing: str) -> UserError:
+    places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
+    return UserError(
+        f"program {name}: there is no module {missing!r}; looked first in {places}. "
+        "Its package must be in release_program, here in the working directory, or installed"
+    )
+
+
 def import_module(name: str, module_name: str) -> Any:
     """Import the module of the program of this name; raises UserError that says what is wrong."""
     try:
@@ -69,11 +85,7 @@ def import_module(name: str, module_name: str) -> Any:
             return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
-            places = ", ".join(str(Path(place or ".").resolve()) for place in sys.path[:3])
-            raise UserError(
-                f"program {name}: there is no module {error.name!r}; looked first in {places}. "
-                "Its package must be in release_program, here in the working directory, or installed"
-            ) from error
+            raise _no_module(name, error.name) from error
         fix = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
         if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
             fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"

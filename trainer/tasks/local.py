@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.spec import SERVICE_JOBS, ClusterConfig, free_addresses
+from trainer.core.program import reject_missing_package
 from trainer.core.runtime import NO_GPU, PS_ENVIRONMENT
 from trainer.core.settings.config import DECLARED, KINDS, Config, ConfigError, absolute_path, read_assignments
 from trainer.core.settings.strategies import STRATEGIES
@@ -119,6 +120,7 @@ def run_local(options: argparse.Namespace, environment: Mapping[str, str]) -> in
     settings["shared_dir"] = absolute_path(settings["shared_dir"])
     settings["program_args"] = read_assignments(settings.get("program_args", []))
     config = Config.from_dict(settings)
+    reject_missing_package(config.program)
     config = apply_selection(config, {key: getattr(config, key) for key in ("run", "program", "program_args")})
     before = RunDirectory(config.shared_dir, config.run)
     with contextlib.suppress(ValueError):  # a damaged record is the coordinator's to judge
