@@ -19,6 +19,7 @@ import fleet.rollout.roles  # noqa: E402
 import fleet.site.filters  # noqa: E402, F401
 from fleet import places  # noqa: E402
 from fleet.output.tables import render_table  # noqa: E402
+from fleet.site.outcome import outcome  # noqa: E402
 from fleet.site.schema.problems import name_some  # noqa: E402
 
 DOCUMENTATION = """
@@ -143,7 +144,9 @@ def reason_of(result: Any) -> str:
     items = [each for each in result.get("results") or () if each.get("failed") or each.get("unreachable")]
     source = items[0] if items else result
     message = source.get("msg")
-    if message in (None, "", "non-zero return code"):
+    if source.get("module_stderr"):  # the module did not run: Ansible's own message is that it printed no JSON
+        message = outcome(source, 1)
+    elif message in (None, "", "non-zero return code"):
         message = source.get("stderr") or message or "it gave no message"
     text = " ".join(str(message).removeprefix("Task failed: ").split())
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

@@ -78,6 +78,14 @@ def test_a_host_that_is_lost_costs_itself(tmp_path: Path) -> None:
     assert "First phase  unreachable (Fail on one): " in "\n".join(table)
 
 
+def test_a_module_that_did_not_run_says_why_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library/full.py").write_text("#!/usr/bin/python\nraise OSError('no room is left')\n")
+    plays = "- {name: First phase, hosts: a, gather_facts: false, tasks: [{name: Write, full: }]}"
+    _, _, table = play(tmp_path, plays=plays)
+    assert "First phase  failed (Write): OSError: no room is left" in "\n".join(table)
+
+
 @pytest.mark.parametrize(("what", "phase"), [("gate", "Second phase"), ("last", "Phase of one host")])
 def test_hosts_that_were_held_up_are_not_called_right(tmp_path: Path, what: str, phase: str) -> None:
     code, output, table = play(tmp_path, "--extra-vars", json.dumps({what: True}))
