@@ -24,6 +24,8 @@ SUDO = {
     "`{user} ALL=(ALL) NOPASSWD: ALL` into /etc/sudoers.d/psfleet",
     "not in the sudoers": "{user} may not use sudo there; expected it without a password: put the line "
     "`{user} ALL=(ALL) NOPASSWD: ALL` into /etc/sudoers.d/psfleet",
+    "permission denied": "under its sudo nothing else begins (noexec); expected that it does for {user}: put the line "
+    "`Defaults:{user} !noexec` into /etc/sudoers.d/psfleet",
     "not found": "it has no sudo, which the login needs to become root; install it: apt-get install sudo",
 }
 

@@ -139,6 +139,7 @@ def test_the_control_machines_clock_is_handed_on_whatever_its_time_zone() -> Non
         ("Missing sudo password", "`admin ALL=(ALL) NOPASSWD: ALL`"),
         ("admin is not in the sudoers file.", "admin may not use sudo there"),
         ("/bin/sh: 1: sudo: not found", "it has no sudo"),
+        ("/bin/sh: 1: /usr/bin/python3: Permission denied", "`Defaults:admin !noexec` into /etc/sudoers.d/psfleet"),
         ("FileNotFoundError: [Errno 2] No usable temporary directory found in ['/tmp']", "it has no room for a small"),
         ("something else", "does not become root: something else"),
     ],

@@ -46,8 +46,8 @@ PORT = 9  # of no service: nothing is sent there
 RELEASES = "opt/trainer"
 # Which one of these a host has where psfleet was before.
 SIGNS = ("var/lib/psfleet", "opt/trainer/signers", "usr/local/sbin/psfleet-check-release")
-# Bytes and files that must be free: for an environment, for packages, and for small files.
-ENVIRONMENT, PACKAGES, SMALL = (2 * 10**9, 30_000), (50 * 10**6, 1000), (10**6, 100)
+# Bytes and files that must be free: for an environment, for packages, and for small files and systemd (16 MiB of /run).
+ENVIRONMENT, PACKAGES, SMALL = (2 * 10**9, 30_000), (50 * 10**6, 1000), (20 * 10**6, 100)
 
 Resolve = Callable[[str], list[str]]
 Source = Callable[[str], str]
