@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import keras as keras3
 import pytest
@@ -18,7 +19,7 @@ from trainer.run.callback_store import CallbackStore
 from trainer.run.directory import RunDirectory
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
-from trainer.training.loop.epochs import CallbackStates
+from trainer.training.loop.epochs import CallbackStates, Epochs
 
 pytestmark = pytest.mark.timeout(800)
 APIS = ("custom_loop", "fit")
@@ -223,6 +224,59 @@ def test_what_is_better_is_the_same_in_each_process(tmp_path: Path, library: Any
         states.keep(epoch + 1, 0)
         found.append((stopping.best, stopping.wait))
     assert found == [(3.0, 0), (3.0, 1), (2.4, 0)]
+
+
+class Process:
+    """A coordinator's process of a run with epochs of 20 steps, whose callback wants to know the loss."""
+
+    def __init__(self, path: Path, step: int, rate: float = 0.8) -> None:
+        self.model, self.told = compiled(rate), []
+        store = CallbackStore(RunDirectory(path, "mine"), lambda write: write(), leads=True)
+        tell = keras.LambdaCallback(on_epoch_end=lambda epoch, logs: self.told.append((epoch, logs["loss"])))
+        own = [keras.LearningRateScheduler(lambda epoch, rate: rate / 2), tell]
+        nothing = {name: lambda: None for name in ("begin", "drain", "end_epoch")}
+        self.controller = SimpleNamespace(
+            step=step, epoch_steps=20, done=False, evaluate=lambda **_: {}, next_call=lambda: 20, **nothing
+        )
+        runner = SimpleNamespace(model=self.model, reset_metrics=lambda: None, doubt=lambda: None, agree=list)
+        config = Config(program="a:B", steps=100, epoch_steps=20)
+        self.epochs = Epochs(config, own, cast(Any, runner), cast(Any, self.controller), store)
+        self.model.stop_training = False
+        self.epochs.callbacks.on_train_begin()
+
+    def begin_epoch(self, epoch: int) -> float:
+        """Return the rate of the epoch."""
+        self.epochs.callbacks.on_epoch_begin(epoch)
+        return round(float(self.model.optimizer.learning_rate.numpy()), 4)
+
+    def end_epoch(self, epoch: int, loss: float) -> None:
+        self.controller.step = (epoch + 1) * 20
+        self.epochs.callbacks.on_epoch_end(epoch, {"loss": loss})
+
+
+def test_an_epoch_that_was_cut_off_begins_with_the_rate_that_it_found(tmp_path: Path) -> None:
+    """Else a scheduler would lower it once more with each fault."""
+    process = Process(tmp_path, 0)
+    assert process.begin_epoch(0) == 0.4
+    process.end_epoch(0, 1.0)
+    rate = process.begin_epoch(1)
+    for _ in range(2):
+        process = Process(tmp_path, 30, rate)
+        rate = process.begin_epoch(1)
+    assert rate == 0.2
+    process.end_epoch(1, 1.0)
+    assert Process(tmp_path, 40, rate).begin_epoch(2) == 0.1
+
+
+def test_an_epochs_end_that_was_cut_off_is_told_with_the_trainings_numbers(tmp_path: Path) -> None:
+    process = Process(tmp_path, 0)
+    process.begin_epoch(0)
+    process.controller.evaluate = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        process.end_epoch(0, 0.25)
+    again = Process(tmp_path, 20)
+    assert again.told == [(0, 0.25)]
+    assert Process(tmp_path, 20).told == []
 
 
 def test_both_apis_take_the_averages_for_weights_at_the_end(found: dict[str, Any]) -> None:

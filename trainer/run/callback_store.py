@@ -1,5 +1,7 @@
 """What callbacks remember, as it was at an epoch's end: <run>/callbacks/<step>.json, and their arrays beside it.
 
+The numbers of an epoch whose callbacks have not heard its end yet are in numbers.json.
+
 A record is read where a checkpoint, or what a coordinator left on the ps, takes the run back to that step or a later
 one. Arrays (the best weights) are named by their content, so that one that doesn't change is written once.
 """
@@ -12,7 +14,7 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ from typing import Any
 import numpy as np
 
 from trainer.run.directory import RunDirectory
-from trainer.run.records import make_directory, names_in, read_record, sync, write_record
+from trainer.run.records import make_directory, names_in, numbers_of, read_record, readable, sync, write_record
 
 log = logging.getLogger(__name__)
 RECORD = re.compile(r"(\d+)\.json")
 ARRAY = re.compile(r"\.?[0-9a-f]{64}\.npy")  # also what a process leaves that is killed while it writes
+NUMBERS = "numbers.json"
 WRITTEN_SECONDS = 30.0
 
 
@@ -86,6 +89,22 @@ class CallbackStore:
             self._written.clear()
             record = {"step": step, "ended": ended, "rates": list(rates), "callbacks": callbacks}
             self._post(partial(self._write, record, arrays))
+
+    def note(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Keep the training's numbers of an epoch that ends at this step, for a process that tells callbacks again."""
+        if self._leads:
+            self._post(partial(self._write_numbers, {"step": step, "numbers": numbers}))
+
+    def noted(self, step: int) -> dict[str, float]:
+        """Return the numbers of the epoch that ends at this step; none where they are lost."""
+        record = readable(self._path / NUMBERS)
+        return numbers_of(record["numbers"]) if record.get("step") == step else {}
+
+    def _write_numbers(self, record: dict[str, Any]) -> None:
+        try:
+            write_record(self._path / NUMBERS, record)
+        except OSError as error:
+            log.error("cannot keep the numbers of an epoch: %s", error)
 
     def _write(self, record: dict[str, Any], arrays: dict[str, Any]) -> None:
         try:

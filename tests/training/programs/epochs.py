@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import tensorflow as tf
@@ -46,12 +47,14 @@ class EarlyEnd(Digits):
 
 
 class DieOnce(tf.keras.callbacks.Callback):
-    """Ends the process at the end of an epoch, unless the file that EPOCHS names is there."""
+    """Ends the process at an epoch's end, once its numbers are kept, unless the file that EPOCHS names is there."""
 
     def on_epoch_end(self, epoch, logs=None):
         path = Path(os.environ["EPOCHS"])
         if not path.exists():
             path.touch()
+            while not Path(os.environ["NUMBERS"]).exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

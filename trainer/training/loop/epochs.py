@@ -47,7 +47,7 @@ class Epochs:
         step, length = controller.step, controller.epoch_steps
         self.count = -(-config.steps // length)
         self._next = (self.count, 0) if controller.done else divmod(step, length)
-        self.follow = FollowController(runner, controller)
+        self.follow = FollowController(runner, controller, store if own else None)
         self.state_keeper = CallbackStateKeeper(config, own, runner, controller, store)
         (known,) = runner.agree([store.newest(step) if own else -1])
         record = store.read(known) if known >= 0 else None
@@ -88,12 +88,14 @@ class Epochs:
 class FollowController(tf.keras.callbacks.Callback):
     """Makes the calls that the controller wants; evaluates at an epoch's end and finalises, before other callbacks."""
 
-    def __init__(self, runner: StepRunner, controller: Controller) -> None:
+    def __init__(self, runner: StepRunner, controller: Controller, store: CallbackStore | None) -> None:
+        """Without a store no callback of the program's hears of an epoch's end."""
         super().__init__()
         # So that Keras hands over a call's outputs as they are, without waiting for them.
         self._supports_tf_logs = True
         self._runner = runner
         self._controller = controller
+        self._store = store
         self.steps = 0
         """Of the next call; 0 when the epoch has all of its steps."""
         self.on_steps: Callable[[int], object] = lambda steps: None
@@ -129,6 +131,8 @@ class FollowController(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # A callback may have ended the training in the middle of the epoch.
         self._controller.drain()
+        if self._store is not None and logs:
+            self._store.note(self._controller.step, fetch_numbers(logs))  # an evaluation may be cut off
         metrics = self._controller.evaluate()
         if logs is not None:
             logs.update(validation(metrics))
@@ -172,6 +176,10 @@ class CallbackStates:
             elif values:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
+    def noted(self, step: int) -> dict[str, float]:
+        """Return what the training told of an epoch that ends at this step, as far as that is known."""
+        return self._store.noted(step)
+
     def keep(self, step: int, ended: int, rates: Sequence[float] = ()) -> None:
         """Keep what each callback remembers at this step for a later process; the rest is as the store has it."""
         if not self.callbacks:
@@ -213,7 +221,7 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
         """Take the record to go on with, before `epoch`; `is_end` says that the epoch before has all of its steps."""
         step, length = self._controller.step, self._controller.epoch_steps
         is_of_this = record["step"] >= epoch * length
-        self._record = {**record, "rates": record.get("rates", []) if is_of_this else []}
+        self._record = {**record, "rates": [*map(float, record.get("rates", []))] if is_of_this else []}
         self.ended = record["step"] == step and record["ended"] >= self._steps
         if is_end and record["step"] < step:
             self._unheard = epoch - 1
@@ -253,9 +261,10 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
             self._controller.end_epoch()
 
     def _make_up_for(self, epoch: int) -> None:
-        """Tell the callbacks of an epoch's end that a fault has cut off; only the evaluation is known by now."""
+        """Tell the callbacks of an epoch's end that a fault has cut off."""
         log.warning("the end of epoch %d, at step %d, was cut off: it is made up for", epoch, self._controller.step)
-        known = validation(self._controller.evaluate() or self._controller.evaluate(again=True))
+        metrics = self._controller.evaluate() or self._controller.evaluate(again=True)
+        known = {**self._own.noted(self._controller.step), **validation(metrics)}
         for callback in self._own.callbacks.values():
             if isinstance(callback, keras_of(self.model).callbacks.CSVLogger) and callback.keys is None:
                 callback.keys = sorted({*self._runner.output_names, *known})  # else its columns are the evaluation's
