@@ -43,7 +43,12 @@ OTHERS = {
     "a generator": ((one for one in [ARRAY]), "generator, .* leave yield out"),
     "an iterator": (iter(DATASET), r"without iter\(\)"),
     "nothing": (None, "NoneType, .*: the method lacks a return"),
-    "a method": (DATASET.batch, "method, not a tf.data.Dataset of batches$"),
+    "a method": (DATASET.batch, "method, not a tf.data.Dataset of batches: call it here, and return the dataset"),
+    "a creator": (
+        tf.keras.utils.experimental.DatasetCreator(lambda context: DATASET),
+        "DatasetCreator, .*call it here",
+    ),
+    "a name": ("data", "str, not a tf.data.Dataset of batches$"),
 }
 
 

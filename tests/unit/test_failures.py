@@ -114,6 +114,11 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
             "Detected unsupported operations when trying to compile graph step[] on XLA_CPU_JIT: AsString",
             "leave jit_compile=True out of compile",
         ),
+        ("Method requires being in cross-replica context, use get_replica_context", "without strategy.run"),
+        (
+            "'_DefaultDistributionStrategy' object has no attribute '_cluster_coordinator'",
+            "return the dataset itself",
+        ),
         ("/data/a.tfrecord; No such file or directory", "on the host of each task that reads, under the same path"),
         ("/data/a.tfrecord; Permission denied", "the user trainer, which must be allowed"),
         ("No files match `file_pattern` /data/*.csv", "on the host of each task that reads, under the same path"),

@@ -51,6 +51,10 @@ FIXES = {
     "write the data to files, and read those in train_dataset (docs/input.md)",
     "Mixing different tf.distribute.Strategy objects": "build_model is called in the run's strategy: leave "
     "the program's own out, and choose with the run setting `strategy` (docs/training.md)",
+    "Method requires being in cross-replica context": "a train_step runs in a replica already: call the function "
+    "itself, without strategy.run, and leave strategy.reduce out (docs/programs.md)",
+    "no attribute '_cluster_coordinator'": "the trainer has a ClusterCoordinator of its own, and calls train_dataset "
+    "for each worker: return the dataset itself (docs/input.md)",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
     "'ShardedVariable' object has no attribute": "that variable is split between the ps, and lacks some methods of a "

@@ -29,4 +29,6 @@ def fix_of(data: Any) -> str:
         )
     if isinstance(data, dict | list | tuple | np.ndarray) or tf.is_tensor(data) or hasattr(data, "to_numpy"):
         return ARRAYS
+    if callable(data):  # TensorFlow's DatasetCreator, too
+        return "call it here, and return the dataset: this method is the dataset_fn of TensorFlow's guide"
     return ""
