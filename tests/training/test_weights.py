@@ -194,6 +194,19 @@ def test_tf_gradients_gives_that_of_a_split_weight_as_of_a_whole_one(loss: Any) 
         np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 
+# TensorFlow's own fails with lookups and map_fn in a function.
+@pytest.mark.parametrize("loss", ["of the first row", "of all", "of others"])
+def test_a_forward_accumulator_takes_a_split_weight_as_a_whole_one(loss: str) -> None:
+    @tf.function
+    def found(table: Any) -> Any:
+        with tf.autodiff.ForwardAccumulator([table], [tf.constant(MATRIX + 1.0)]) as forward:
+            result = LOSSES[loss](table)
+        return forward.jvp(result, tf.UnconnectedGradients.ZERO)
+
+    split, whole = (found(table) for table in tables())
+    np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
 def tables() -> list[Any]:
     return [split_matrix(), tf.Variable(MATRIX)]
 

@@ -20,7 +20,7 @@ def fix_of(data: Any) -> str:
         return "the method lacks a return"
     if isinstance(data, Iterator):
         return "return the dataset itself, without iter(), and leave yield out"
-    if isinstance(data, tf.distribute.DistributedDataset):
+    if isinstance(data, tf.distribute.DistributedDataset) or type(data).__name__.startswith("PerWorker"):
         return "return the dataset itself: the trainer distributes it"
     if hasattr(data, "on_epoch_end") and hasattr(data, "__getitem__"):  # Keras's Sequence or PyDataset
         return (

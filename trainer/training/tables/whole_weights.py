@@ -28,7 +28,12 @@ from trainer.training.tf_internals.saving import (
 )
 from trainer.training.tf_internals.variables import OF_SOME_ROWS, join_converted_parts, whole_of
 from trainer.training.updates.split_assign import shard_values
-from trainer.training.updates.split_gradients import PartsGradients, of_whole_sources, of_whole_variables
+from trainer.training.updates.split_gradients import (
+    PartsGradients,
+    of_whole_sources,
+    of_whole_variables,
+    watching_parts,
+)
 from trainer.training.updates.unequal_parts import listed
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
@@ -157,6 +162,8 @@ def see_whole_weights() -> None:
     ShardedVariable.__composite_gradient__ = PartsGradients()
     tf.GradientTape.gradient = of_whole_sources(tf.GradientTape.gradient)
     tf.gradients = of_whole_variables(tf.gradients)
+    accumulator = tf.autodiff.ForwardAccumulator
+    accumulator.__init__ = watching_parts(accumulator.__init__)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
     name_in_checkpoints(ShardedVariable, lambda split: name_of(split._variables[0]))
