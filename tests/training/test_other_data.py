@@ -48,6 +48,7 @@ OTHERS = {
         tf.keras.utils.experimental.DatasetCreator(lambda context: DATASET),
         "DatasetCreator, .*call it here",
     ),
+    "of a coordinator": (type("PerWorkerDatasetFromDataset", (), {})(), "the trainer distributes it"),
     "a name": ("data", "str, not a tf.data.Dataset of batches$"),
 }
 

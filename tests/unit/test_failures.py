@@ -173,6 +173,11 @@ def test_wrapped_error_is_looked_into() -> None:
     assert explain(wrapper) == "Infrastructure: a member went away"
 
 
+def test_a_missing_package_is_to_be_installed_wherever_the_program_imports_it() -> None:
+    error = ModuleNotFoundError("No module named 'tensorflow_text'", name="tensorflow_text")
+    assert explain(error).startswith("ModuleNotFoundError: No module named 'tensorflow_text': install it; release_lock")
+
+
 def test_error_without_a_message_is_named() -> None:
     assert explain(KeyError()) == "KeyError: no message"
 

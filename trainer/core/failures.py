@@ -106,6 +106,9 @@ INTERRUPTS = (
     "the program raised it, and nobody pressed Ctrl-C. To end the training, a callback sets self.model.stop_training = "
     "True; for what is wrong raise an error"
 )
+NOT_INSTALLED = (
+    "install it; release_lock brings it to hosts, and release_program what is your own (docs/first-cluster.md)"
+)
 NODE_IN_MESSAGE = re.compile(r"\{\{node ([^}]+)\}\}")
 
 # What CUDA says of a device that is broken, or gone: nothing runs on it until the process that uses it has ended.
@@ -256,6 +259,8 @@ def explain(error: BaseException, program_file: Path | None = None) -> str:
     fixes = [fix for words, fix in FIXES.items() if words in message]
     if OUT_OF_RANGE.search(message) and LOOKUP.search(str(error)):
         fixes.append(OUT_OF_TABLE)
+    if isinstance(error, ModuleNotFoundError):
+        fixes.append(NOT_INSTALLED)
     if isinstance(error, SystemExit):
         fixes.append(ENDS_PYTHON)
     if isinstance(error, KeyboardInterrupt):

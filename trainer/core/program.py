@@ -86,10 +86,10 @@ def import_module(name: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(error.name + ".")):
             raise _no_module(name, error.name) from error
-        fix = "install it; release_lock brings it to hosts (docs/first-cluster.md)"
+        why = explain(error)
         if error.name in OTHER_BACKENDS and os.environ.get("KERAS_BACKEND") in OTHER_BACKENDS:
-            fix = "Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
-        raise UserError(f"program {name}: {explain(error)}: {fix}") from error
+            why = f"{error}: Keras 3 runs on TensorFlow here: leave KERAS_BACKEND out of the program"
+        raise UserError(f"program {name}: {why}") from error
     except RAISED as error:
         if not is_the_programs(error):
             raise
