@@ -177,7 +177,7 @@ class CallbackStates:
                 log.warning("the program has no callback %s any more: what it remembered is not used", key)
 
     def noted(self, step: int) -> dict[str, float]:
-        """Return what the training told of an epoch that ends at this step, as far as that is known."""
+        """Return what the training reported of an epoch that ends at this step, as far as that is known."""
         return self._store.noted(step)
 
     def keep(self, step: int, ended: int, rates: Sequence[float] = ()) -> None:
