@@ -447,6 +447,15 @@ def test_a_search_that_is_given_up_ends_and_goes_on_where_it_is_added_again(
     assert (entry["state"], entry["over"]) == ("queued", False)
 
 
+def test_a_search_that_is_taken_out_before_its_next_point_is_chosen_has_ended(queued: Config) -> None:
+    end_in_queue(queued, "s-1")
+    queue_changes.remove(queued, "s", "bob", stop=True, plan=False)
+    assert in_queue(queued).choose() is None
+    assert apply_selection(queued).run == "last"
+    end_in_queue(queued, "last")
+    assert in_queue(queued).is_over()
+
+
 def test_a_search_that_trains_becomes_the_first_of_the_queue_and_tries_nothing_again(config: Config) -> None:
     selected(config).begin("s-1")
     selected(config).end_point("s-1", RunState.FAILED, "why")

@@ -95,11 +95,12 @@ class QueueEntry:
     def has_ended(self, ends: Mapping[str, Mapping[str, Any]]) -> bool:
         """Whether nothing of it is left to train, nor to be chosen."""
         own = [ends[point.run] for point in self.points if point.run in ends]
-        return len(own) == len(self.points) and (len(own) == self.size or any(map(self._is_last, own)))
+        is_whole = len(own) == len(self.points) and (len(own) == self.size or any(map(self._is_last, own)))
+        return is_whole or self.is_removed
 
     def _is_last(self, end: Mapping[str, Any]) -> bool:
         """Whether a search chooses no other point after this end."""
-        return end["state"] in (RunState.STOPPED, REMOVED) or bool(end.get("is_last") and is_of(end, self))
+        return end["state"] == RunState.STOPPED or bool(end.get("is_last") and is_of(end, self))
 
 
 @dataclass(frozen=True)
