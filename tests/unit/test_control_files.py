@@ -15,7 +15,8 @@ from tests.unit.hostile import inventory
 
 ROOT = Path(__file__).resolve().parents[2]
 HASH = "--hash=sha256:" + 64 * "0"
-LOCK = f"# by make lock\nnumpy==2.0 \\\n    {HASH} \\\n    {HASH}\nmy-models[a]==1.0 {HASH}\n"
+OURS = "".join(f"{name}==1.0 {HASH}\n" for name in ("tensorflow", "tf-keras", "uv"))
+LOCK = f"# by make lock\nnumpy==2.0 \\\n    {HASH} \\\n    {HASH}\nmy-models[a]==1.0 {HASH}\n{OURS}"
 METHODS = "".join(f"    def {name}(self, *args): ...\n" for name in ("build_model", "train_dataset", "eval_dataset"))
 MODULE = f"""import missing_library
 from elsewhere import Borrowed
@@ -246,7 +247,7 @@ def test_a_missing_file_is_refused(project: Path, site: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("lock", "message"),
     [
-        (LOCK + "loose==1.0\n", "cpu-3.11.txt:6: 'loose==1.0' has no hash"),
+        (LOCK + "loose==1.0\n", "cpu-3.11.txt:9: 'loose==1.0' has no hash"),
         (LOCK + f"loose>=1.0 {HASH}\n", "has no version"),
         (LOCK + f"loose==1.* {HASH}\n", "has no version"),
         (LOCK + "short==1.0 --hash=sha256:abc\n", "has a hash that is none of sha256"),
@@ -283,11 +284,20 @@ def test_a_cluster_without_gpus_needs_its_own_lock_to_be_right(project: Path) ->
 
 
 def test_a_lock_with_both_wheels_of_tensorflow_is_refused(project: Path) -> None:
-    both = "".join(f"{name}==2.21.0 {HASH}\n" for name in ("tensorflow", "tensorflow-cpu", "tf-keras"))
+    both = "".join(f"{name}==2.21.0 {HASH}\n" for name in ("tensorflow", "tensorflow-cpu", "tf-keras", "uv"))
     (project / "locks" / "cpu-3.11.txt").write_text(both)
     (problem,) = problems(project)
     assert "locks/cpu-3.11.txt has both tensorflow and tensorflow-cpu, which bring the same files" in problem
     assert "Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place" in problem
+
+
+def test_a_lock_of_the_users_packages_alone_is_refused(project: Path) -> None:
+    (project / "locks" / "cpu-3.11.txt").write_text(f"pandas==2.3.0 {HASH}\nuv==1.0 {HASH}\n")
+    (problem,) = problems(project)
+    assert "cpu-3.11.txt lacks tensorflow, tf-keras, which every host needs; expected psfleet's own" in problem
+    assert f"Add the lines of {ROOT}/locks/cpu.in to your list, and lock it again" in problem
+    (project / "locks" / "cpu-3.11.txt").write_text(OURS.replace("tensorflow", "tensorflow-cpu"))
+    assert problems(project) == []
 
 
 def test_the_locks_and_examples_that_we_ship_are_right() -> None:

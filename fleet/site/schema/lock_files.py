@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.places import gpu_lock, lock_file
+from fleet.places import KIT, gpu_lock, lock_file
 from fleet.site.schema.definition import definition
 from fleet.site.schema.problems import show
 
 _LOCKED = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(\[[^]]*\])?\s*==", re.MULTILINE)
 _BRINGS_IN = re.compile(r"(-e|-r|-c|--editable|--requirement|--constraint)\b")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}|sha384:[0-9a-f]{96}|sha512:[0-9a-f]{128}")
+_NEEDED = {"tensorflow", "tf_keras", "uv"}  # by each task, and by what installs the environment
 LOCKS = ("release_lock", "release_lock_gpu")  # the latter counts where a host has a GPU
 
 
@@ -53,13 +54,20 @@ def lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterator
                 "them. Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place where no "
                 "host has a GPU"
             )
+        lacks = _NEEDED - locked - ({"tensorflow"} if "tensorflow_cpu" in locked else set())
         if not any(True for _ in _requirements(text)):
             yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
-        if wrong := _wrong_requirement(text):
+        elif wrong := _wrong_requirement(text):
             number, requirement, what = wrong
             yield (
                 f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
                 "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
+            )
+        elif lacks:
+            yield (
+                f"the lock {file} lacks {', '.join(sorted(lacks)).replace('_', '-')}, which every host needs; "
+                f"expected psfleet's own packages beside yours. Add the lines of {KIT / 'locks/cpu.in'} to your list, "
+                "and lock it again"
             )
 
 
