@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -159,7 +160,7 @@ def test_a_checkpoint_of_another_optimizer_with_as_many_slots_is_a_misfit(other:
         check_fit(tf.train.Checkpoint(model=now).read(prefix))
 
 
-def three_layers(make: Make, names: str, trained: str) -> Any:
+def three_layers(make: Make, names: Sequence[str], trained: str) -> Any:
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, use_bias=False, name=name) for name in names])
     model.build((None, 2))
     for layer in model.layers:
@@ -167,6 +168,18 @@ def three_layers(make: Make, names: str, trained: str) -> Any:
     model.compile(make(), "mse")
     build_optimizer(model)
     return model
+
+
+@pytest.mark.parametrize(("before", "now"), [("abc", "bac"), ("abc", "xbc"), (["one_1", "one"], ["one", "one_1"])])
+def test_layers_that_have_changed_places_are_a_misfit(
+    before: Sequence[str], now: Sequence[str], tmp_path: Path
+) -> None:
+    """By their places tf_keras finds them, so that each would get the other's weights; numbers count what was made."""
+    made = (three_layers(keras.SGD, names, "") for names in (before, now))
+    prefix = tf.train.Checkpoint(model=next(made)).write(str(tmp_path / "ckpt"))
+    is_misfit = now == "bac"
+    with pytest.raises(AssertionError, match="its a/kernel would become b") if is_misfit else nullcontext():
+        check_fit(tf.train.Checkpoint(model=next(made)).read(prefix))
 
 
 @pytest.mark.parametrize("make", [lambda: keras.SGD(0.1, momentum=0.9), lambda: keras.Adam(0.1)])

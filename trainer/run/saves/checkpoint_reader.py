@@ -202,7 +202,7 @@ def name_now(variable: Any) -> str:
 
 
 def check_slots(read: Any) -> None:
-    """Raise AssertionError where an optimizer's variables got values of another optimizer's, or of another weight's."""
+    """Raise AssertionError where weights got values of others, or an optimizer's variables those of another's."""
     present = read.object_by_proto_id
     names = [
         (each.checkpoint_key, each.full_name, name_now(present.get(number)))
@@ -212,6 +212,7 @@ def check_slots(read: Any) -> None:
     weights: dict[str, set[str]] = {}
     for _, saved, now in names:
         weights.setdefault(saved, set()).add(now)
+    reject_swapped(names)
     for path, saved, now in names:
         slot, here = (slot_in(path, one) for one in (saved, now))
         if slot and here and (slot != here or {saved.partition("/")[0], now.partition("/")[0]} == OTHER_M):
@@ -219,6 +220,24 @@ def check_slots(read: Any) -> None:
         weight, its = (one.partition(f"/{slot}/")[2] for one in (saved, now))
         if slot and here and its not in weights.get(weight, {its}):  # a layer may have another name by now
             raise AssertionError(f"the optimizer's {saved} is now {now}: the optimizer trains other weights")
+
+
+def reject_swapped(names: Sequence[tuple[str, str, str]]) -> None:
+    """Raise AssertionError where layers have each other's places, by which tf_keras finds their weights.
+
+    Layers without a name of their own have numbers, which follow the order in which they are made.
+    """
+    present = {now for _, _, now in names}
+    for path, saved, now in names:
+        is_weight = bool(saved and now) and "/_variables/" not in path
+        # A layer may have a new name by now.
+        if is_weight and saved in present and without_numbers(saved) != without_numbers(now):
+            raise AssertionError(f"its {saved} would become {now}: layers have changed places, or names")
+
+
+def without_numbers(name: str) -> str:
+    """Return a variable's name without what tells layers of one class apart."""
+    return re.sub(r"_\d+(?=/|$)", "", name)
 
 
 def what_differs(error: Exception) -> str:
