@@ -35,6 +35,7 @@ from trainer.run.selections import queue_changes, search
 from trainer.run.selections.queue import Queue
 from trainer.run.selections.search import Search
 from trainer.run.selections.selection import apply_selection, selected_sweep
+from trainer.run.upkeep import delete_run
 from trainer.tasks import server, sweep
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.queue import describe_queue, read_queue
@@ -445,6 +446,16 @@ def test_a_search_that_is_given_up_ends_and_goes_on_where_it_is_added_again(
     assert apply_selection(config).run == "s-2"  # what had ended stays so
     entry = next(entry for entry in read_queue(config)["entries"] if entry["name"] == "s")
     assert (entry["state"], entry["over"]) == ("queued", False)
+
+
+def test_a_search_in_the_queue_keeps_the_points_by_which_it_chooses(queued: Config) -> None:
+    end_in_queue(queued, "s-1")
+    with pytest.raises(
+        UserError, match="s-1 is not removed: it is selected; take it out of the queue: fab queue-remove s"
+    ):
+        delete_run(queued, "s-1", plan=False)
+    queue_changes.remove(queued, "s", "bob", stop=True, plan=False)
+    assert delete_run(queued, "s-1", plan=False)["outcome"] == "done"
 
 
 def test_a_search_that_is_taken_out_before_its_next_point_is_chosen_has_ended(queued: Config) -> None:

@@ -69,12 +69,11 @@ def who_trains(directory: RunDirectory, lease_seconds: float) -> str | None:
 def chosen_runs(config: Config) -> set[str]:
     """Return the runs that the selection names, and those that wait in the queue.
 
-    Of a sweep it is each run; where none was ever selected, the settings'.
+    Of a sweep it is each run: a search goes by those that have ended. Where none was ever selected, the settings'.
     """
     selection = read_selection(config)
     if queue := read_or_none(config.shared_dir):
-        ends = queue.ends()
-        waiting = {point.run for point in queue.points if point.run not in ends}
+        waiting = {point.run for entry in queue.left() for point in entry.points}
         if "queue" in selection:
             return waiting
     else:
@@ -114,8 +113,8 @@ def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
 def _free_fix(config: Config, run: str) -> str:
     """Return what frees a run that is selected, or waits in the queue."""
     queue = read_or_none(config.shared_dir)
-    entry = queue.entry_of(run) if queue and run not in queue.ends() else None
-    if entry:
+    entry = queue.entry_of(run) if queue else None
+    if queue and entry in queue.left():
         return f"take it out of the queue: fab queue-remove {entry.name}"
     return "select another: fab start-cluster --run NAME"
 
