@@ -48,27 +48,32 @@ def lock_problems(lock: str, root: Path, gpu: bool, names: set[str]) -> Iterator
             continue
         locked = {re.sub("[-_.]+", "_", name[0]).lower() for name in _LOCKED.findall(text)}
         names |= locked
-        if {"tensorflow", "tensorflow_cpu"} <= locked:
-            yield (
-                f"the lock {file} has both tensorflow and tensorflow-cpu, which bring the same files; expected one of "
-                "them. Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place where no "
-                "host has a GPU"
-            )
-        lacks = _NEEDED - locked - ({"tensorflow"} if "tensorflow_cpu" in locked else set())
-        if not any(True for _ in _requirements(text)):
-            yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
-        elif wrong := _wrong_requirement(text):
-            number, requirement, what = wrong
-            yield (
-                f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
-                "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
-            )
-        elif lacks:
-            yield (
-                f"the lock {file} lacks {', '.join(sorted(lacks)).replace('_', '-')}, which every host needs; "
-                f"expected psfleet's own packages beside yours. Add the lines of {KIT / 'locks/cpu.in'} to your list, "
-                "and lock it again"
-            )
+        yield from _content_problems(file, text, locked)
+
+
+def _content_problems(file: Path, text: str, locked: set[str]) -> Iterator[str]:
+    """What is wrong with a lock that has these distributions."""
+    if {"tensorflow", "tensorflow_cpu"} <= locked:
+        yield (
+            f"the lock {file} has both tensorflow and tensorflow-cpu, which bring the same files; expected one of "
+            "them. Leave tensorflow-cpu out of your list: `psfleet lock` puts it in tensorflow's place where no "
+            "host has a GPU"
+        )
+    lacks = _NEEDED - locked - ({"tensorflow"} if "tensorflow_cpu" in locked else set())
+    if not any(True for _ in _requirements(text)):
+        yield f"the lock {file} is empty; expected lines of name==version with hashes. `psfleet lock` writes them"
+    elif wrong := _wrong_requirement(text):
+        number, requirement, what = wrong
+        yield (
+            f"{file}:{number}: {show(requirement[:60].strip())} has {what}; expected name==version with its "
+            "hashes, so that nothing else is ever installed. `psfleet lock` writes them"
+        )
+    elif lacks:
+        yield (
+            f"the lock {file} lacks {', '.join(sorted(lacks)).replace('_', '-')}, which every host needs; "
+            f"expected psfleet's own packages beside yours. Add the lines of {KIT / 'locks/cpu.in'} to your list, "
+            "and lock it again"
+        )
 
 
 @functools.cache
