@@ -25,6 +25,7 @@ from trainer.run.directory import RunDirectory
 from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints, in_thread
 from trainer.run.saves.snapshot import copy_each
+from trainer.tasks.generation import Generation
 from trainer.telemetry.outlets.systemd import Notifier
 from trainer.telemetry.progress import Progress
 from trainer.training.loop.controller import Controller
@@ -143,6 +144,24 @@ def test_each_epoch_is_evaluated_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.train()
     assert run.evaluated == [20, 40, 60, 80, 100]
+
+
+def test_a_last_step_that_is_on_the_ps_alone_is_saved_before_the_run_ends(tmp_path: Path) -> None:
+    """A coordinator died when all was trained, and its last checkpoint was not on disk."""
+    run = Run(tmp_path, epoch_steps=0, evaluation="none")
+    progress = Progress(run.config, run.directory, Notifier())
+    context = RunContext(run.config, None, run.directory, progress, Phases({}), None, None, lambda: False)  # type: ignore[arg-type]
+    runner: Any = Counting()
+    runner.step.assign(100)
+    runner.model = tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=(1,))])
+    runner.model.compile("sgd")
+    left: Any = SimpleNamespace(lacking=set(), position=None, take_over=lambda *_: True, offer=print, refresh=print)
+    controller = Controller(context, runner, None, handover=left)
+    controller.restore()
+    none: Any = None
+    Generation(context, runner, controller, [], none).train()
+    progress.close()
+    assert run.directory.catalogue.steps() == [100]
 
 
 @pytest.mark.parametrize("for_callbacks", [False, True])

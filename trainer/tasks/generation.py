@@ -85,8 +85,9 @@ class Generation:
         context, controller, ended = self.context, self.controller, ""
         context.phases.enter(Phase.TRAINING)
         try:
-            if not self._train_with_api():
-                controller.save_the_end()
+            is_done = self._train_with_api()
+            controller.save_the_end()  # an earlier coordinator may have died before its last step was on disk
+            if not is_done:
                 ended = f", where {'its data' if self.runner.is_over else 'a callback'} ended it"
         except Stopped:
             if context.progress.leads:
