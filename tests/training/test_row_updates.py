@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +16,14 @@ from trainer import testing
 from trainer.core.settings.config import Config, ConfigError
 from trainer.run.saves.checkpoint_reader import check_fit
 from trainer.training.handover import NotCarried, carry, compare, looks
+from trainer.training.keras.keras3.checkpoint import CheckpointedModel
 from trainer.training.tables.row_updates import update_by_rows as replace_updates
 from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.updates.one_update import gather
 from trainer.training.updates.optimizers import build_optimizer, is_wrapper, optimizers_of, share_among_workers
 
 # isort: split
+import keras as keras3
 import tensorflow as tf
 
 pytestmark = pytest.mark.timeout(300)
@@ -168,6 +171,33 @@ def three_layers(make: Make, names: Sequence[str], trained: str) -> Any:
     model.compile(make(), "mse")
     build_optimizer(model)
     return model
+
+
+RATES: list[Any] = [0.1, tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)]
+
+
+@pytest.mark.parametrize(("before", "now"), [RATES, RATES[::-1]])
+def test_a_schedule_may_take_the_place_of_a_rate(before: Any, now: Any, tmp_path: Path) -> None:
+    first, second = (three_layers(partial(keras.SGD, rate, momentum=0.9), "abc", "abc") for rate in (before, now))
+    prefix = tf.train.Checkpoint(model=first).write(str(tmp_path / "ckpt"))
+    check_fit(tf.train.Checkpoint(model=second).read(prefix))
+    for one, same in zip(first.get_weights(), second.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, same)
+    second.more = tf.Variable(1.0, name="more")
+    with pytest.raises(AssertionError, match="more"):
+        check_fit(tf.train.Checkpoint(model=second).read(prefix))
+
+
+@pytest.mark.parametrize(("before", "now"), [((), (0.5,)), ((0.5,), ())])
+def test_a_dropout_of_keras3_may_come_or_go(before: Sequence[float], now: Sequence[float], tmp_path: Path) -> None:
+    models = []
+    for rates in (before, now):
+        dense = keras3.layers.Dense(2, name="dense")
+        models.append(keras3.Sequential([keras3.Input((2,)), dense, *map(keras3.layers.Dropout, rates)]))
+    first, second = (CheckpointedModel(one, with_optimizers=False) for one in models)
+    prefix = tf.train.Checkpoint(model=first).write(str(tmp_path / "ckpt"))
+    check_fit(tf.train.Checkpoint(model=second).read(prefix))
+    np.testing.assert_array_equal(models[1].layers[0].kernel, models[0].layers[0].kernel)
 
 
 @pytest.mark.parametrize(("before", "now"), [("abc", "bac"), ("abc", "xbc"), (["one_1", "one"], ["one", "one_1"])])

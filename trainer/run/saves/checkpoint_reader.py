@@ -24,6 +24,8 @@ SLOT = re.compile(
 )
 # Of both m is the only slot: of one a sum of steps, of the other a mean of gradients.
 OTHER_M = {"SGD", "Lion"}
+# What a checkpoint or the model may have alone, as of a Dropout that is new, or of a schedule in the place of a rate.
+OF_NO_WEIGHT = re.compile(r"(^|/)((current_)?learning_rate|seed_generator_state)$")
 # What one of Keras 3 keeps of a weight, in the paths of a checkpoint: which list it is in.
 LISTED = re.compile(r".*/optimizer/_\w+(?=\.S)")
 # How TensorFlow says that the model has more, or the checkpoint.
@@ -165,7 +167,7 @@ def check_fit(status: Any) -> None:
     """Raise AssertionError where a checkpoint that was read has too little, or something that has no place.
 
     A momentum that it lacks was never written: an SGD without momentum makes none where it updates rows alone.
-    Keras 3's optimizers may keep less than they did: of the weights alone that they train.
+    Keras 3's optimizers may keep less than they did: of the weights alone that they train. Seeds and rates may be new.
     """
     check_slots(status._checkpoint)
     try:
@@ -178,9 +180,22 @@ def check_fit(status: Any) -> None:
         lists = {listed_in(each.checkpoint_key) for each in kept[True]} - {""}
         for each in kept[False]:
             is_momentum = "/_variables/" in each.checkpoint_key and MOMENTUM.match(each.full_name)
-            if not is_momentum and listed_in(each.checkpoint_key) not in lists:
+            is_left = is_momentum or OF_NO_WEIGHT.search(each.full_name)
+            if not is_left and listed_in(each.checkpoint_key) not in lists:
                 raise
+        check_all_matched(status)
+
+
+def check_all_matched(status: Any) -> None:
+    """Raise AssertionError where a checkpoint that was read has no value for something of the model."""
+    try:
         status.assert_existing_objects_matched()
+    except AssertionError:
+        read = status._checkpoint
+        matched = {id(one) for one in read.object_by_proto_id.values()}
+        lacking = [one for one in read.all_python_objects if id(one) not in matched]
+        if not all(OF_NO_WEIGHT.search(name_now(one)) for one in lacking):
+            raise
 
 
 def listed_in(path: str) -> str:
