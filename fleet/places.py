@@ -15,7 +15,8 @@ from fleet.files import control_file
 CODE = Path(__file__).resolve().parents[1]  # has the packages `fleet` and `trainer`
 # A checkout has everything in one folder. An installed package keeps what is no Python package in one of its own.
 KIT = CODE if (CODE / "site.yml").is_file() else CODE / "psfleet"
-# Ansible looks for roles beside a playbook, so an installed package needs no path of them in ansible.cfg.
+# Ansible looks for roles beside a playbook: an installed package has them there, and a checkout a link. So a playbook
+# that is begun in another folder comes as far as the preflight, which says where to go.
 ROLES = KIT / "roles" if (KIT / "roles").is_dir() else KIT / "ansible" / "roles"
 NO_GPU = "-no-gpu"  # ends the name of a lock with tensorflow-cpu
 _SITE = ("ansible.cfg", "fabfile.py", "site.yml")
