@@ -83,7 +83,8 @@ def _describe_choice(plan: Plan, before: Observation) -> dict[str, Any]:
     was = before.releases.get(plan.inventory.chief.host)
     training: dict[str, Any] = {}
     if before.run and before.run.state == "training":
-        training = {"training": before.run.numbers, "accounted": before.run.accounted}
+        run = before.run  # in a queue or a sweep no run is chosen, and a chosen one may be another
+        training = {"trained": run.run, "training": run.numbers, "accounted": run.accounted}
     return {**chosen, "release": plan.release, "before": was, "without": list(plan.missing), **training}
 
 

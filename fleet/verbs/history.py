@@ -21,7 +21,7 @@ SWITCHES = ("start-cluster", "restart-cluster", "sweep", "rollback")
 # What a row shows apart, or what is not read there.
 APART = (
     "time", "id", "verb", "outcome", "who", "from", "reason", "seconds", "since", "inventory", "message", "settings",
-    "switched", "accounted", "members", "target",
+    "switched", "trained", "accounted", "members", "target",
 )  # fmt: skip
 
 
@@ -114,15 +114,15 @@ def compare_training(act: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
 
     Goodput before is of the run until then, and now of the time since.
     """
-    if run.state != "training" or run.run != act.get("run"):
+    if run.state != "training" or run.run != act.get("trained", act.get("run")):
         return None
     now = {name: value for name, value in run.numbers.items() if name != "goodput"}
     then = act.get("accounted") or {}
     since = {key: seconds - float(then.get(key, 0)) for key, seconds in run.accounted.items()}
     if then and since.get("elapsed", 0) > 0:
         now["goodput"] = round(since.get("productive", 0.0) / since["elapsed"], 4)
-    named = {key: act.get(key) for key in ("verb", "time", "run", "release")}
-    return {**named, "before": act["training"], "now": now}
+    named = {key: act.get(key) for key in ("verb", "time", "release")}
+    return {**named, "run": run.run, "before": act["training"], "now": now}
 
 
 def describe_switch(compared: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from fleet.planning.cost import Cost, cost_of
 from fleet.site.topology import Task
 from fleet.status import status_text
 from fleet.verbs.drain import drain, undrain
-from fleet.verbs.history import describe, last_switch, show_history
+from fleet.verbs.history import compare_training, describe, last_switch, show_history
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.ok_to_stop import ok_to_stop
 from fleet.verbs.rollback import rollback
@@ -1216,6 +1216,31 @@ def test_the_history_compares_a_training_before_and_since_a_switch(
     console.json_out = io.StringIO()
     show_history(cluster(hosts), console)
     assert json.loads(console.json_out.getvalue())["compared"] is None
+
+
+def test_a_start_of_another_run_notes_whose_numbers_it_has(hosts: Hosts, console: Console) -> None:
+    hosts.run_status = fake_hosts.status("training", 20, hosts.now, run="digits", loss=0.5)
+    with contextlib.suppress(ClusterTrouble):  # no step of the new run is pretended
+        start_cluster(cluster(hosts), console, StartRequest("other", detach=True, timeout=1))
+    act = json.loads(hosts.lines[0])
+    assert (act["run"], act["trained"], act["training"]["loss"]) == ("other", "digits", 0.5)
+
+
+def test_only_the_run_that_trained_before_a_switch_is_compared() -> None:
+    """A start may choose another run, and in a queue it chooses none."""
+    numbers = {"step": 100, "loss": 0.5}
+    shared = {"verb": "start-cluster", "time": 1.0, "release": "abc", "training": numbers, "accounted": {}}
+    present = Run("digits", state="training", step=200, loss=0.25)
+    for act, is_compared in (
+        ({**shared, "run": "digits", "trained": "digits"}, True),
+        ({**shared, "trained": "digits"}, True),
+        ({**shared, "run": "digits", "trained": "other"}, False),
+        ({**shared, "run": "digits"}, True),  # as an earlier version has written it
+        ({**shared, "run": "other"}, False),
+    ):
+        found = compare_training(act, present)
+        assert bool(found) is is_compared, act
+        assert found is None or (found["run"], found["before"], found["now"]["step"]) == ("digits", numbers, 200)
 
 
 @pytest.mark.parametrize("verb", ["start-cluster", "restart-cluster", "sweep", "rollback"])
