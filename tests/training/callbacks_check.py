@@ -170,7 +170,7 @@ def all_that_work(api, server):
         "history": made["history"].history["score"],
         "board": sorted({path.parent.name for path in (place / "board").glob("*/events*")}),
         "lambdas": lambdas,
-        "records": sorted(int(path.stem) for path in (result.directory / "callbacks").glob("*.json")),
+        "records": sorted(int(path.stem) for path in (result.directory / "callbacks").glob("[0-9]*.json")),
         "checkpoints": sorted(
             int(path.name.split(".")[0][5:]) for path in (result.directory / "checkpoints").glob("ckpt-*.index")
         ),
