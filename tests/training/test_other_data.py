@@ -8,10 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 
-from trainer.core.failures import UserError
-from trainer.training.data.input import check_dataset
+from trainer.core.failures import UserError, explain
+from trainer.training.data.input import call_program, check_dataset
 
 ARRAY = np.zeros([4, 2])
 
@@ -58,6 +59,16 @@ def test_what_is_no_dataset_is_refused_with_its_fix(name: str) -> None:
     returned, expected = OTHERS[name]
     with pytest.raises(UserError, match=rf"^Mine.train_dataset returned .*{expected}"):
         check_dataset(type("Mine", (), {})(), "train_dataset", returned)
+
+
+def test_a_matrix_of_scipy_is_not_taken_for_what_has_no_number_in_a_trace() -> None:
+    class Mine:
+        def train_dataset(self, context: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices(scipy.sparse.csr_matrix(ARRAY))
+
+    with pytest.raises((TypeError, ValueError)) as caught, tf.Graph().as_default():
+        call_program(Mine(), "train_dataset", None)
+    assert "give it matrix.toarray()" in explain(caught.value)
 
 
 def test_a_distributed_dataset_is_the_trainers_to_make() -> None:

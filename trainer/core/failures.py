@@ -55,6 +55,8 @@ FIXES = {
     "itself, without strategy.run, and leave strategy.reduce out (docs/programs.md)",
     "no attribute '_cluster_coordinator'": "the trainer has a ClusterCoordinator of its own, and calls train_dataset "
     "for each worker: return the dataset itself (docs/input.md)",
+    "convert elements of <Compressed Sparse": "tf.data takes no matrix of SciPy: give it matrix.toarray(), or a "
+    "tf.sparse.SparseTensor, of which tf.sparse.to_dense makes rows in map",
     "was not created in the distribution strategy scope": "make the whole model in build_model, with its layers and "
     "its optimizer (docs/programs.md)",
     "'ShardedVariable' object has no attribute": "that variable is split between the ps, and lacks some methods of a "

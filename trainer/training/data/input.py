@@ -82,6 +82,7 @@ TRACED = (
 )
 # What Python and TensorFlow say of a tensor, or of a call, that has no number while it is traced.
 NEEDS_NUMBERS = ("ymbolic", "Tensor", "indices must be integers", "eager mode", "inside a `tf.function`")
+NO_TENSOR = "Failed to convert elements"  # of what is no array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +232,7 @@ def call_program(program: Program, method: str, context: tf.distribute.InputCont
         try:
             dataset = getattr(program, method)(context)
         except (TypeError, AttributeError, RuntimeError, tf.errors.OperatorNotAllowedInGraphError) as error:
-            if any(words in str(error) for words in NEEDS_NUMBERS):
+            if any(words in str(error) for words in NEEDS_NUMBERS) and NO_TENSOR not in str(error):
                 raise UserError(f"{explain(error, program_file(program))} ({TRACED})") from error
             raise
     return check_dataset(program, method, dataset)
