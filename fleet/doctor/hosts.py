@@ -18,6 +18,7 @@ from fleet.site.paces import FEWEST_PEERS, far_below
 Facts = Mapping[str, Any]
 LITTLE_BYTES = 2 * 10**9  # a release with its environment takes 1.6 GB, and 1.9 while it is installed
 NO_BYTES = 200 * 10**6
+RUN_BYTES = 20 * 10**6  # without 16 MiB systemd reads no unit again
 LITTLE_FILES = 30_000  # an environment has 16,000, and 27,000 while it is installed
 LITTLE_MEMORY = 256 * 2**20
 CLOCK_SECONDS = 5.0  # between two hosts; host_look has those from the control machine
@@ -87,9 +88,10 @@ def _room(inventory: Inventory, host: str, facts: Facts) -> Iterator[Finding]:
             if path in (inventory.shared_dir, inventory.variables[host].get("cluster_nfs_dir"))
             else f"free some there: `du -xh {path} | sort -h | tail`"
         )
-        if room["free"] < LITTLE_BYTES:
+        little, none = (RUN_BYTES, RUN_BYTES) if path == "/run" else (LITTLE_BYTES, NO_BYTES)
+        if room["free"] < little:
             what = f"{path} has {room['free'] / 1e6:,.0f} MB free of {room['size'] / 1e9:,.1f} GB"
-            yield Finding(ERROR if room["free"] < NO_BYTES else WARNING, host, "room", what, fix)
+            yield Finding(ERROR if room["free"] < none else WARNING, host, "room", what, fix)
         if room["files"] and room["files_free"] < LITTLE_FILES:
             yield Finding(WARNING, host, "room", f"{path} has room for {room['files_free']:,} more files", fix)
 

@@ -109,7 +109,7 @@ def check_path(script: str) -> dict[str, Any]:
 def probe(asked: dict[str, Any]) -> dict[str, Any]:
     """Look at everything, one after the other."""
     return {
-        "room": {path: room(path) for path in ("/", "/opt/trainer", "/var", "/var/tmp", asked["shared_dir"])},
+        "room": {path: room(path) for path in ("/", "/opt/trainer", "/run", "/var", "/var/tmp", asked["shared_dir"])},
         "memory": memory(),
         "path": check_path(asked["path_check"]),
         "units": units(),

@@ -79,6 +79,7 @@ def room(**changes: int) -> dict[str, Any]:
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert judge(facts()) == []
     assert judge(facts(shared=None)) == []
+    assert judge(facts(room={"/run": room(free=3 * 10**8)["/"]})) == []
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,7 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
         ({"room": room(free=10**8)}, ERROR, "room", "/ has 100 MB free of 100.0 GB", "du -xh"),
         ({"room": room(free=10**9)}, WARNING, "room", "/ has 1,000 MB free", "du -xh"),
         ({"room": {"/srv/trainer": room(free=0)["/"]}}, ERROR, "room", "/srv/trainer has 0 MB free", "fab prune"),
+        ({"room": {"/run": room(free=10**6)["/"]}}, ERROR, "room", "/run has 1 MB free", "du -xh /run"),
         ({"room": room(files_free=9)}, WARNING, "room", "room for 9 more files", "du -xh"),
         ({"memory": {"size": 2**30, "available": 2**20}}, WARNING, "memory", "1 MiB of memory are left", "ps"),
         ({"path": {"rc": None, "why": ""}}, ERROR, "shared path", "its check is not installed", "--limit store"),
