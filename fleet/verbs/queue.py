@@ -76,7 +76,7 @@ class QueueRequest:
         trained = {key: value for key, value in self.selection.items() if key in ("program", "program_args")}
         if self.search:
             trained["search"] = dict(self.search)
-        elif self.points is not None:
+        if self.points is not None:  # a release that knows no searches in the queue refuses one for its lack of points
             trained["points"] = list(self.points)
         origin = history.origin(cluster.inventory)
         about: dict[str, Any] = {"owner": origin["who"], "from": origin["from"], "priority": self.priority}

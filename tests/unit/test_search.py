@@ -473,6 +473,7 @@ def test_a_search_that_trains_becomes_the_first_of_the_queue_and_tries_nothing_a
     assert selected(config).choose() is not None
     RunDirectory(config.shared_dir, "s-2").set_state(RunState.TRAINING, 5)
     assert add(config, "last")["ahead"] == ["s"]
+    assert in_queue(config).entries[0].record["points"] == []  # for an earlier release, which refuses it then
     assert apply_selection(config).run == "s-2"
     end_in_queue(config, "s-2")
     assert in_queue(config).choose() is not None

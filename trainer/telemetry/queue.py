@@ -91,7 +91,8 @@ def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
     ended = [point for point in points if point["state"] in ENDS]
     steps = "-" if points[0]["step"] is None else f"{points[0]['step']}/{points[0]['steps']}"
     if entry["kind"] == "sweep":
-        steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {entry['size']} points"
+        size = entry.get("size", len(points))  # hosts with an earlier release don't say it
+        steps = f"{len(ended) if entry['state'] != QUEUED else 0} of {size} points"
     elif entry["state"] == QUEUED and points[0]["step"] is None:
         steps = f"0/{entry['settings'].get('steps', '?')}"
     used = f"{entry['used'] / 60:.1f}" if entry["used"] else "-"

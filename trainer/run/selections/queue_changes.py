@@ -142,7 +142,7 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
     entry["settings"] = {"program": config.program, "program_args": dict(config.program_args)}
     if "sweep" in selection:
         chosen = selection["sweep"]
-        entry |= {key: chosen[key] for key in ("name", "search" if "search" in chosen else "points")}
+        entry |= {key: chosen[key] for key in ("name", "points", "search") if key in chosen}
         entry["settings"] = chosen.get("settings", entry["settings"])
     else:
         entry["name"] = selection.get("run", config.run)
