@@ -146,13 +146,16 @@ def test_it_may_be_done_again(machine: Path) -> None:
     assert again.notes == ["psfleet is not there: what has one of its names is others', and stays"]
 
 
-def test_where_psfleet_never_was_nothing_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("user", "keep"), [("trainer", []), ("other", ["/srv/trainer"])])
+def test_where_psfleet_never_was_nothing_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, keep: list[str]
+) -> None:
     others = {"opt/trainer/releases/1/app", "etc/trainer/app.conf", "var/lib/trainer/data"}
-    monkeypatch.setattr(host_reset, "is_user", lambda name: name == "trainer")
+    monkeypatch.setattr(host_reset, "is_user", lambda name: name == user)
     for each in others:
         (tmp_path / each).parent.mkdir(parents=True)
         (tmp_path / each).touch()
-    assert reset(tmp_path).removed == []
+    assert reset(tmp_path, keep=keep).removed == []
     assert files(tmp_path) == others
 
 

@@ -96,7 +96,7 @@ class Reset:
                 self._call("systemctl", "try-restart", *READERS)
         else:
             self.notes.append("psfleet is not there: what has one of its names is others', and stays")
-        if self._is_ours or not is_user("trainer"):  # runs may have stayed there
+        if self._is_ours or not (self._module.params["keep"] or is_user("trainer")):  # runs that stayed must go now
             self._remove_home()
         for each in self._module.params["empty"]:
             if str(Path(each)) not in self._before.get("directories", [str(Path(each))]):
