@@ -531,6 +531,11 @@ def test_recent_current_and_used_releases_stay(tmp_path):
         (tmp_path / name).symlink_to(f"releases/{name}")
     found = release_prune.superfluous(tmp_path, 2, {tmp_path / "releases" / "used"})
     assert [path.name for path in found] == ["oldest", ".shared.cache", "lonely"]
+    (tmp_path / "previous").unlink()
+    kept = {path.name for path in (tmp_path / "releases").iterdir()} - {
+        path.name for path in release_prune.superfluous(tmp_path, 1, set())
+    }
+    assert kept == {"newest", "newer", "current"}  # a host without the link may have switched to the newest
 
 
 @pytest.mark.parametrize(

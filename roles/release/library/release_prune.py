@@ -19,8 +19,10 @@ from ansible.module_utils.basic import AnsibleModule
 def superfluous(root: Path, keep: int, in_use: set[Path]) -> list[Path]:
     """List the releases and environments that can go; `in_use` are directories of processes, and those to come."""
     releases = sorted((root / "releases").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    # Canaries may be newer than what a rollback goes back to.
-    needed = {*releases[:keep], (root / "current").resolve(), (root / "previous").resolve(), *in_use}
+    current, previous = root / "current", root / "previous"
+    # Canaries may be newer than what a rollback goes back to. An earlier psfleet made no link to that.
+    recent = releases[: keep if previous.is_symlink() else max(keep, 2)]
+    needed = {*recent, current.resolve(), previous.resolve(), *in_use}
     kept = [path for path in releases if path in needed]
     environments = {(path / "env").resolve() for path in kept}
     # A hidden one is what an interrupted installation left.
