@@ -332,7 +332,7 @@ def test_a_file_system_that_is_full_is_named_once(tmp_path: Path, mounts: str, s
 
 
 def test_a_directory_of_others_where_releases_come_is_named(tmp_path: Path) -> None:
-    (tmp_path / "opt/trainer").mkdir(parents=True)
+    (tmp_path / "opt/trainer/lost+found").mkdir(parents=True)  # a disk of its own, for the environments
     assert stranger_problem("w", tmp_path) is None
     (tmp_path / "opt/trainer/releases").mkdir()
     assert "opt/trainer is not of psfleet, and has releases; expected none" in str(stranger_problem("w", tmp_path))

@@ -258,7 +258,7 @@ def stranger_problem(name: str, root: Path = Path("/")) -> str | None:
     place = root / RELEASES
     if not place.is_dir() or any((root / sign).exists() for sign in SIGNS):
         return None
-    others = sorted(each.name for each in place.iterdir())[:MAX_NAMED]
+    others = sorted({each.name for each in place.iterdir()} - {"lost+found"})[:MAX_NAMED]  # that is a disk's own
     if not others:
         return None
     return (
