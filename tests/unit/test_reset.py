@@ -23,6 +23,7 @@ from ansible.template import Templar
 
 from fleet.rollout.desired_state import load
 from fleet.rollout.roles import Ahead
+from tests.unit.stand_ins import put_program
 
 ROOT = Path(__file__).resolve().parents[2]
 # What roles write and the reset leaves, each with its reason.
@@ -520,6 +521,27 @@ def test_runs_go_though_an_earlier_reset_has_taken_the_user_away(tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [each.name for each in (tmp_path / "path").iterdir()] == ["data"]
+
+
+def test_a_tensorboard_of_others_goes_on_where_psfleet_never_was(tmp_path: Path) -> None:
+    plays = yaml.safe_load((ROOT / "ansible/reset.yml").read_text())
+    (task,) = [task for play in plays for task in play.get("tasks", []) if task["name"] == "Stop the tasks"]
+    assert task["args"]["removes"] == "/var/lib/psfleet"
+    own = []
+    for name in ("never", "was"):
+        place = tmp_path / name
+        put_program(place / "systemctl", f'#!/bin/sh\necho "$@" >{place}/stopped\n')
+        put = {"args": {"removes": str(tmp_path if name == "was" else place / "psfleet")}}
+        own.append({**task, **put, "environment": {"PATH": f"{place}:{os.defpath}"}})
+    play = {
+        "hosts": "localhost", "connection": "local", "gather_facts": False, "tasks": own,
+        "vars": {"ansible_python_interpreter": sys.executable},
+    }  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    command = ["ansible-playbook", "-i", "localhost,", "play.yml"]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(tmp_path / name / "stopped").exists() for name in ("never", "was")] == [False, True]
 
 
 def test_what_is_measured_of_a_host_goes_with_it() -> None:
