@@ -179,6 +179,7 @@ RATES: list[Any] = [0.1, tf.keras.optimizers.schedules.ExponentialDecay(0.1, 10,
 @pytest.mark.parametrize(("before", "now"), [RATES, RATES[::-1]])
 def test_a_schedule_may_take_the_place_of_a_rate(before: Any, now: Any, tmp_path: Path) -> None:
     first, second = (three_layers(partial(keras.SGD, rate, momentum=0.9), "abc", "abc") for rate in (before, now))
+    second.add(tf.keras.layers.Dropout(0.5))
     prefix = tf.train.Checkpoint(model=first).write(str(tmp_path / "ckpt"))
     check_fit(tf.train.Checkpoint(model=second).read(prefix))
     for one, same in zip(first.get_weights(), second.get_weights(), strict=True):
@@ -210,6 +211,36 @@ def test_layers_that_have_changed_places_are_a_misfit(
     is_misfit = now == "bac"
     with pytest.raises(AssertionError, match="its a/kernel would become b") if is_misfit else nullcontext():
         check_fit(tf.train.Checkpoint(model=next(made)).read(prefix))
+
+
+def test_a_name_for_one_of_several_layers_or_variables_is_no_misfit(tmp_path: Path) -> None:
+    """The others' numbers change with it, and what is an attribute is found by that."""
+    pairs = [[three_layers(keras.SGD, names, "") for names in (["d", "d_1", "d_2"], ["first", "d", "d_1"])], []]
+    for name in (None, "bias"):
+        model = three_layers(keras.SGD, "abc", "")
+        model.one, model.other = tf.Variable(1.0, name=name), tf.Variable(2.0)
+        pairs[1].append(model)
+    for before, now in pairs:
+        prefix = tf.train.Checkpoint(model=before).write(str(tmp_path / "ckpt"))
+        check_fit(tf.train.Checkpoint(model=now).read(prefix))
+        for one, same in zip(before.get_weights(), now.get_weights(), strict=True):
+            np.testing.assert_array_equal(one, same)
+
+
+def test_other_numbers_of_keras3s_layers_are_no_misfit(tmp_path: Path) -> None:
+    """A process that has made another layer before counts from there; weights are found by names without numbers."""
+    models = []
+    for first in (0, 1):
+        layers = [keras3.layers.Dense(2, name=f"dense_{first + number}") for number in range(3)]
+        model = keras3.Sequential([keras3.Input((2,)), *layers], name="three")
+        model.compile(keras3.optimizers.Adam(0.1, name="adam"))
+        model.optimizer.build(model.trainable_variables)
+        models.append(model)
+    before, now = map(CheckpointedModel, models)
+    prefix = tf.train.Checkpoint(model=before).write(str(tmp_path / "ckpt"))
+    check_fit(tf.train.Checkpoint(model=now).read(prefix))
+    for one, same in zip(before.variables, now.variables, strict=True):
+        np.testing.assert_array_equal(one, same)
 
 
 @pytest.mark.parametrize("make", [lambda: keras.SGD(0.1, momentum=0.9), lambda: keras.Adam(0.1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,8 @@ MOMENTUM = re.compile(r"[^/]+/m/")  # by the optimizer's name
 SLOT = re.compile(
     r"/(m|v|vhat|u|r|c|average|accumulator|linear|velocity|momentum|average_gradient|accumulated_grad|accumulated_delta_var)/"
 )
+# A weight that tf_keras finds by its layer's place: others are found by attributes or, in Keras 3, by names.
+PLACE = re.compile(r"/(layer_with_weights-)?\d+/")
 # Of both m is the only slot: of one a sum of steps, of the other a mean of gradients.
 OTHER_M = {"SGD", "Lion"}
 # What a checkpoint or the model may have alone, as of a Dropout that is new, or of a schedule in the place of a rate.
@@ -188,12 +191,15 @@ def check_fit(status: Any) -> None:
 
 def check_all_matched(status: Any) -> None:
     """Raise AssertionError where a checkpoint that was read has no value for something of the model."""
+    import tensorflow as tf
+
     try:
         status.assert_existing_objects_matched()
     except AssertionError:
         read = status._checkpoint
         matched = {id(one) for one in read.object_by_proto_id.values()}
-        lacking = [one for one in read.all_python_objects if id(one) not in matched]
+        # A layer has no value itself.
+        lacking = [one for one in read.all_python_objects if id(one) not in matched and not isinstance(one, tf.Module)]
         if not all(OF_NO_WEIGHT.search(name_now(one)) for one in lacking):
             raise
 
@@ -240,19 +246,22 @@ def check_slots(read: Any) -> None:
 def reject_swapped(names: Sequence[tuple[str, str, str]]) -> None:
     """Raise AssertionError where layers have each other's places, by which tf_keras finds their weights.
 
-    Layers without a name of their own have numbers, which follow the order in which they are made.
+    Layers without a name of their own have numbers, which follow the order in which they are made: where the
+    checkpoint has several of a class, one that gets a name changes the others'.
     """
-    present = {now for _, _, now in names}
-    for path, saved, now in names:
-        is_weight = bool(saved and now) and "/_variables/" not in path
+    placed = [each for each in names if PLACE.search(each[0]) and all(each) and "/_variables/" not in each[0]]
+    present = {now for _, _, now in placed}
+    alike = Counter(without_numbers(saved) for _, saved, _ in placed)
+    for _, saved, now in placed:
+        kind = without_numbers(saved)
         # A layer may have a new name by now.
-        if is_weight and saved in present and without_numbers(saved) != without_numbers(now):
+        if saved in present and kind != without_numbers(now) and alike[kind] == 1:
             raise AssertionError(f"its {saved} would become {now}: layers have changed places, or names")
 
 
 def without_numbers(name: str) -> str:
     """Return a variable's name without what tells layers of one class apart."""
-    return re.sub(r"_\d+(?=/|$)", "", name)
+    return re.sub(r"_\d+(?=[/_]|$)", "", name)
 
 
 def what_differs(error: Exception) -> str:
