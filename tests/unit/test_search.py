@@ -467,6 +467,17 @@ def test_a_search_that_is_taken_out_before_its_next_point_is_chosen_has_ended(qu
     assert in_queue(queued).is_over()
 
 
+def test_a_search_with_earlier_points_waits_as_any_other(config: Config, tmp_path: Path) -> None:
+    """All that it has chosen have ended, and its next one is not chosen."""
+    add_search(config, tmp_path)
+    end_in_queue(config, "s-1")
+    queue_changes.remove(config, "s", "bob", stop=True, plan=False)
+    add(config, "last")
+    assert add_search(config, tmp_path)["ahead"] == ["last"]
+    assert queue_changes.move(config, "s", "first", plan=False)["order"] == ["s", "last"]
+    assert queue_changes.remove(config, "s", "bob", stop=False, plan=False)["outcome"] == "done"
+
+
 def test_a_search_that_trains_becomes_the_first_of_the_queue_and_tries_nothing_again(config: Config) -> None:
     selected(config).begin("s-1")
     selected(config).end_point("s-1", RunState.FAILED, "why")

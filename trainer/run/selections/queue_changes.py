@@ -245,8 +245,8 @@ def _waits(config: Config, record: Mapping[str, Any]) -> bool:
     queue = _queue(config, [record])
     [entry] = queue.entries
     ends = queue.ends()
-    some = [point.run in ends for point in entry.points]
-    return not queue.has_begun(entry) and not (all(some) if entry.search else any(some))
+    has_ended = entry.has_ended(ends) if entry.search else any(point.run in ends for point in entry.points)
+    return not (has_ended or queue.has_begun(entry))
 
 
 def _waiting(config: Config, entries: list[dict[str, Any]], name: str) -> dict[str, Any]:
