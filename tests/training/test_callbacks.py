@@ -20,6 +20,7 @@ from trainer.run.directory import RunDirectory
 from trainer.training.loop.as_traced import AsTraced
 from trainer.training.loop.callbacks import callbacks_of, keras, keys_of
 from trainer.training.loop.epochs import CallbackStates, Epochs
+from trainer.training.updates.learning_rate import Rates
 
 pytestmark = pytest.mark.timeout(800)
 APIS = ("custom_loop", "fit")
@@ -229,11 +230,11 @@ def test_what_is_better_is_the_same_in_each_process(tmp_path: Path, library: Any
 class Process:
     """A coordinator's process of a run with epochs of 20 steps, whose callback wants to know the loss."""
 
-    def __init__(self, path: Path, step: int, rate: float = 0.8) -> None:
+    def __init__(self, path: Path, step: int, rate: float = 0.8, *more: Any) -> None:
         self.model, self.told = compiled(rate), []
         store = CallbackStore(RunDirectory(path, "mine"), lambda write: write(), leads=True)
         tell = keras.LambdaCallback(on_epoch_end=lambda epoch, logs: self.told.append((epoch, logs["loss"])))
-        own = [keras.LearningRateScheduler(lambda epoch, rate: rate / 2), tell]
+        own = [keras.LearningRateScheduler(lambda epoch, rate: rate / 2), tell, *more]
         nothing = {name: lambda: None for name in ("begin", "drain", "end_epoch")}
         self.controller = SimpleNamespace(
             step=step, epoch_steps=20, done=False, evaluate=lambda **_: {}, next_call=lambda: 20, **nothing
@@ -266,6 +267,21 @@ def test_an_epoch_that_was_cut_off_begins_with_the_rate_that_it_found(tmp_path: 
     assert rate == 0.2
     process.end_epoch(1, 1.0)
     assert Process(tmp_path, 40, rate).begin_epoch(2) == 0.1
+
+
+def test_a_rate_that_batches_may_have_changed_is_the_checkpoints(tmp_path: Path) -> None:
+    """As with a decay at each call, where this process trains."""
+    Process(tmp_path, 0, 0.8).end_epoch(0, 1.0)
+    process = Process(tmp_path, 30, 0.3, keras.LambdaCallback(on_batch_end=lambda *_: None))
+    assert process.begin_epoch(1) == 0.15
+
+
+def test_rates_are_not_taken_for_each_other_where_a_schedule_was() -> None:
+    optimizers = [tf.keras.optimizers.SGD(rate) for rate in (0.1, 0.2)]
+    Rates(optimizers).assign([0.5])
+    assert Rates(optimizers).values == pytest.approx([0.1, 0.2])
+    Rates(optimizers).assign([0.5, 0.6])
+    assert Rates(optimizers).values == pytest.approx([0.5, 0.6])
 
 
 def test_an_epochs_end_that_was_cut_off_is_told_with_the_trainings_numbers(tmp_path: Path) -> None:

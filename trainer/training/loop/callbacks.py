@@ -124,6 +124,11 @@ def has_own(callback: Callback, method: str) -> bool:
     return not owner.__module__.startswith(KERAS)
 
 
+def hears_batches(callback: Callback) -> bool:
+    """Return whether a callback of the program's is called for batches, as it may be where this process trains."""
+    return any(has_own(callback, f"on_{one}") for one in BATCHES)
+
+
 def may_write(callback: Callback) -> bool:
     """Return whether a callback may change weights."""
     kind = type(callback)

@@ -13,7 +13,7 @@ from trainer.core.settings.config import Config
 from trainer.run.callback_store import CallbackStore
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.as_traced import AsTraced
-from trainer.training.loop.callbacks import attributes, keys_of, may_write, outlives
+from trainer.training.loop.callbacks import attributes, hears_batches, keys_of, may_write, outlives
 from trainer.training.loop.controller import Controller
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.steps.runner import StepRunner
@@ -237,7 +237,8 @@ class CallbackStateKeeper(tf.keras.callbacks.Callback):
             return
         self._own.remember(self._record["callbacks"])
         # The epoch under way begins once more, and its callbacks may change the rate that they find.
-        Rates(keras_of(self.model).optimizers).assign(self._record["rates"])
+        if not any(map(hears_batches, self._own.callbacks.values())):  # which may have changed it since
+            Rates(keras_of(self.model).optimizers).assign(self._record["rates"])
         if self._unheard is not None:
             self._make_up_for(self._unheard)
 

@@ -109,9 +109,10 @@ class Rates:
         self.assign(self.values)
 
     def assign(self, values: Sequence[float]) -> None:
-        """Have the optimizers use rates that an earlier process had."""
-        for (rate, _), value in zip(self._rates, values, strict=False):  # a schedule may have become a number
-            rate.assign(value)
+        """Have the optimizers use rates that an earlier process had; none where a schedule has come or gone."""
+        if len(values) == len(self._rates):
+            for (rate, _), value in zip(self._rates, values, strict=True):
+                rate.assign(value)
 
     def replaced(self) -> list[str]:
         """Say which rates are others by now."""
