@@ -352,7 +352,7 @@ def test_a_rollback_brings_the_earlier_release_and_settings(training: Training, 
     begun = time.monotonic()
     output = done("rollback", "--reason", "a test", inventory=long_run)
     print(f"rollback: {time.monotonic() - begun:.1f} s\n{output}")
-    assert "setting  log_seconds: 3 -> null" in output
+    assert "setting  log_seconds: 3 -> 1" in output
     assert {answer(host, "readlink /opt/trainer/current; cat /etc/trainer/run.json") for host in lab.values()} == {
         before
     }
