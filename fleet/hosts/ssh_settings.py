@@ -18,17 +18,8 @@ from fleet.site.routes import Host
 SECONDS = 10  # a Match may run a command
 _asking = threading.Lock()  # else each of the hosts that are opened at once would ask
 _KNOWN = (
-    *(
-        "connecttimeout",
-        "forwardagent",
-        "globalknownhostsfile",
-        "hostkeyalias",
-        "hostname",
-        "identityagent",
-        "identityfile",
-        "port",
-    ),
-    *("proxycommand", "proxyjump", "stricthostkeychecking", "user", "userknownhostsfile"),
+    *("connecttimeout", "forwardagent", "globalknownhostsfile", "hostkeyalias", "hostname", "identityagent"),
+    *("identityfile", "port", "proxycommand", "proxyjump", "stricthostkeychecking", "user", "userknownhostsfile"),
 )
 
 

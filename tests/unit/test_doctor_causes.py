@@ -26,7 +26,7 @@ from fleet.doctor import probe
 from fleet.doctor.cluster import judge_look
 from fleet.doctor.examination import Examination, examine
 from fleet.doctor.finding import Finding
-from fleet.doctor.hosts import judge_hosts
+from fleet.doctor.hosts import LITTLE_BYTES, LITTLE_FILES, RUN_BYTES, judge_hosts
 from fleet.hosts.cluster import Cluster, Observation
 from fleet.hosts.run import Run
 from fleet.hosts.ssh import Answer, SshHosts
@@ -259,6 +259,11 @@ def test_a_file_that_the_tasks_user_cant_read_is_found(
     names = [str(tmp_path / "run.json"), "/etc/passwd", "/nowhere"]
     found = only(judge(facts(unreadable=probe.unreadable(names))), "umask")
     assert f"the user trainer can't read {tmp_path}/run.json" in found.what
+
+
+def test_site_yml_wants_the_room_below_which_doctor_warns() -> None:
+    assert host_look.ENVIRONMENT == (LITTLE_BYTES, LITTLE_FILES)
+    assert host_look.SMALL[0] == RUN_BYTES
 
 
 def test_a_process_at_a_tasks_port_is_found() -> None:

@@ -37,13 +37,9 @@ def sweep_of(selection: Mapping[str, Any], shared_dir: str | Path) -> Sweep | No
         return Queue.read(shared_dir)
     if "sweep" not in selection:
         return None
-    kind = Search if is_search(selection["sweep"]) else Sweep
+    chosen = selection["sweep"]
+    kind = Search if isinstance(chosen, dict) and "search" in chosen else Sweep
     return kind.from_selection(selection, shared_dir)
-
-
-def is_search(sweep: object) -> bool:
-    """Whether a selection's sweep has its points chosen one by one."""
-    return isinstance(sweep, dict) and "search" in sweep
 
 
 def selected_sweep(config: Config) -> Sweep | None:
