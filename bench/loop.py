@@ -134,7 +134,9 @@ def prepare(scratch: Path) -> tuple[Path, Path]:
     inventory, program = scratch / "lab", scratch / "program" / "edited.py"
     shutil.copytree(ROOT / "inventory" / "lab", inventory)
     program.parent.mkdir()
-    program.write_text((ROOT / "trainer" / "examples" / "digits.py").read_text())
+    digits = ROOT / "trainer" / "examples" / "digits.py"
+    program.write_text(digits.read_text())
+    shutil.copy(digits.with_suffix(".npz"), program.with_suffix(".npz"))
     site = inventory / "group_vars" / "all.yml"
     values = yaml.safe_load(site.read_text())
     values["release_program"] = str(program.parent)

@@ -44,6 +44,7 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
             "no host is named; expected one or more, the coordinator's first: "
             f"psfleet init {shlex.quote(str(directory))} alpha=192.0.2.11 beta=192.0.2.12 gamma"
         )
+    digits = CODE / "trainer/examples/digits.py"
     texts = {
         "ansible.cfg": _settings(),
         "site.yml": _template("site.yml"),
@@ -51,8 +52,9 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
         "fabfile.py": _template("fabfile.py"),
         "README.md": _template("README.md"),
         ".gitignore": _template("gitignore"),
-        "programs/digits.py": (CODE / "trainer/examples/digits.py").read_text(encoding="utf-8"),
+        "programs/digits.py": digits.read_text(encoding="utf-8"),
     }
+    data = digits.with_suffix(".npz")
     if example:
         texts |= _example(example)
     else:
@@ -62,7 +64,8 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
         texts[_HOSTS] = _HEAD + groups.replace(": null\n", ":\n")
     try:
         for name, text in sorted(texts.items()):
-            say(_write(directory, name, text))
+            say(_write(directory, name, text.encode()))
+        say(_write(directory, f"programs/{data.name}", data.read_bytes()))
     except OSError as error:
         why = f"can't be written: {error.strerror}; expected a folder of yours"
         raise OperatorMistake(f"{error.filename or directory} {why}") from error
@@ -169,15 +172,15 @@ def _reject_word(word: str) -> None:
         raise OperatorMistake(f"host {show(word)} has a login; expected it as {where}")
 
 
-def _write(directory: Path, name: str, text: str) -> str:
+def _write(directory: Path, name: str, content: bytes) -> str:
     """Write a file that is missing; returns what was done, for the operator."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with path.open("xb") as file:
+            file.write(content)
     except FileExistsError:
-        same = path.is_file() and path.read_bytes() == text.encode()
+        same = path.is_file() and path.read_bytes() == content
         return f"kept {path}" if same else f"kept {path} as it was: what `psfleet init` writes differs"
     return f"made {path}"
 

@@ -121,7 +121,8 @@ def test_ansible_cfg_is_psfleets_without_a_path(tmp_path: Path) -> None:
 
 def test_the_program_to_change_is_an_example_of_ours(tmp_path: Path) -> None:
     make(tmp_path, "a")
-    assert (tmp_path / "programs/digits.py").read_text() == (CODE / "trainer/examples/digits.py").read_text()
+    for name in ("digits.py", "digits.npz"):
+        assert (tmp_path / "programs" / name).read_bytes() == (CODE / "trainer/examples" / name).read_bytes()
 
 
 @pytest.mark.parametrize(
