@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,13 @@ def test_that_no_gpu_was_found_is_news_only_where_one_was_to_be(
     with logs.without_chatter():
         os.write(2, b"E0000 cuda_platform.cc:52] failed call to cuInit: CUDA_ERROR_NO_DEVICE\n")
     assert ("cuInit" in capfd.readouterr().err) is shown
+
+
+def test_what_is_held_back_needs_no_room_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with logs.without_chatter():
+            os.write(2, b"absl::InitializeLog()\nbad \xff byte\n")
+    assert capfd.readouterr().err == "bad \ufffd byte\n"

@@ -458,6 +458,20 @@ def test_another_kit_or_environment_is_started_by_systemd(
     assert "needs another kit or environment: leaving it to systemd" in logged
 
 
+def test_a_task_whose_own_temporary_files_were_removed_gets_others_from_systemd(
+    start: Start, tmp_path: Path, releases: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "own"))
+    supervised = start(RELEASED)
+    supervised.child()
+    (tmp_path / "own").rmdir()
+    (tmp_path / "go0").touch()
+    code, logged = supervised.wait()
+    assert (code, len(supervised.pids)) == (75, 1)
+    assert f"{tmp_path / 'own'} of this unit was removed: leaving it to systemd" in logged
+
+
 def test_a_release_of_the_same_kit_is_where_the_next_process_works(
     start: Start, tmp_path: Path, releases: Callable[[str], None]
 ) -> None:

@@ -230,17 +230,22 @@ def test_a_name_server_that_refuses_is_no_closed_port() -> None:
     assert not is_refusal(failed.value)
 
 
-def test_what_has_no_room_at_first_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_room_at_first_is_written_later_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(way_probe, "RECORDS", tmp_path / "full")
     monkeypatch.setattr(way_probe, "AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(way_probe, "incarnation", lambda address: "mine")
     others = {"ps-0": "c:1"}
     Ways("own:1", lambda: others, lambda address: WORKS, "out of memory").start()
+    until(lambda: caplog.messages)
     time.sleep(0.1)
     (tmp_path / "full").mkdir()
     until(lambda: (read_record(way_probe.record_path("mine")) or {}).get("ways"))
     found = read_record(way_probe.record_path("mine")) or {}
     assert (found["ways"].keys(), found["lack"]) == ({"ps-0"}, "out of memory")
+    (said,) = caplog.messages
+    assert said.endswith("psfleet-ways-mine.new: No such file or directory")
     others.clear()  # its thread writes no more
 
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Workplace:
         """`release` is the link to the current release, and this process works in a release too; None elsewhere."""
         self._release = release
         self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
+        self._temporary = [] if release is None else [place for place in temporary_places() if not is_removed(place)]
 
     @property
     def is_release(self) -> bool:
@@ -32,6 +34,9 @@ class Workplace:
         """Have the next child work in the release that is current; returns whether this process can have one there."""
         if self._release is None:
             return True
+        if removed := list(filter(is_removed, self._temporary)):
+            log.warning("%s: %s of this unit was removed: leaving it to systemd, which makes another", task, removed[0])
+            return False
         current = self._release.resolve()
         if current != self._home and not same_kit(self._home, current):
             log.info("%s needs another kit or environment: leaving it to systemd", task)
@@ -55,3 +60,22 @@ class Workplace:
             yield
         finally:
             os.chdir(self._home)
+
+
+def temporary_places() -> set[str]:
+    """Return where this process's children put temporary files."""
+    return {"/tmp", os.environ.get("TMPDIR", "/tmp")}
+
+
+def is_removed(place: str) -> bool:
+    """Whether a directory takes no file since it was removed, as by `rm -r /tmp/*` below the unit's own /tmp.
+
+    One that is full is there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=place).close()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False

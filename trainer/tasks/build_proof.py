@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +27,7 @@ from trainer.core.settings.config import Config
 from trainer.process.children import end_orphans
 from trainer.process.fork_server import Forked, ForkServer
 from trainer.process.warm_start import adopt_orphans
+from trainer.telemetry.logs import file_in_memory, load_tensorflow
 
 # A mistake shows at once, or when the model compiles; a start must not wait for what a large model takes.
 BUILD_SECONDS = 300.0
@@ -122,7 +122,7 @@ def start_build(command: Sequence[str], forks: ForkServer | None) -> Forked | su
 
 def keep_input() -> None:
     """Put what comes on standard input into a file, which a second process can read from its beginning."""
-    with tempfile.TemporaryFile() as kept:
+    with file_in_memory() as kept:
         shutil.copyfileobj(sys.stdin.buffer, kept)
         kept.seek(0)
         os.dup2(kept.fileno(), 0)
@@ -171,8 +171,6 @@ def build(config: Config, program: Program, cluster: ClusterConfig | None, point
 
     Returns the exit code, None where the build was given up.
     """
-    from trainer.telemetry.logs import load_tensorflow
-
     tf = load_tensorflow()
     from trainer.training.data.input import element_spec_of
     from trainer.training.keras.adapters import keras_of

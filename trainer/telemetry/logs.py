@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from trainer.core.runtime import NO_GPU
 from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
@@ -75,7 +75,7 @@ def without_chatter() -> Iterator[None]:
     chatter = (*CHATTER, NOTHING_FOUND) if hidden or not DRIVER.exists() else CHATTER
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile(mode="w+", errors="replace") as held:
+    with file_in_memory() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
@@ -84,9 +84,16 @@ def without_chatter() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             held.seek(0)
-            for line in held:
+            for line in held.read().decode(errors="replace").splitlines(keepends=True):
                 if not any(known in line for known in chatter):
                     sys.stderr.write(line)
+
+
+def file_in_memory() -> IO[bytes]:
+    """Return an open file that needs no room on a disk: a full one must keep no task from its start."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("psfleet"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def load_tensorflow() -> Any:

@@ -111,6 +111,7 @@ class Ways:
         self._lack = lack
         self._found: dict[str, Way] = {}
         self._tried_at: dict[str, float] = {}
+        self._unwritten = ""
 
     def start(self) -> None:
         remove_stale()
@@ -123,7 +124,7 @@ class Ways:
             try:
                 if not self._found:
                     self._write(process)  # that nothing is known yet: a reader finds a file
-                if self.probe(time.monotonic()):
+                if self.probe(time.monotonic()) or self._unwritten:
                     self._write(process)
             except Exception:
                 log.exception("cannot try the ways to the other members")
@@ -156,8 +157,15 @@ class Ways:
         path = record_path(process)
         new = path.with_suffix(".new")
         ways = {task: way.as_record() for task, way in self._found.items()}
-        new.write_text(json.dumps({"ways": ways, "lack": self._lack}), encoding="utf-8")
-        new.replace(path)
+        try:
+            new.write_text(json.dumps({"ways": ways, "lack": self._lack}), encoding="utf-8")
+            new.replace(path)
+        except OSError as error:  # a full disk; or a cleaner has removed the task's own /tmp
+            if str(error.strerror) != self._unwritten:
+                log.warning("the coordinator does not hear of this task's ways: %s: %s", new, error.strerror)
+            self._unwritten = str(error.strerror)
+        else:
+            self._unwritten = ""
 
 
 def remove_stale() -> None:
