@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 from host_look import (
+    check_host,
     clock_problem,
     is_own,
     listeners,
     own_name_problem,
+    python_problem,
     resolve,
     source_to,
     stranger_problem,
@@ -288,6 +290,17 @@ def test_a_system_that_no_role_can_change_is_named(
 ) -> None:
     (found,) = system_problems("w", True, make_system(tmp_path, release, booted), machine)
     assert f"host 'w': {said}" in found
+
+
+def test_a_python_in_a_home_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").symlink_to("/home/admin/.pyenv/versions/3.11.7")
+    assert python_problem("w", "/usr") is None
+    assert python_problem("w", "/opt/conda") is None
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "python"))
+    said = "Ansible's Python there is of /home/admin/.pyenv/versions/3.11.7, and tasks see nothing below /home"
+    for trains in (True, False):
+        found, _ = check_host("w", {"w": "127.0.0.1"}, time.time(), number=os.getuid() or 6006, trains=trains)
+        assert any(said in each for each in found) is trains
 
 
 def test_a_system_that_cant_be_written_is_named(tmp_path: Path) -> None:

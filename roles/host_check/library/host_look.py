@@ -23,6 +23,7 @@ import pwd
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ HOME = "/var/lib/trainer"
 MACHINE = "x86_64"
 FAMILIES = {"debian", "ubuntu"}  # as ID or ID_LIKE of os-release(5)
 WRITTEN = ("etc", "opt", "usr", "var")
+HOMES = ("/home", "/root", "/run/user")  # as ProtectHome= of systemd.exec(5) has them
 PORT = 9  # of no service: nothing is sent there
 RELEASES = "opt/trainer"
 # Which one of these a host has where psfleet was before.
@@ -232,6 +234,18 @@ def system_problems(name: str, trains: bool, root: Path = Path("/"), machine: st
     return [f"host '{name}': {each}" for each in found]
 
 
+def python_problem(name: str, prefix: str) -> str | None:
+    """Say that the tasks can't see the Python that their environment would be made of, as of pyenv."""
+    place = os.path.realpath(prefix)
+    home = next((each for each in HOMES if place.startswith(f"{each}/")), None)
+    if home is None:
+        return None
+    return (
+        f"host '{name}': Ansible's Python there is of {place}, and tasks see nothing below {home}; expected one "
+        "elsewhere, as the distribution's. Name it in the inventory: ansible_python_interpreter: /usr/bin/python3"
+    )
+
+
 def room_problems(name: str, trains: bool, root: Path = Path("/")) -> list[str]:
     """Say which file systems are too full for what is written there; each once, by its first place."""
     bare = trains and not any((root / RELEASES / "envs").glob("[!.]*"))
@@ -368,6 +382,7 @@ def check_host(
         sudo = sudo_problem(name, os.environ.get("SUDO_USER", ""))
         own = own_name_problem(name, socket.gethostname())
         system = [*system_problems(name, trains), *room_problems(name, trains), *_some(stranger_problem(name))]
+        system += _some(python_problem(name, sys.base_prefix) if trains else None)
         problems = [*system, *_some(sudo), *_some(own), *user_problems(name, number), *problems]
     return [*_some(clock_problem(name, time.time(), now)), *_some(tunnel_problem(name, tunnel)), *problems], notes
 
