@@ -428,6 +428,39 @@ def test_a_run_that_waits_is_not_deleted(config: Config) -> None:
     assert delete_run(config, "a", plan=False)["outcome"] == "done"
 
 
+@pytest.mark.parametrize("how", ["finished", "removed"])
+def test_a_point_of_a_sweep_that_has_ended_may_be_added_by_itself(config: Config, how: str) -> None:
+    ask(config, **SWEEP)
+    for run in ("s-1", "s-2"):
+        queue(config).begin(run)
+        if how == "finished":
+            end(config, run)
+    if how == "removed":
+        remove(config, "s", "bob", stop=True, plan=False)
+    assert ask(config, "s-1", program="mine:One")["ahead"] == []
+    found = apply_selection(config)
+    assert (found.run, found.program, queue(config).is_over()) == ("s-1", "mine:One", False)
+    end(config, "s-1")
+    assert queue(config).is_over()
+    ask(config, **SWEEP)
+    assert names(config) == ["s"]
+    assert present(config) == "s-1"
+
+
+def test_a_run_of_ones_own_is_adopted_beside_an_ended_sweep_and_never_beside_one_that_waits(config: Config) -> None:
+    ask(config, **SWEEP)
+    ask(config, "b")
+    write_record(Path(config.shared_dir) / "selection.json", {"run": "s-1"})
+    RunDirectory(config.shared_dir, "s-1").set_state(RunState.TRAINING, 3)
+    ask(config, "c")
+    assert names(config) == ["s", "b", "c"]
+    for run in ("s-1", "s-2", "b", "c"):
+        end(config, run)
+    write_record(Path(config.shared_dir) / "selection.json", {"run": "s-1"})
+    ask(config, "d")
+    assert (names(config), present(config)) == (["b", "c", "s-1", "d"], "s-1")
+
+
 def test_another_run_that_is_selected_leaves_the_queue_as_it_is(config: Config) -> None:
     ask(config, "a")
     write_record(Path(config.shared_dir) / "selection.json", {"run": "mine"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -35,6 +36,7 @@ from trainer.run.selections import queue_changes, search
 from trainer.run.selections.queue import Queue
 from trainer.run.selections.search import Search
 from trainer.run.selections.selection import apply_selection, selected_sweep
+from trainer.run.selections.sweep import Point, Sweep
 from trainer.run.upkeep import delete_run
 from trainer.tasks import server, sweep
 from trainer.telemetry.outlets.systemd import Notifier
@@ -508,6 +510,29 @@ def test_a_search_that_can_not_choose_holds_up_no_other_run(queued: Config, monk
     assert in_queue(queued).choose() is None
     assert apply_selection(queued).run == "last"
     assert "Optuna can't choose the next point: why" in describe_queue(read_queue(queued))
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_search_whose_record_another_sweep_has_written_holds_up_no_other_run(queued: Config, has_ended: bool) -> None:
+    for number in (1, 2, 3) if has_ended else (1,):
+        in_queue(queued).begin(f"s-{number}")
+        end_in_queue(queued, f"s-{number}")
+        in_queue(queued).choose()
+    foreign = Sweep("s", [Point("s-1", {"units": 8})], 9, Path(queued.shared_dir))
+    foreign.end_point("s-1", RunState.FINISHED)
+    assert apply_selection(queued).run == "last"
+    assert "s-1 of " in str(in_queue(queued).why_to_end("s-1"))
+    in_queue(queued).end_point("s-1", RunState.STOPPED)  # as one that was trained meanwhile
+    assert (read_record(foreign.record) or {})["points"] == [{"run": "s-1", "program_args": {"units": 8}}]
+    assert re.search(r"^s failed: sweep: s-1 of \S+ has other parameters", describe_queue(read_queue(queued)), re.M)
+    end_in_queue(queued, "last")
+    assert (in_queue(queued).is_over(), in_queue(queued).unevaluated()) == (True, None)
+
+
+def test_a_search_is_refused_where_its_record_is_another_sweeps(config: Config, tmp_path: Path) -> None:
+    Sweep("s", [Point("s-1", {"units": 8})], 9, tmp_path).end_point("s-1", RunState.FINISHED)
+    with pytest.raises(ConfigError, match=r"^sweep: s-1 of \S+ has other parameters.*: give the sweep another name"):
+        add_search(config, tmp_path)
 
 
 @pytest.mark.parametrize("lacks", ["optuna", "evaluation"])

@@ -38,6 +38,8 @@ class QueueEntry:
     """As it stands in the file."""
     points: Sequence[Point]
     search: Search | None = None
+    unreadable: str = ""
+    """Why its search can't go on, as where another sweep has written its record: it has failed, and the next begins."""
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], shared_dir: str | Path) -> QueueEntry:
@@ -47,20 +49,28 @@ class QueueEntry:
             of_sweep = {key: record[key] for key in ("name", "attempt", "points", "search") if key in record}
             selection = {key: record[key] for key in OF_A_SWEEP if key in record}
             selection["sweep"] = {**of_sweep, "settings": settings}
-            search = Search.from_selection(selection, shared_dir) if "search" in record else None
+            search = Search.without_record(selection, shared_dir) if "search" in record else None
             if search is not None:
                 points = search.points
             elif "points" in record:
                 points = list_points(selection)
             else:
                 points = [Point(record["name"], dict(record.get("program_args", {})), record.get("program"), settings)]
-            entry = cls(record, points, search)
+            entry = cls(record, points, search)._with_record()
             right = bool(points) and all(RUN_NAME.fullmatch(point.run) for point in points)
             if not right or entry.attempt < 1 or entry.priority != record.get("priority", 0) or entry.seconds < 0:
                 raise ValueError("a name, an attempt, a priority or a limit is wrong")
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"the queue has an entry that is none: {record!r} ({error})") from error
         return entry
+
+    def _with_record(self) -> QueueEntry:
+        """Return it with the points that its search has chosen."""
+        try:
+            search = self.search.with_record() if self.search else None
+        except ConfigError as error:
+            return QueueEntry(self.record, self.points, unreadable=str(error))
+        return QueueEntry(self.record, search.points, search) if search else self
 
     @property
     def name(self) -> str:
@@ -74,6 +84,12 @@ class QueueEntry:
     def size(self) -> int:
         """How many points it has, with those that are still to be chosen."""
         return self.search.size if self.search else len(self.points)
+
+    @property
+    def runs(self) -> set[str]:
+        """The names of its runs, also of those that its search has yet to choose."""
+        chosen = {point.run for point in self.points}
+        return chosen | {f"{self.name}-{number}" for number in range(1, self.size + 1)} if self.search else chosen
 
     @property
     def attempt(self) -> int:
@@ -194,6 +210,12 @@ class Queue(Sweep):
         begun = self._read().get("begun", {}) if begun is None else begun
         return bool(entry.record.get("adopted")) or any(is_of(begun.get(point.run), entry) for point in entry.points)
 
+    def entry_awaiting(self, run: str) -> QueueEntry | None:
+        """Return the entry that has yet to begin a run."""
+        ends, begun = self.ends(), self._read().get("begun", {})
+        left = [entry for entry in self.left(ends) if run in entry.runs - ends.keys()]
+        return next((entry for entry in left if not self.has_begun(entry, {run: begun.get(run)})), None)
+
     def entry_of(self, run: str) -> QueueEntry | None:
         """Return the newest entry that has the run."""
         return self._newest.get(run)
@@ -208,6 +230,8 @@ class Queue(Sweep):
         found = {**{run: {"state": REMOVED, **how} for run, how in gone.items()}, **super().ends()}
         for entry in self.entries:
             found |= entry.search.ends() if entry.search else {}
+            if entry.unreadable:
+                found[entry.points[0].run] = {"state": RunState.FAILED, "message": entry.unreadable}
         return found
 
     def to_prove(self) -> Sequence[Point]:
@@ -230,7 +254,7 @@ class Queue(Sweep):
         A search writes its points' ends itself, but for one that it has not stopped.
         """
         entry, record = self.entry_of(run), self._read()
-        if entry is None:
+        if entry is None or entry.unreadable:
             return
         if entry.search and not (state is RunState.STOPPED and self._why_given_up(entry)):
             entry.search.end_point(run, state, message)
@@ -260,6 +284,8 @@ class Queue(Sweep):
     def _why_given_up(self, entry: QueueEntry) -> str | None:
         if entry.is_removed:
             return f"taken out of the queue by {entry.record['removed'].get('who', 'an unknown user')}"
+        if entry.unreadable:
+            return entry.unreadable
         if entry.seconds and self.used(entry) >= entry.seconds:
             return f"its limit of {entry.seconds / 60:.4g} min is used up"
         return None
@@ -287,7 +313,7 @@ class Queue(Sweep):
 
     def owes(self, point: Point) -> bool:
         entry = self.entry_of(point.run)
-        if entry is None or entry.is_removed:
+        if entry is None or entry.is_removed or entry.unreadable:
             return False
         return entry.search.owes(point) if entry.search else super().owes(point)
 

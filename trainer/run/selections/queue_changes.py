@@ -89,7 +89,7 @@ def add(config: Config, asked: Mapping[str, Any], plan: bool) -> dict[str, Any]:
             known = max(before, default=_attempt(config, new["name"]))
             new["attempt"] = max(known, _attempt_of_search(config, new)) + 1
             reject_shared_runs(entries, new, config)
-            entries[:] = [each for each in entries if each["name"] != new["name"]]
+            forget_runs(entries, new, config)
             for present in adopt(config, entries):
                 if present["name"] == new["name"]:
                     new["adopted"] = True
@@ -109,7 +109,10 @@ def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"{other[0]} is no setting that a run in the queue can have of its own: those are {known}")
     own = {"program": config.program, "program_args": dict(config.program_args)}
     new = {**asked, "settings": {**own, **given}, "attempt": 1, "added": time.time()}
-    for point in QueueEntry.from_record(new, config.shared_dir).points:
+    entry = QueueEntry.from_record(new, config.shared_dir)
+    if entry.unreadable:
+        raise ConfigError(entry.unreadable)
+    for point in entry.points:
         chosen = config.replace(**of_the_run(point.settings))
         chosen.replace(**point.selection)
     return new
@@ -117,20 +120,19 @@ def prepare(config: Config, asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def reject_shared_runs(entries: list[dict[str, Any]], new: Mapping[str, Any], config: Config) -> None:
     """Raise UserError where another entry that waits has a run of the same name."""
-    runs = runs_of(new, config.shared_dir)
+    runs = QueueEntry.from_record(new, config.shared_dir).runs
     for each in entries:
         other = QueueEntry.from_record(each, config.shared_dir)
-        shared = runs & runs_of(each, config.shared_dir)
+        shared = runs & other.runs
         if other.name != new["name"] and shared and not has_ended(entries, other.name, config.shared_dir):
             raise UserError(f"run {min(shared)} is part of {other.name}, which waits in the queue: choose another name")
 
 
-def runs_of(record: Mapping[str, Any], shared_dir: str | Path) -> set[str]:
-    """Return the names of an entry's runs, also of those that its search has yet to choose."""
-    entry = QueueEntry.from_record(record, shared_dir)
-    if entry.search is None:
-        return {point.run for point in entry.points}
-    return {f"{entry.name}-{number}" for number in range(1, entry.size + 1)}
+def forget_runs(entries: list[dict[str, Any]], new: Mapping[str, Any], config: Config) -> None:
+    """Leave out what has ended and has the name or a run of a new entry: its ends would be taken for the new one's."""
+    runs = QueueEntry.from_record(new, config.shared_dir).runs
+    others = [each for each in entries if each["name"] != new["name"]]
+    entries[:] = [each for each in others if not runs & QueueEntry.from_record(each, config.shared_dir).runs]
 
 
 def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -158,9 +160,10 @@ def adopt(config: Config, entries: list[dict[str, Any]]) -> list[dict[str, Any]]
         is_left = any(state not in (RunState.FINISHED, RunState.FAILED) for state in states)
     if not is_left or not any(run.state.exists() for run in runs):
         return []
-    if not has_ended(entries, entry["name"], config.shared_dir):
+    left = _queue(config, entries).left() if entries else []
+    if any(found.runs & each.runs for each in left):
         return []
-    entries[:] = [each for each in entries if each["name"] != entry["name"]]
+    forget_runs(entries, new, config)
     return [new]
 
 

@@ -60,18 +60,22 @@ class Search(RecordedSearch):
 
     @classmethod
     def from_selection(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Search:
-        """Return the search of a selection that has one; raises ConfigError."""
+        """Return the search of a selection that has one; raises ConfigError, also for a record of other points."""
+        return cls.without_record(selection, shared_dir).with_record()
+
+    @classmethod
+    def without_record(cls, selection: Mapping[str, Any], shared_dir: str | Path) -> Search:
+        """Return it as if no point were chosen yet; raises ConfigError."""
         record = selection["sweep"]
         try:
             space = SearchSpace.from_record(record["search"])
             [first] = list_points({**selection, "sweep": {**record, "points": [space.first()]}})
             name, attempt = str(record["name"]), int(record["attempt"])
-            search = cls(name, [first], attempt, Path(shared_dir), trials=space.trials, space=space)
+            return cls(name, [first], attempt, Path(shared_dir), trials=space.trials, space=space)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"sweep: expected a name, an attempt and a search, not {record!r} ({error})") from error
-        return search._with_written()
 
-    def _with_written(self) -> Search:
+    def with_record(self) -> Search:
         """Return it with the points that are written down, which were chosen before; raises ConfigError."""
         written = self._read().get("points", [])
         for point in written:
@@ -143,7 +147,7 @@ class Search(RecordedSearch):
             else:
                 end |= {"step": record["step"], "value": float(record["metrics"][self.space.metric])}
         # A member that failed may know fewer points than the coordinator has chosen meanwhile.
-        self._write({**self._read().get("ends", {}), run: end}, self._with_written().points)
+        self._write({**self._read().get("ends", {}), run: end}, self.with_record().points)
 
     def choose(self) -> Point | None:
         """Choose the next point once all have ended, and write it down; None where there is none to choose."""
