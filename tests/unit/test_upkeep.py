@@ -23,6 +23,7 @@ from trainer.run.directory import RunDirectory, run_directories
 from trainer.run.lease import this_process
 from trainer.run.records import read_record, write_record
 from trainer.run.selections import queue_changes
+from trainer.run.selections.queue import Queue
 from trainer.telemetry.status import Status, read_status
 
 
@@ -314,6 +315,27 @@ def test_a_clone_goes_on_by_itself_and_shares_the_checkpoints_bytes(config: Conf
     make(config, "other")
     with pytest.raises(UserError, match="is no clone of other"):
         upkeep.clone(config, "other", "twin", tell, plan=False)
+
+
+@pytest.mark.parametrize("name", ["later", "rates-2"])
+def test_no_copy_becomes_a_run_that_waits_in_the_queue(config: Config, tmp_path: Path, name: str) -> None:
+    make(config, "digits")
+    copy = Path(upkeep.back_up(config, "digits", tmp_path / "backups", tell, plan=False)["copy"])
+    points = [{"rate": 0.1}, {"rate": 0.2}]
+    queue_changes.add(config, {"name": "rates", "points": points}, plan=False)
+    queue_changes.add(config, {"name": "later"}, plan=False)
+    Queue.read(config.shared_dir).begin("rates-1")
+    entry = "later" if name == "later" else "rates"
+    refusal = rf"run {name} waits in the queue, and would go on from this copy: .*fab queue-remove {entry}\)"
+    for plan in (True, False):
+        with pytest.raises(UserError, match=refusal):
+            upkeep.clone(config, "digits", name, tell, plan)
+        with pytest.raises(UserError, match=refusal):
+            upkeep.restore(config, copy, name, tell, plan)
+    # One that has begun, and whose files were lost.
+    assert upkeep.restore(config, copy, "rates-1", tell, plan=False)["outcome"] == "done"
+    queue_changes.remove(config, entry, "bob", stop=True, plan=False)
+    assert upkeep.clone(config, "digits", name, tell, plan=False)["outcome"] == "done"
 
 
 def test_a_clone_needs_no_room_for_the_bytes_that_it_shares(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

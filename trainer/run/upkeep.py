@@ -90,6 +90,16 @@ def why_kept(directory: RunDirectory, config: Config, chosen: Iterable[str]) -> 
     return "it is selected" if directory.run in chosen else None
 
 
+def reject_awaited(config: Config, run: str) -> None:
+    """Raise UserError for the name of a run that waits in the queue: it would go on from a copy, and never begin."""
+    queue = read_or_none(config.shared_dir)
+    if queue and (entry := queue.entry_awaiting(run)):
+        raise UserError(
+            f"run {run} waits in the queue, and would go on from this copy: choose another name, or take it out "
+            f"(fab queue-remove {entry.name}) and add it when the copy is made"
+        )
+
+
 def delete_run(config: Config, run: str, plan: bool) -> dict[str, Any]:
     """Remove a run with all that it has; one that was removed before is none to do. Raises UserError."""
     shared_dir = Path(config.shared_dir)
@@ -235,6 +245,7 @@ def restore(config: Config, copy: Path, run: str | None, on_bytes: OnBytes, plan
         if _origin(directory) == origin:
             return {**answer, "outcome": THERE}
         raise UserError(f"run {name} exists already, and is not this copy: choose another name with --run")
+    reject_awaited(config, name)
     if plan:
         reject_without_room(coming_of(directory.path.parent, name), copy, read_sums(copy))
     else:
@@ -252,6 +263,7 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
         if (_origin(other) or {}).get("run") == run:
             return {**answer, "outcome": THERE}
         raise UserError(f"run {new} exists already, and is no clone of {run}: choose another name")
+    reject_awaited(config, new)
     if plan:
         reject_copy_without_room(directory, coming_of(other.path.parent, new), makes_run=True)
         return {**answer, "outcome": PLANNED}
