@@ -147,7 +147,7 @@ def test_it_may_be_done_again(machine: Path) -> None:
     assert again.notes == ["psfleet is not there: what has one of its names is others', and stays"]
 
 
-@pytest.mark.parametrize(("user", "keep"), [("trainer", []), ("other", ["/srv/trainer"])])
+@pytest.mark.parametrize(("user", "keep"), [("trainer", []), ("other", ["/srv/trainer"]), ("other", [])])
 def test_where_psfleet_never_was_nothing_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: str, keep: list[str]
 ) -> None:
@@ -232,6 +232,7 @@ def test_runs_on_the_hosts_own_disk_stay_unless_they_must_go(machine: Path) -> N
     assert not (machine / "var/lib/trainer/.profile").exists()
     assert (machine / "var/lib/trainer/local/runs/digits/run.json").exists()
     assert "reset_runs=true" in done.notes[0]
+    assert reset(machine, keep=["/var/lib/trainer/local"]).removed == []
     reset(machine)
     assert not (machine / "var/lib/trainer").exists()
 
@@ -239,7 +240,7 @@ def test_runs_on_the_hosts_own_disk_stay_unless_they_must_go(machine: Path) -> N
 def test_runs_that_the_host_serves_stay_too(machine: Path) -> None:
     (machine / "var/lib/trainer/nfs/runs").mkdir(parents=True)
     done = reset(machine, keep=["/srv/trainer", "/var/lib/trainer/nfs", ""])
-    assert [path.name for path in (machine / "var/lib/trainer").iterdir()] == ["nfs"]
+    assert sorted(path.name for path in (machine / "var/lib/trainer").iterdir()) == [".psfleet-left", "nfs"]
     assert [note for note in done.notes if "stays, with the runs" in note] == [
         "/var/lib/trainer/nfs stays, with the runs: -e reset_runs=true removes it"
     ]
@@ -455,6 +456,15 @@ def test_the_first_state_is_noted_once_and_never_of_a_machine_of_psfleets(
     (tmp_path / "opt").mkdir()
     first_state.main()
     assert (changes, file.exists()) == ([True, False, False], False)
+    (tmp_path / "opt").rmdir()
+    (tmp_path / "home").mkdir()
+    monkeypatch.setattr(first_state, "HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(first_state, "USER", "root")  # as where fab remove-host has left it
+    first_state.main()
+    assert file.exists() is False
+    monkeypatch.setattr(first_state, "USER", "none-of-this-name")  # as after a reset that has left the runs
+    first_state.main()
+    assert (changes[3:], file.exists()) == ([False, True], True)
 
 
 @pytest.mark.parametrize("has", [True, False])

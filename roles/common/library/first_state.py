@@ -14,8 +14,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-# Where psfleet was before, one of these is left.
-SIGNS = ("/opt/trainer", "/etc/trainer", "/var/lib/trainer")
+# Where psfleet was before, one of these is left, or the tasks' user with its home. The home alone is what reset.yml
+# leaves with the runs.
+SIGNS = ("/opt/trainer", "/etc/trainer")
+USER, HOME = "trainer", "/var/lib/trainer"
 SYSCTLS = ("net.ipv4.tcp_retries2",)
 # Which psfleet may make for a file of its own.
 DIRECTORIES = (
@@ -40,6 +42,12 @@ def state_of(packages: list[str], directories: list[str]) -> dict[str, Any]:
     }
 
 
+def was_here() -> bool:
+    """Whether psfleet has made this machine what it is now."""
+    has_user = USER in [each.pw_name for each in pwd.getpwall()]
+    return any(Path(sign).exists() for sign in SIGNS) or (has_user and Path(HOME).exists())
+
+
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
@@ -53,7 +61,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     file = Path(module.params["file"])
-    new = not file.exists() and not any(Path(sign).exists() for sign in SIGNS)
+    new = not file.exists() and not was_here()
     if new and not module.check_mode:
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         state = state_of(module.params["packages"], module.params["directories"])

@@ -53,6 +53,7 @@ OWN = (
 # The driver stays, with the files that keep it as it is.
 OF_THE_DRIVER = ("nvidia-persistenced.service.d", "psfleet-nvidia-devices.service")
 HOME, NOTED = "var/lib/trainer", "var/lib/psfleet"
+LEFT_HOME = f"{HOME}/.psfleet-left"  # with runs that stay: without it, a later home of that name is another's
 OURS_OF_PORTS = "# Of psfleet's tasks: "
 # What of them was there before has read files that are gone: psfleet's exports and settings end with a restart.
 READERS = (
@@ -96,7 +97,8 @@ class Reset:
                 self._call("systemctl", "try-restart", *READERS)
         else:
             self.notes.append("psfleet is not there: what has one of its names is others', and stays")
-        if self._is_ours or not (self._module.params["keep"] or is_user("trainer")):  # runs that stayed must go now
+        may_go = (self._root / LEFT_HOME).exists() and not is_user("trainer")
+        if self._is_ours or (may_go and not self._module.params["keep"]):  # runs that stayed must go now
             self._remove_home()
         for each in self._module.params["empty"]:
             if str(Path(each)) not in self._before.get("directories", [str(Path(each))]):
@@ -249,6 +251,8 @@ class Reset:
                 self._remove(path)
         if not kept:
             self._remove(home)
+        elif self._does:
+            (self._root / LEFT_HOME).touch()
 
     def _remove(self, path: Path) -> None:
         if not os.path.lexists(path):
