@@ -5,7 +5,7 @@ from __future__ import annotations
 from fleet.hosts.drain_records import LEAVING
 from fleet.hosts.run import AS_TRAINER, SETTINGS
 
-CURRENT, PREVIOUS = "/opt/trainer/current", "/opt/trainer/previous"
+CURRENT, PREVIOUS, RELEASES = "/opt/trainer/current", "/opt/trainer/previous", "/opt/trainer/releases"
 
 # As each start of a task does: where none ran, a stale handle has not been seen. Hosts with a mount of ours only.
 REMOUNT = "if systemctl cat psfleet-remount >/dev/null 2>&1; then root systemctl start psfleet-remount; fi"

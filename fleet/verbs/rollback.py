@@ -12,6 +12,7 @@ from fleet.actions.console import Console, with_reason
 from fleet.actions.exclusive import begin_exclusively, restart_previous, start_unless_stopped
 from fleet.actions.noted_members import Members, Return, describe_stay, members_back
 from fleet.actions.noted_members import read as read_members
+from fleet.actions.older_queue import reject_unread_queue
 from fleet.actions.waiting import wait
 from fleet.errors import ClusterTrouble, FleetError, HostsUnreachable, OperatorMistake, first_line
 from fleet.hosts import history
@@ -20,6 +21,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.drains import announce_drain, announce_return
 from fleet.hosts.foreign_hosts import reject_foreign
 from fleet.hosts.history import Trail
+from fleet.hosts.host_scripts import RELEASES
 from fleet.hosts.observation import Observation
 from fleet.hosts.run import SETTINGS
 from fleet.planning.cost import Cost, cost_of_restart
@@ -31,7 +33,6 @@ from fleet.site.topology import Task
 from fleet.verbs.drain import drain
 from fleet.verbs.history import SWITCHES
 
-RELEASES = "/opt/trainer/releases"
 # These acts have brought a release and its settings to the hosts.
 SHIPPING = (*SWITCHES, "site.yml")
 TRAIN_SECONDS = 300.0
@@ -149,8 +150,7 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     Members alone make no earlier state a target: a plain rollback is for code and settings. Raises HostsUnreachable
     where a host is away that is not drained, and OperatorMistake where there is nothing to go to.
     """
-    lost = {host: why for host, why in seen.unreachable.items() if host not in seen.drains}
-    if lost:
+    if lost := {host: why for host, why in seen.unreachable.items() if host not in seen.drains}:
         first = next(iter(lost))
         out = f"replace-host {first} NEW" if first == cluster.inventory.chief.host else f"remove-host {first}"
         why = "Nothing was changed. Only a drained host may be away: bring these back, or take them out"
@@ -165,6 +165,7 @@ def plan(cluster: Cluster, seen: Observation, to: str | None) -> RollbackWork:
     # Who came since, or was away, may never have had the release: out of the training it needs none.
     hosts = [host for host in hosts if target.release in kept[host] or host not in {*seen.drains, *back.drained}]
     reject_missing(target, {host: kept[host] for host in hosts})
+    reject_unread_queue(cluster, seen, target.release, target.settings)
     lost_in_switch = is_lost_in_switch(acts, target)
     files = lost_in_switch or present.differs(target) or {seen.releases.get(host) for host in hosts} != {target.release}
     up = {name for name, unit in seen.units.items() if unit.up or (lost_in_switch and _is_due(cluster, seen, name))}
@@ -290,8 +291,7 @@ def _observe(cluster: Cluster, hosts: Sequence[str]) -> tuple[dict[str, list[str
     scripts = dict.fromkeys(hosts, script)
     scripts[chief] += f"; echo @settings; cat {SETTINGS}"
     answers = cluster.hosts.run(scripts)
-    lost = {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}
-    if lost:
+    if lost := {host: answer.unreachable for host, answer in answers.items() if answer.unreachable}:
         raise HostsUnreachable(lost)
     kept = {host: answer.stdout.partition("@settings")[0].split() for host, answer in answers.items()}
     try:

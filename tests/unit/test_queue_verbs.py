@@ -21,6 +21,7 @@ from fleet.hosts.cluster import Cluster
 from fleet.hosts.ssh import Answer
 from fleet.output.tables import ProgressLine
 from fleet.verbs.queue import QueueRequest, queue_add, queue_move, queue_remove, show_queue
+from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status
 from fleet.verbs.stop import stop_cluster
@@ -52,6 +53,8 @@ class Hosts(day.Hosts):
         return answer
 
     def _queue(self, words: list[str]) -> Answer:
+        if "<<EOF" in words:  # settings of its own
+            words = words[: words.index("<<EOF")]
         words[words.index("--settings") + 1] = str(self.place / "run.json")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -374,3 +377,31 @@ def test_status_says_that_a_run_is_of_the_queue(hosts: Hosts, console: Console) 
     queue_add(cluster(hosts), console, QueueRequest("next"))
     show_status(cluster(hosts), console)
     assert "\nof the queue: fab queue\n" in fake_hosts.printed(console)
+
+
+@pytest.mark.parametrize("settings", [None, day.OLD])
+def test_a_rollback_is_refused_to_a_release_that_can_not_read_the_queue(
+    hosts: Hosts, console: Console, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any] | None
+) -> None:
+    day.keep_releases(hosts, monkeypatch)
+    queue_add(cluster(hosts), console, QueueRequest("next"))
+    hosts.lines = [day.shipped("old1", settings)]
+    asked: list[str] = []
+    reads, older = True, hosts._queue
+
+    def read(words: list[str]) -> Answer:
+        asked.extend(words)
+        return older(words) if reads else Answer("", "error: the queue has an entry that is none: {}", 78)
+
+    monkeypatch.setattr(hosts, "_queue", read)
+    rollback(cluster(hosts), console, plan_only=True)
+    reads = False
+    refusal = "release old1 can't read the queue, and so would train nothing: error: the queue has an entry"
+    for plan_only in (True, False):
+        with pytest.raises(OperatorMistake, match=f"{refusal}.*: fab start-cluster --run NAME --detach"):
+            rollback(cluster(hosts), console, plan_only=plan_only)
+    assert (hosts.done, len(hosts.lines)) == ([], 1)
+    assert ("-" in asked) is (settings is not None)  # its own, from what follows
+    (hosts.place / "selection.json").write_text('{"run": "digits"}')
+    rollback(cluster(hosts), console)
+    assert "head has old1" in hosts.done
