@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
 from fleet.hosts.host_scripts import CURRENT, RELEASES, TRAINER
 from fleet.hosts.observation import Observation, last_line
-from fleet.hosts.run import SETTINGS
+from fleet.hosts.run import AS_TRAINER, SETTINGS
 
 
 def reject_unread_queue(cluster: Cluster, seen: Observation, release: str, settings: Mapping[str, Any] | None) -> None:
@@ -22,7 +23,9 @@ def reject_unread_queue(cluster: Cluster, seen: Observation, release: str, setti
         return
     script = TRAINER.format(verb="queue list").replace(CURRENT, f"{RELEASES}/{release}", 1)
     if settings is not None:
-        script = f"{script.replace(SETTINGS, '-')} <<'EOF'\n{json.dumps(settings)}\nEOF"
+        change, _, words = script.partition(AS_TRAINER)
+        own = shlex.quote(f"cat |{words.replace(SETTINGS, '/dev/stdin')}")  # the pipe is the tasks' user's to open
+        script = f"{change}{AS_TRAINER} sh -c {own} <<'EOF'\n{json.dumps(settings)}\nEOF"
     chief = cluster.inventory.chief.host
     answer = cluster.hosts.run({chief: script})[chief]
     if answer.unreachable:
