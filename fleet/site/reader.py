@@ -14,7 +14,6 @@ from typing import Any
 from fleet.errors import OperatorMistake, first_line
 from fleet.files import control_file
 from fleet.places import KIT, site
-from fleet.site.reading_limit import Late, limited
 from fleet.site.routes import Defaults
 from fleet.site.schema.formats import control_path
 from fleet.site.schema.inventory_files import (
@@ -25,7 +24,7 @@ from fleet.site.schema.inventory_files import (
     special_file_problems,
     variable_files,
 )
-from fleet.site.schema.inventory_reading import LATE_FIX, VAULT_FIX, plain
+from fleet.site.schema.inventory_reading import VAULT_FIX, plain
 from fleet.site.schema.problems import Problem, describe_problems, show
 from fleet.site.schema.yaml_structure import shape_problems
 from fleet.site.vault import open_vaults
@@ -42,12 +41,10 @@ _NO_LIBRARY = re.compile(r"Python library \(?(\w[\w-]*(?: and \w[\w-]*)*)")
 class HostVariables(Mapping[str, Any]):
     """One host's variables, each rendered when it is read: one that only a playbook can render harms no other."""
 
-    def __init__(self, host: str, raw: Mapping[str, Any], loader: Any, late: dict[str, str] | None = None) -> None:
-        """`late` are templates that did not end in time, and why: the other hosts' need not be waited for."""
+    def __init__(self, host: str, raw: Mapping[str, Any], loader: Any) -> None:
         self._host = host
         self._raw = raw
         self._loader = loader
-        self._late = {} if late is None else late
         self._templar: Any = None
 
     def __getitem__(self, key: str) -> Any:
@@ -71,19 +68,7 @@ class HostVariables(Mapping[str, Any]):
             from ansible.template import Templar
 
             self._templar = Templar(loader=self._loader, variables=self._raw)
-        return self._template(value)
-
-    def _template(self, value: Any) -> Any:
-        from ansible.errors import AnsibleError
-
-        text = str(value)
-        if text not in self._late:
-            try:
-                with limited("it"):
-                    return self._templar.template(value)
-            except Late as late:
-                self._late[text] = str(late)
-        raise AnsibleError(self._late[text])
+        return self._templar.template(value)
 
     @property
     def raw(self) -> Mapping[str, Any]:
@@ -209,20 +194,14 @@ def _read_hosts(
         {_QUOTED.sub(r"\1", str(msg)): _words(exception)}
     )
     try:
-        with limited("its script or plugin"):
-            manager, unparsed = _make_manager(source, loader, broken, lenient, reasons)
+        manager, unparsed = _make_manager(source, loader, broken, lenient, reasons)
         # What is no YAML may be an INI file, as Ansible found when it read on.
         broken[:] = [*unparsed, *(each for each in broken if Path(str(each.file)).suffix in _YAML)]
         variables = VariableManager(loader=loader, inventory=manager)
-        late: dict[str, str] = {}
         found = {
-            str(host.name): HostVariables(
-                str(host.name), variables.get_vars(host=host, include_hostvars=False), loader, late
-            )
+            str(host.name): HostVariables(str(host.name), variables.get_vars(host=host, include_hostvars=False), loader)
             for host in manager.hosts.values()  # get_hosts() takes a host that is called all for the pattern
         }
-    except Late as late:
-        raise OperatorMistake(f"{source} can't be read: {late}. {LATE_FIX}") from late
     except AnsibleError as error:
         reason = str(error) if not reasons else f"{first_line(error)}: {_reason(source, reasons, error)}"
         raise OperatorMistake(f"{source} can't be read: {reason}") from error

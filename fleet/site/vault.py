@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from fleet.errors import OperatorMistake, first_line
-from fleet.site.reading_limit import Late, limited
-from fleet.site.schema.inventory_reading import LATE_FIX
 
 _FIX = "Type it on a terminal, or name its file: ANSIBLE_VAULT_PASSWORD_FILE"
 
@@ -30,14 +28,11 @@ def open_vaults(loader: Any, asked: bool | str) -> str | None:
         from ansible.cli import CLI
 
         try:
-            with limited("its file"):
-                secrets = CLI.setup_vault_secrets(
-                    loader, settings.DEFAULT_VAULT_IDENTITY_LIST, auto_prompt=False, initialize_context=False
-                )
+            secrets = CLI.setup_vault_secrets(
+                loader, settings.DEFAULT_VAULT_IDENTITY_LIST, auto_prompt=False, initialize_context=False
+            )
         except AnsibleError as error:
             raise OperatorMistake(f"the vault's password can't be read: {first_line(error)}") from error
-        except Late as late:
-            raise OperatorMistake(f"the vault's password can't be read: {late}. {LATE_FIX}") from late
     password = asked if isinstance(asked, str) else _ask() if asked or settings.DEFAULT_ASK_VAULT_PASS else None
     if password is not None:
         secrets = [*secrets, (settings.DEFAULT_VAULT_IDENTITY, VaultSecret(password.encode()))]

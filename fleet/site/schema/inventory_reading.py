@@ -18,9 +18,6 @@ from fleet.site.schema.problems import Problem, name_hosts, show
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
 TOO_LARGE = "it has more than"
-LATE = "has not ended after"
-SECONDS = "PSFLEET_INVENTORY_SECONDS"
-LATE_FIX = f"Run it by hand to see what it waits for. {SECONDS} gives it longer"
 VAULT_FIX = "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass"
 
 Place = tuple[str | None, int | None]
@@ -78,8 +75,6 @@ def read(groups: Mapping[str, Iterable[str]], hostvars: Mapping[str, Mapping[str
         fix = VAULT_FIX if shut else "Give it a value that needs nothing of the host"
         if reason.startswith(TOO_LARGE):
             fix = "Look for anchors (&, *) that multiply it"
-        if LATE in reason:
-            fix = LATE_FIX
         text = f"{name_hosts(hosts)}: {name} can't be read: {reason}. {fix}"
         reading.problems.append(reading.problem(text, hosts, name))
     return reading
