@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from trainer.core.contracts import Program
-from trainer.training.data.doubts import warn_of_buffers, warn_of_one_order, warn_of_whole_data
+from trainer.training.data.doubts import warn_of_one_order, warn_of_whole_data
 from trainer.training.data.file_names import names_of, patterns_of
 from trainer.training.data.given_files import GivenFile
 from trainer.training.tf_internals.datasets import drawing_from
@@ -99,5 +99,4 @@ class DataPass:
             warn_of_one_order(type(program).__name__)
         if self.pipelines > 1 and not (context.asked or context.gave_seed):
             warn_of_whole_data(type(program).__name__, self.pipelines)
-        warn_of_buffers(type(program).__name__, dataset)
         return dataset

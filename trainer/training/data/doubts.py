@@ -5,10 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 
-from trainer.core.contracts import Dataset
-from trainer.core.memory_limit import GIB, memory_limit
-from trainer.training.tf_internals.buffers import Buffer, buffers
-
 log = logging.getLogger(__name__)
 
 
@@ -32,28 +28,4 @@ def warn_of_whole_data(name: str, parts: int) -> None:
         "dataset.shard(context.num_input_pipelines, context.input_pipeline_id) (docs/input.md)",
         name,
         parts,
-    )
-
-
-def warn_of_buffers(name: str, dataset: Dataset) -> None:
-    """Say that a program's data would keep more in memory than this host has."""
-    for buffer in buffers(dataset):
-        if buffer.size > (limit := memory_limit()):
-            _warn_of_buffer(name, buffer, limit)
-
-
-@functools.cache
-def _warn_of_buffer(name: str, buffer: Buffer, limit: int) -> None:
-    log.warning(
-        "%s.train_dataset keeps up to %d elements of %d bytes in %s(): that is %.1f GiB, and this host lets a process "
-        "take %.1f GiB. %s (docs/input.md)",
-        name,
-        buffer.elements,
-        buffer.element_bytes,
-        buffer.method,
-        buffer.size / GIB,
-        limit / GIB,
-        "Shuffle fewer, and the names of the files as well; or shuffle before they are decoded"
-        if buffer.method == "shuffle"
-        else "Give cache() the name of a file, or cache before they are decoded",
     )
