@@ -11,7 +11,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,17 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from bench.incremental_saves import WIDTH, make_table
 from bench.options import plain_seconds
 from bench.process_memory import read_memory
 from bench.tables import print_row
 from bench.tasks import LocalCluster, TaskProcess, processor_seconds
+from trainer.training.tables.dynamic.hashing import constant
 from trainer.training.tables.dynamic.pieces import Pieces
-from trainer.training.tables.dynamic.shard import ROWS
+from trainer.training.tables.dynamic.shard import ROWS, Shard
 from trainer.training.tables.dynamic.table import Table, giving_rows
-from trainer.training.tables.dynamic.tables import share_of
+from trainer.training.tables.dynamic.tables import run_once, share_of
 
-SERVERS, CALLERS = 2, 2
+WIDTH, SERVERS, CALLERS = 16, 2, 2
 SLOTS: dict[str, dict[str, float]] = {"SGD": {}, "Adagrad": {"accumulator": 0.1}}
 LONGEST = 6
 SAMPLE_SECONDS = 0.05
@@ -59,6 +59,18 @@ def fill(directory: Path, rows: int, batch: int, optimizer: str, capacity: int) 
         for clock, processor, keys in sorted(sorted(found)[-LONGEST:], key=lambda one: one[-1]):
             print_row("one of the longest", f"{clock:.3f}", f"{processor:.2f}", f"{keys:,}")
         print_save(directory, table, servers)
+
+
+def make_table(rows: int, devices: Sequence[str], slots: Mapping[str, float]) -> Table:
+    """Return a table whose shards have room for these rows each, with slots that begin with these values."""
+    shards = []
+    for number, device in enumerate(devices):
+        with tf.device(device):
+            shard = Shard(f"table/{number}", f"table/{number}", WIDTH, rows, constant(WIDTH, 0.5))
+            shard.add_slots(slots)
+            run_once(shard.reserve)
+            shards.append(shard)
+    return Table("table", WIDTH, shards, devices)
 
 
 def inserted(table: Table, rows: int, batch: int, servers: list[TaskProcess]) -> list[Insertion]:
