@@ -679,68 +679,6 @@ def test_numbers_of_all_gradients_that_are_noted_work(note: Any, more: dict[str,
         train(make(0.1, **more), noting(note))
 
 
-noise = tf.function(lambda shape, seed: tf.random.stateless_normal(shape, seed))
-SAME_NOISE: dict[str, Callable[[Any], Any]] = {
-    "constant": lambda v: tf.random.stateless_normal(v.shape, [1, 2]),
-    "computed": lambda v: tf.random.stateless_uniform(v.shape, tf.stack([tf.constant(3) + 4, 1])),
-    "read": lambda v: tf.random.stateless_truncated_normal(v.shape, tf.stack([COUNT.read_value(), 1])),
-    "of an operation": lambda v: tf.random.normal(v.shape, seed=7),
-    "in a function": lambda v: noise(v.shape, tf.constant([1, 2])),
-    "of Keras 3": lambda v: keras.random.uniform(v.shape, seed=5),
-}
-OTHER_NOISE: dict[str, Callable[[Any], Any]] = {
-    "no seed": lambda v: tf.random.normal(v.shape),
-    "a generator": lambda v: GENERATOR.normal(v.shape),
-    "drawn": lambda v: tf.random.stateless_normal(v.shape, tf.random.uniform([2], maxval=9, dtype=tf.int32)),
-}
-COUNT, GENERATOR = tf.Variable(3), tf.random.Generator.from_seed(1)
-
-
-def with_noise(gradients: list[Any], weights: list[Any], draw: Callable[[Any], Any]) -> list[Any]:
-    return [one + draw(weight) for one, weight in zip(gradients, weights, strict=True)]
-
-
-@pytest.mark.parametrize("draw", SAME_NOISE.values(), ids=SAME_NOISE)
-def test_noise_of_one_seed_for_each_part_is_refused(draw: Any) -> None:
-    def change(gradients: list[Any], weights: list[Any]) -> list[Any]:
-        return with_noise(gradients, weights, draw)
-
-    def dropped(weights: list[Any]) -> Any:
-        return tf.add_n([tf.reduce_sum(tf.where(draw(one) > 0.5, one, 0.0) ** 2) for one in weights])
-
-    for make in (tf.keras.optimizers.SGD, tf.keras.optimizers.Adam, keras.optimizers.Adam):
-        with pytest.raises(UserError, match=r"draws random numbers for each part of table, .* the same seed"):
-            train(make(0.1), change)
-    with pytest.raises(UserError, match="the same seed"):
-        train(tf.keras.optimizers.SGD(0.1), plain, penalty=dropped)
-    with pytest.raises(UserError, match="the same seed"):
-        train(tf.keras.optimizers.SGD(0.1), plain, then=lambda all: [one.assign_add(draw(one)) for one in all])
-    train(tf.keras.optimizers.SGD(0.1), change, is_split=False)
-
-
-@pytest.mark.parametrize("draw", OTHER_NOISE.values(), ids=OTHER_NOISE)
-def test_noise_of_other_seeds_works(draw: Any) -> None:
-    train(tf.keras.optimizers.Adam(0.1), lambda gradients, weights: with_noise(gradients, weights, draw))
-
-
-def test_noise_of_a_seed_for_each_weight_works() -> None:
-    def change(gradients: list[Any], weights: list[Any]) -> list[Any]:
-        seeds = iter(range(9))
-        return with_noise(gradients, weights, lambda one: tf.random.stateless_normal(one.shape, [next(seeds), 1]))
-
-    train(tf.keras.optimizers.Adam(0.1), change)
-
-
-def test_what_other_layers_draw_with_one_seed_works() -> None:
-    """Of a part's shape, as dropout of what two layers compute of a batch."""
-
-    def penalty(weights: list[Any]) -> Any:
-        first, second = (tf.nn.dropout(tf.ones([2, 3]) * number, 0.5, seed=3) for number in range(2))
-        return tf.reduce_sum(tf.matmul(first + second, tf.concat(weights, 0)[:3]))
-
-    train(tf.keras.optimizers.SGD(0.1), plain, penalty=penalty)
-
-
 def perturbed(scales: Callable[[list[Any]], list[Any]]) -> Callable[..., Any]:
     """Return what changes the weights by their gradients before these are applied, as SAM does."""
 

@@ -23,7 +23,6 @@ from trainer.training.tf_internals.variables import OF_SOME_ROWS, beneath, divid
 from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, is_only_asserted, outside, reach, uses, within
-from trainer.training.updates.part_noise import reject_same_noise
 from trainer.training.updates.rows import own
 from trainer.training.updates.split_gradients import noting_asked
 from trainer.training.updates.unequal_parts import (
@@ -60,8 +59,7 @@ OF_NO_VALUES = ("Const", "Rank", "Shape", "ShapeN", "Size")
 _origins: weakref.WeakKeyDictionary[Any, dict[Any, frozenset[Any]]] = weakref.WeakKeyDictionary()
 # Of each split weight in a graph: its parts that have been updated since the first one, and what their gradients share.
 _shared: weakref.WeakKeyDictionary[Any, dict[int, tuple[list[str], set[frozenset[Any]]]]] = weakref.WeakKeyDictionary()
-# The operations of updates of parts: whose they are, by their names.
-_updating: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+_updating: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()  # what updates of parts read
 # What tapes gave for updates of parts, by the parts' ids.
 _gradients: weakref.WeakKeyDictionary[Any, dict[int, list[Flow]]] = weakref.WeakKeyDictionary()
 
@@ -72,7 +70,7 @@ def reject_part_totals(optimizer: Optimizer, variable: Variable, gradient: Tenso
     if (whole := divided(part)) is None:
         return
     graph = tf.compat.v1.get_default_graph()
-    _updating.setdefault(graph, {}).update((one.name, id(beneath(part))) for one in made)
+    _updating.setdefault(graph, set()).update(one.name for one in made)
     kind = type(optimizer)
     note_update(optimizer, part, gradient)
     size = part.shape.num_elements() if isinstance(part, tf.Variable) else None  # else of rows of a part
@@ -124,7 +122,6 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
         reads = [[one for one in each if one.operation.type == "ReadVariableOp"] for each in used]
         reject_unequal(parts, reads)
         reject_unequal_updates(parts, used)
-        reject_same_noise([*map(beneath, parts)], given, graph.get_operations(), _updating.get(graph, {}))
         first = totals_written(used[0])
         for part, read, each in zip(parts, reads, used, strict=True):
             taped = _gradients.get(graph, {}).get(id(beneath(part)), [])
