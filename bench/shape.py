@@ -121,7 +121,7 @@ def table(texts: dict[str, str]) -> dict[str, str]:
 
 def tracked() -> dict[str, str]:
     """Return the repository's texts as they lie in the working tree, by their paths, without what others wrote."""
-    others = [f":!{each}" for each in ("locks/", "*LICENSE", "*.min.js", "*.png")]
+    others = [f":!{each}" for each in ("locks/", "*LICENSE", "*.min.js", "*.png", "*.npz")]
     listed = subprocess.check_output(["git", "ls-files", ".", *others], cwd=ROOT, text=True)
     return {path: (ROOT / path).read_text(encoding="utf-8") for path in listed.split("\n") if (ROOT / path).is_file()}
 
