@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import socket
@@ -241,3 +242,35 @@ def test_a_mirror_that_never_answers_is_asked_twice_for_each_file(
                 mute.accept()[0].close()
                 calls += 1
     assert calls == 4  # InRelease and Release
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_an_index_comes_without_translations_of_descriptions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = RealMachine(tmp_path, "editor")
+    machine.check_mode = False
+    machine.params["cache_valid_time"] = -1
+    files = {
+        "main/binary-amd64/Packages": entry("editor", "2"),
+        "main/i18n/Translation-en": "Package: editor\nDescription-en: x\n x\n",
+    }
+    listed = ""
+    for name, text in files.items():
+        path = tmp_path / "repository/dists/stable" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        listed += f" {hashlib.sha256(text.encode()).hexdigest()} {len(text)} {name}\n"
+    release = (
+        f"Suite: stable\nComponents: main\nArchitectures: amd64\nDate: Mon, 30 Nov 2026 00:00:00 UTC\nSHA256:\n{listed}"
+    )
+    (tmp_path / "repository/dists/stable/Release").write_text(release)
+    (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path}/repository stable main\n")
+    lists = tmp_path / "var/lib/apt/lists"
+
+    def kinds() -> set[str]:
+        return {path.name.rpartition("_")[2] for path in lists.iterdir() if path.is_file()}
+
+    machine.run_command(["apt-get", "update", "--quiet"], {})
+    assert "Translation-en" in kinds()
+    machine.end(monkeypatch)
+    assert "Packages" in kinds()
+    assert "Translation-en" not in kinds()
