@@ -99,6 +99,28 @@ def test_weights_are_found_by_name_whatever_order_they_are_made_in() -> None:
     assert kept["ab"] == kept["ba"]
 
 
+class Annealed(keras.layers.Layer):
+    """Keeps what Keras does not know: a variable, others in a list, and a generator of random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._beta = tf.Variable(1.0, trainable=False)
+        self.levels = [tf.Variable(number) for number in range(2)]
+        self.drawn = tf.random.Generator.from_seed(1)
+
+
+def test_variables_that_keras_does_not_know_are_restored(tmp_path: Path) -> None:
+    saved, restored = (keras.Sequential([keras.Input((4,)), Annealed()]) for _ in range(2))
+    before, after = (one.layers[0] for one in (saved, restored))
+    before._beta.assign(7.0)
+    before.levels[1].assign(5)
+    before.drawn.normal([3])
+    prefix = tf.train.Checkpoint(model=CheckpointedModel(saved)).write(str(tmp_path / "saved"))
+    tf.train.Checkpoint(model=CheckpointedModel(restored)).read(prefix).assert_consumed()
+    assert (after._beta.numpy(), after.levels[1].numpy()) == (7.0, 5)
+    assert after.drawn.state.numpy().tolist() == before.drawn.state.numpy().tolist()
+
+
 def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() -> None:
     keras.layers.Dense(1)  # which Keras counts
     inputs, (first, second) = keras.Input((4,)), [keras.layers.Dense(4) for _ in range(2)]

@@ -13,7 +13,7 @@ import tensorflow as tf
 from trainer.core.contracts import Model, Optimizer, Variable
 from trainer.core.failures import UserError
 from trainer.training.keras.keras3.checks import NOT_SPLIT
-from trainer.training.keras.keras3.names import named
+from trainer.training.keras.keras3.names import kept_beside, named
 from trainer.training.keras.keras3.optimizers import optimizers_of
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
@@ -21,13 +21,17 @@ PART = re.compile(r"_part_\d+")
 
 
 class CheckpointedModel(tf.__internal__.tracking.AutoTrackable):
-    """What a checkpoint holds of a model: its variables by their names in it, its optimizers' by those of its slots."""
+    """What a checkpoint holds of a model: its variables by their names in it, its optimizers' by those of its slots.
+
+    `beside` are those of TensorFlow's own that Keras does not know.
+    """
 
     metrics = ()
 
     def __init__(self, model: Model, *, with_optimizers: bool = True) -> None:
         names = named(model)
         self.weights = {name: one._value for name, one in names.items()}
+        self.beside = kept_beside(model)
         self.optimizer = {name: slots(one, names) for name, one in optimizers_of(model)} if with_optimizers else {}
 
     @property

@@ -7,11 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from trainer.core.contracts import Layer, Model, Variable
 
 COUNT = re.compile(r"_?\d+")
 # What Keras counts that is no layer, and makes names of or lets programs do so: tensors, and features of FeatureSpace.
 NO_LAYER = re.compile(r"(?<![a-z0-9])(keras_tensor|float_normalized(?=_\d+_preprocessor$))_\d+(?!\d)")
+OF_TENSORFLOW = (
+    *(tf.Variable, tf.__internal__.distribute.ShardedVariable, tf.random.Generator),
+    *(tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable),
+)
 DIRECTION = re.compile(r"^(forward|backward)_")  # by which Bidirectional names its copies of a layer
 
 
@@ -23,23 +29,44 @@ def named(model: Model) -> dict[str, Variable]:
     """
     found: dict[str, Any] = {}
     known: set[int] = set()
-
-    def walk(layer: Layer, path: str, around: Sequence[str] = ()) -> None:
+    for path, layer in layers_by_name(model):
         own = [*layer._trainable_variables, *layer._non_trainable_variables]
         own += [each.state for each in layer._seed_generators]
         # A dynamic table's rows are saved in a way of their own.
         variables = [one for one in own if id(one) not in known and not hasattr(one._value, "is_reserved")]
-        layers = [one for one in layer._layers if id(one) not in known]
-        known.update(map(id, [*variables, *layers]))
+        known.update(map(id, variables))
         for name, one in disambiguate((COUNT.sub("", one.name), one) for one in variables):
             found[f"{path}{name}"] = one
+    return found
+
+
+def kept_beside(model: Model) -> dict[str, Any]:
+    """Return TensorFlow's own variables, generators and tables that the program has made attributes of a layer."""
+    found: dict[int, tuple[str, Any]] = {}
+    for path, layer in layers_by_name(model):
+        is_kerass = type(layer).__module__.startswith("keras.src.layers.")  # it has tables that are made, not trained
+        for attribute, value in [] if is_kerass else sorted(vars(layer).items()):
+            if not attribute.startswith("_self_"):  # these are TensorFlow's own
+                for name, one in leaves_by_name(attribute, value):
+                    if isinstance(one, OF_TENSORFLOW):
+                        found.setdefault(id(one), (f"{path}{name}", one))
+    return dict(found.values())
+
+
+def layers_by_name(model: Model) -> Iterator[tuple[str, Layer]]:
+    """Yield the model and each layer in it once, with the path of its name."""
+    known: set[int] = set()
+
+    def walk(layer: Layer, path: str, around: Sequence[str] = ()) -> Iterator[tuple[str, Layer]]:
+        yield path, layer
+        layers = [one for one in layer._layers if id(one) not in known]
+        known.update(map(id, layers))
         attributes = attributes_of(layer)
         around = [*around, uncounted(layer.name)] if is_named_by_keras(layer) else around
         for name, one in disambiguate((label(one, attributes, around), one) for one in layers):
-            walk(one, f"{path}{name}/", around)
+            yield from walk(one, f"{path}{name}/", around)
 
-    walk(model, "")
-    return found
+    return walk(model, "")
 
 
 def label(layer: Layer, attributes: Mapping[int, str], around: Iterable[str] = ()) -> str:
