@@ -365,7 +365,7 @@ def test_what_a_step_computes_of_a_variable_is_not_lost() -> None:
     assert len(found) == 6  # SGD has a slot
 
 
-@pytest.mark.parametrize("form", ["average", "step"])
+@pytest.mark.parametrize("form", ["average", "step", "rows"])
 def test_a_moving_average_of_what_is_computed_of_itself_loses_nothing(form: str) -> None:
     """As the rows of a codebook follow what is nearest to each: a late worker keeps what another has added."""
     codes, late = tf.Variable([[0.0], [8.0]]), Late()
@@ -373,7 +373,9 @@ def test_a_moving_average_of_what_is_computed_of_itself_loses_nothing(form: str)
     def step(data: Any) -> None:
         nearest = tf.one_hot(tf.argmin((data - tf.transpose(codes)) ** 2, axis=1), 2)
         mean = tf.matmul(nearest, data, transpose_a=True) / tf.reduce_sum(nearest, axis=0)[:, None]
-        if form == "average":
+        if form == "rows":
+            codes.assign(0.5 * tf.tensor_scatter_nd_add(codes, tf.argmax(nearest, 1)[:, None], mean))
+        elif form == "average":
             codes.assign(0.5 * codes + 0.5 * mean)
         else:
             codes.assign(codes - 0.5 * (codes - mean))

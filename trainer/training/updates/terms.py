@@ -17,6 +17,8 @@ LIGHT = (
 TERMS = ("Add", "AddN", "AddV2", "Sub")
 # Of which of its first inputs an operation's result is a multiple, or the same numbers.
 FACTORS = {"Mul": 2, "RealDiv": 1, "DivNoNan": 1, "Cast": 1, "Identity": 1, "Neg": 1, "Reshape": 1}
+# Of their first input they leave all numbers where they are, but for the rows that they write.
+ROWS_WRITTEN = tuple(f"TensorScatter{kind}" for kind in ("Add", "Max", "Min", "Sub", "Update"))
 
 
 def path_from_reads(handle: Tensor, writes: Sequence[Operation]) -> list[Operation]:
@@ -48,9 +50,11 @@ def terms_of(written: Tensor, path: Sequence[Operation]) -> list[Operation]:
         operation = tensor.op
         if operation.name not in names or operation.type == "ReadVariableOp":
             return [operation] if operation.name in names else []
-        own = [one for one in operation.inputs if one.op.name in names]
+        inputs = operation.inputs[:1] if operation.type in ROWS_WRITTEN else operation.inputs
+        own = [one for one in inputs if one.op.name in names]
         factors = operation.inputs[: FACTORS.get(operation.type, 0)]
-        if operation.type not in TERMS and not (len(own) == 1 and any(one is own[0] for one in factors)):
+        is_multiple = len(own) == 1 and any(one is own[0] for one in factors)
+        if operation.type not in (*TERMS, *ROWS_WRITTEN) and not is_multiple:
             return []
         before = [each for one in own for each in leading(one)]
         return [operation, *before] if before else []
