@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from trainer.core.failures import UserError
 from trainer.run.directory import RunDirectory
+from trainer.training.evaluation import Inline
 from trainer.training.exports.trial import try_new_run
 from trainer.training.keras.adapters import keras_of
 from trainer.training.measures.evaluation_outputs import checked_outputs, weighed
@@ -50,7 +51,7 @@ def outputs_of(program: Any) -> tuple[list[str], list[str]]:
     model(DATA[0])
     spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, DATA)
     step = tf.function(keras_of(model).test_step()).get_concrete_function(spec)
-    return checked_outputs("P's model", model, step)
+    return checked_outputs("P's model", model, step)[:2]
 
 
 @BOTH
@@ -64,11 +65,23 @@ def test_a_number_of_the_steps_own_may_have_a_metrics_name(library: Any) -> None
     assert outputs_of(program_of(library, lambda seen, own, labels: {"seen": own})) == (["seen"], ["seen"])
 
 
+@BOTH
+def test_what_is_made_of_metrics_is_made_of_all_examples(library: Any) -> None:
+    """As a score of several metrics is: of two batches it is no mean of theirs."""
+    program = program_of(library, lambda seen, own, labels: {"seen": seen, "squared": seen * seen})
+    labels = tf.constant([[1.0], [1.0], [3.0], [3.0]])
+    program.eval_dataset = lambda context: tf.data.Dataset.from_tensor_slices((tf.ones([4, 2]), labels)).batch(2)
+    model = program.build_model()
+    model(DATA[0])
+    evaluate = Inline(program, model, tf.distribute.get_strategy(), 1)
+    assert evaluate() == evaluate() == {"seen": 2.0, "squared": 4.0}
+
+
 WRONG = {
     "labels": (lambda seen, own, labels: {"seen": seen, "labels": labels}, r"labels, .* no number \(float32 of shape"),
     "text": (lambda seen, own, labels: {"text": tf.constant("good")}, r"text, .* no number \(string of shape \(\)\)"),
     "none": (lambda seen, own, labels: {"seen": None}, "returns None for 'seen'"),
-    "computed": (lambda seen, own, labels: {"double": 2 * seen}, "returns double, computed from metrics, under a name"),
+    "mixed": (lambda seen, own, labels: {"sum": seen + own}, "returns sum, computed from metrics and something"),
     "tensor": (lambda seen, own, labels: own, "returns no dict: have it return a dict of numbers"),
 }
 

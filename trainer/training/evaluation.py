@@ -30,7 +30,7 @@ from trainer.training.data.places import tensors_in
 from trainer.training.exports.export import lacks_evaluation
 from trainer.training.keras.adapters import keras_of
 from trainer.training.loop.callbacks import KERAS
-from trainer.training.measures.evaluation_outputs import checked_outputs, weighed
+from trainer.training.measures.evaluation_outputs import Made, checked_outputs, weighed
 from trainer.training.measures.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.outside import reject_changing_shapes
@@ -266,7 +266,7 @@ class Replicated:
         with strategy.scope():
             self._examples = tf.keras.metrics.Sum(name="examples", dtype=tf.float64)
             step = tf.function(self._first_outputs).get_concrete_function(self._dataset.element_spec)
-            self.names, own = checked_outputs(name, model, step)
+            self.names, own, self._made = checked_outputs(name, model, step)
             self._sums = {one: tf.keras.metrics.Sum(name=one, dtype=tf.float64) for one in own}
         self._evaluate = tf.function(self._run)
 
@@ -292,7 +292,7 @@ class Replicated:
             self._evaluate(iter(self._dataset))
             check_examples(examples := int(self._examples.result()))
             own = {name: float(one.result()) / examples for name, one in self._sums.items()}
-            return take_results(self._model, self.names) | own
+            return take_results(self._model, self.names, self._made) | own
 
 
 class TestStep:
@@ -304,7 +304,7 @@ class TestStep:
         with strategy.scope():
             # This makes the variables that metrics still lack, too.
             self._step = tf.function(keras_of(model).test_step()).get_concrete_function(element_spec)
-            self.names, self.own = checked_outputs(name, model, self._step)
+            self.names, self.own, self._made = checked_outputs(name, model, self._step)
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
 
@@ -360,12 +360,12 @@ class TestStep:
         merged = functools.reduce(self._states.merge, (state for *_, state in parts))
         for piece, value in zip(self._states.pieces, merged, strict=True):
             piece.assign(value)
-        return take_results(self._model, self.names) | own
+        return take_results(self._model, self.names, self._made) | own
 
 
-def take_results(model: Model, names: Collection[str]) -> dict[str, float]:
-    """Return what the model's metrics of these names say; leaves all reset."""
-    results = model.get_metrics_result()
+def take_results(model: Model, names: Collection[str], made: Made) -> dict[str, float]:
+    """Return what the model's metrics of these names say, and what is made of them; leaves all reset."""
+    results = {**made(), **model.get_metrics_result()}
     numbers = fetch_numbers({name: results[name] for name in results if name in names})
     model.reset_metrics()
     return numbers

@@ -1,37 +1,42 @@
-"""What test_step returns: results of metrics, and numbers of its own, which are averaged over the examples."""
+"""What test_step returns: results of metrics, what is made of those, and numbers of its own, averaged by example."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from trainer.core.contracts import Model, Traced, Variable
 from trainer.core.failures import UserError
+from trainer.training.measures.metric_outputs import trace_outputs
 from trainer.training.measures.metrics import metric_pieces, reached
 from trainer.training.measures.outputs import problem
 
 log = logging.getLogger(__name__)
+Made = Callable[[], Mapping[str, Any]]
 
 
-def checked_outputs(name: str, model: Model, step: Traced) -> tuple[list[str], list[str]]:
+def checked_outputs(name: str, model: Model, step: Traced) -> tuple[list[str], list[str], Made]:
     """Return the names of what a traced test_step returns, and which of those are numbers of its own.
 
+    The third gives by name what the step computes of metrics alone, of the states that these have when it is called.
     Raises UserError for what is no number. Leaves the metrics reset.
     """
     model.reset_metrics()
     outputs, known = step.structured_outputs, set(model.get_metrics_result())
     if odd := problem(outputs) or ("" if isinstance(outputs, dict) else "no dict"):
         raise UserError(f"test_step of {name} returns {odd}: have it return a dict of numbers")
-    states = metric_pieces(model)
+    # Each replica has its own part of a mirrored variable.
+    states = [part for one in metric_pieces(model) for part in getattr(one, "values", [one])]
     computed = outputs_depending_on(step, states)
-    if unnamed := computed - known:
+    made: Any = trace_outputs(step, states, states) if computed - known else dict
+    if mixed := computed - known - set(getattr(made, "structured_outputs", ())):
         raise UserError(
-            f"test_step of {name} returns {', '.join(sorted(unnamed))}, computed from metrics, under a name that none "
-            f"of the model's metrics has ({', '.join(sorted(known))}): return each metric's result under its name, and "
-            "have what is made of several be a metric, too"
+            f"test_step of {name} returns {', '.join(sorted(mixed))}, computed from metrics and something else, as the "
+            "batch, under a name that none of the model's metrics has: compute it of results of metrics alone, or "
+            f"return each under its name ({', '.join(sorted(known))})"
         )
     if own := sorted(set(outputs) - computed):
         # That of a metric whose state is not seen in its result is no number of the step's own.
@@ -46,7 +51,7 @@ def checked_outputs(name: str, model: Model, step: Traced) -> tuple[list[str], l
             name,
             ", ".join(own),
         )
-    return sorted(outputs), own
+    return sorted(outputs), own, made
 
 
 def check_number(name: str, one: str, value: Any) -> None:
@@ -69,8 +74,7 @@ def weighed(outputs: Mapping[str, tf.Tensor], names: Iterable[str], examples: tf
 def outputs_depending_on(function: Traced, states: Iterable[Variable]) -> set[str]:
     """Return the names of what a traced function returns that it computes from these variables."""
     inner = {id(outer): inner for outer, inner in function.graph.captures}
-    # Each replica has its own part of a mirrored variable.
-    handles = [id(part.handle) for one in states for part in getattr(one, "values", [one])]
+    handles = [id(one.handle) for one in states]
     found = reached(inner[handle] for handle in handles if handle in inner)
     outputs = function.graph.structured_outputs
     named = outputs.items() if isinstance(outputs, dict) else ()
