@@ -84,7 +84,8 @@ def judge_look(inventory: Inventory, look: Examination, release: str | None) -> 
     for host, seen in look.ways.items():
         for problem in seen["problems"]:
             part = "clock" if "its clock is" in problem else "addresses and routes"
-            found.append(Finding(ERROR, host, part, problem.partition(": ")[2], "as it says"))
+            what, _, fix = problem.partition(": ")[2].partition(". ")
+            found.append(Finding(ERROR, host, part, what, fix))
     return [*found, *_release(inventory, look, release), *_tasks(inventory, look), *_run(inventory, look)]
 
 

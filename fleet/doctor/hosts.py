@@ -61,7 +61,7 @@ def judge_services(observation: Observation) -> list[Finding]:
 def advise_ssh(inventory: Inventory, host: str, why: str) -> str:
     """Return the command that shows, or fixes, why SSH does not come in."""
     if "ssh-keygen -R" in why or "Connect once" in why:
-        return "as it says"
+        return why.rpartition(": ")[2]
     known = inventory.everyone[host]
     key = f" -i {known.key_file}" if known.key_file else ""
     port = f" -p {known.port}" if known.port else ""

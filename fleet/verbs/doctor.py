@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median
 
@@ -49,19 +50,24 @@ def diagnose(cluster: Cluster, console: Console) -> list[Finding]:
 def doctor(cluster: Cluster, console: Console) -> None:
     """Say what is wrong; raises ClusterTrouble, without words, where there is anything."""
     found = diagnose(cluster, console)
-    errors = sum(each.level == ERROR for each in found)
     if console.json_out is not None:
+        errors = count_errors(found)
         record = {"errors": errors, "warnings": len(found) - errors, "findings": [asdict(each) for each in found]}
         console.print_json("doctor", record)
     if not found:
         number = len(cluster.inventory.everyone)
         console.print(f"nothing is wrong with {number} hosts, as far as fab doctor looks\nnext: fab status")
         return
-    console.print(render_findings(joined_findings(found)))
-    counts = ((errors, "error"), (len(found) - errors, "warning"))
+    rows = joined_findings(found)
+    console.print(render_findings(rows))
+    counts = ((count_errors(rows), "error"), (len(rows) - count_errors(rows), "warning"))
     summary = ", ".join(f"{number} {word}{'s' * (number != 1)}" for number, word in counts)
-    console.print(f"\n{summary}; begin with: {found[0].fix}\nfor a report: fab bundle")
+    console.print(f"\n{summary}; begin with: {rows[0].fix}\nfor a report: fab bundle")
     raise ClusterTrouble("")
+
+
+def count_errors(found: Sequence[Finding]) -> int:
+    return sum(each.level == ERROR for each in found)
 
 
 def inventory_problems(inventory: Inventory) -> list[Problem]:

@@ -171,6 +171,7 @@ def test_a_host_without_a_route_and_one_whose_packets_leave_from_another_address
     what = "\n".join(each.what for each in found)
     assert re.search(r"198\.51\.100\.10.*(unreachable|[Nn]o route)", what), what
     assert re.search(r"leave .*192\.0\.2\.31", what), what
+    assert sorted(each.fix.partition(" ")[0] for each in found) == ["Look:", "Name"]
 
 
 def test_a_way_between_tasks_that_is_broken_is_found(parted: list[str]) -> None:
