@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleet.hosts.drain_records import LEAVING
 from fleet.hosts.run import AS_TRAINER, SETTINGS
+from fleet.site.cluster_note import NOTE
 
 CURRENT, PREVIOUS, RELEASES = "/opt/trainer/current", "/opt/trainer/previous", "/opt/trainer/releases"
 
@@ -162,3 +163,15 @@ DIRECTORIES = (
     "for pid; do read child rest 2>/dev/null </proc/$pid/task/$pid/children; "
     'echo "$pid $(readlink /proc/${child:-$pid}/cwd)"; child=; done'
 )
+
+# The tasks and TensorBoard, their files and what they run on. Users, mounts, drivers and the packet filter stay: the
+# host stays shut. It belongs to no cluster any more.
+CLEAN = f"""set -e
+units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
+[ -z "$units" ] || systemctl stop $units
+[ ! -e /etc/systemd/system/tensorboard.service ] || systemctl disable --now --quiet tensorboard.service
+rm -f /etc/systemd/system/tensorboard.service /etc/systemd/system/multi-user.target.wants/trainer@*.service
+rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
+systemctl daemon-reload
+systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
+rm -rf /opt/trainer {NOTE}"""

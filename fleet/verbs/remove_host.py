@@ -18,11 +18,12 @@ from fleet.hosts.cluster import STOP_SECONDS, Cluster, Observation
 from fleet.hosts.drains import is_drained
 from fleet.hosts.foreign_hosts import foreign_hosts, reject_foreign
 from fleet.hosts.history import Trail
+from fleet.hosts.host_scripts import CLEAN
 from fleet.hosts.removed_hosts import forget_removals, note_removal
 from fleet.hosts.units import Health
 from fleet.planning.cost import Cost, cost_of_restart, find_chief, find_shortages, training
 from fleet.site import inventory_file
-from fleet.site.cluster_note import NOTE, cluster_name, takes_over_option
+from fleet.site.cluster_note import cluster_name, takes_over_option
 from fleet.site.host_names import find_host, is_meant
 from fleet.site.inventory import Inventory
 from fleet.site.inventory_file import NotPlain
@@ -33,17 +34,6 @@ from fleet.site.topology import Task
 
 # The jobs whose tasks have numbers of their own; of the others a place in the group is as good as another.
 NUMBERED = ("ps", "worker")
-# The tasks and TensorBoard, their files and what they run on. Users, mounts, drivers and the packet filter stay: the
-# host stays shut. It belongs to no cluster any more.
-CLEAN = f"""set -e
-units=$(systemctl list-units --all --plain --no-legend 'trainer@*.service' | cut -d' ' -f1)
-[ -z "$units" ] || systemctl stop $units
-[ ! -e /etc/systemd/system/tensorboard.service ] || systemctl disable --now --quiet tensorboard.service
-rm -f /etc/systemd/system/tensorboard.service /etc/systemd/system/multi-user.target.wants/trainer@*.service
-rm -rf /etc/systemd/system/trainer@.service /etc/systemd/system/trainer@*.service.d /etc/trainer
-systemctl daemon-reload
-systemctl reset-failed 'trainer@*.service' 2>/dev/null || true
-rm -rf /opt/trainer {NOTE}"""
 PLAYBOOK = "ansible-playbook site.yml"
 RESTART = "each task restarts once, from a checkpoint that is saved first: TF_CONFIG names every member"
 UNSAVED = "each task restarts once, and the steps since the newest checkpoint are lost: no coordinator can save"

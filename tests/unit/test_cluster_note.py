@@ -20,6 +20,7 @@ from fleet.doctor.hosts import judge_hosts
 from fleet.drills.runner import drill
 from fleet.errors import OperatorMistake
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import CLEAN
 from fleet.hosts.ssh import Answer
 from fleet.site.cluster_note import NOTE, cluster_name, cluster_problems, former_names
 from fleet.site.filters import FILTERS
@@ -28,7 +29,7 @@ from fleet.verbs.drain import drain, undrain
 from fleet.verbs.export import export_run
 from fleet.verbs.hosts import show_hosts
 from fleet.verbs.ok_to_stop import ok_to_stop
-from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
+from fleet.verbs.remove_host import remove_host, replace_host
 from fleet.verbs.rollback import rollback
 from fleet.verbs.start import StartRequest, start_cluster
 from fleet.verbs.status import show_status

@@ -20,12 +20,13 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 from fleet.actions.console import Console
 from fleet.errors import HostsUnreachable, OperatorMistake
 from fleet.hosts.cluster import Cluster
+from fleet.hosts.host_scripts import CLEAN
 from fleet.hosts.removed_hosts import REMOVED
 from fleet.hosts.ssh import Answer
 from fleet.site.inventory import find_problems, load_inventory
 from fleet.site.reader import read_source
 from fleet.verbs.drain import drain, set_aside
-from fleet.verbs.remove_host import CLEAN, remove_host, replace_host
+from fleet.verbs.remove_host import remove_host, replace_host
 from tests.unit import fake_hosts
 from tests.unit.stand_ins import put_program
 from tests.unit.test_second_day import Hosts
