@@ -9,7 +9,6 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 LOCK ?= locks/cpu
 SOAK ?= --minutes 60
-LANE ?= training
 # $(call compiled,NAME,OPTIONS). A lock that stays the same keeps its time: what it locks is not built again.
 compiled = cp locks/$(1).txt .venv/new.txt && uv pip compile -q --generate-hashes --no-annotate --universal --python-version 3.11 \
   --custom-compile-command "make lock" locks/$(1).in $(2) -o .venv/new.txt && install -C -m 644 .venv/new.txt locks/$(1).txt
@@ -24,7 +23,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
   [ $$code = 1 ] || return $$code; echo "== once more, what failed in $$1 =="; \
   python -m pytest -o cache_dir=.cache/pytest/$$1 "$${@:2}" --last-failed --last-failed-no-failures none; }; f
 
-.PHONY: help demo venv venv-tf packages lab site test others trainings checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
+.PHONY: help demo venv venv-tf packages lab site test trained others trainings checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-gpu test-security test-monitoring test-browser test-managers test-kafka docs site-drills lock sbom advisories audit \
   bench-throughput bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
@@ -63,9 +62,14 @@ lab: packages  ## five hosts with SSH (docs/lab.md)
 site: venv  ## make the hosts right: ansible-playbook site.yml
 	ansible-playbook site.yml
 
-test: packages venv-tf  ## training beside infra, the dozen, lint and unit, and then in both lanes
+test: venv  ## training beside infra, the dozen, lint and unit; what is over first takes files of what is not
 	rm -rf .cache/shared
-	$(MAKE) --jobs=2 training-beside others-beside SHARE="--share .cache/shared"
+	$(MAKE) --jobs=2 packages venv-tf
+	$(MAKE) --jobs=2 trained-beside others-beside SHARE=.cache/shared
+
+trained:
+	$(MAKE) training
+	$(MAKE) unit LANE=units
 
 others:
 	$(MAKE) hosts
@@ -103,10 +107,10 @@ lint: venv  ## retired words, links, ruff, mypy, yamllint, ansible-lint, the doc
 	$(MAKE) docs
 
 unit: venv  ## tests without TensorFlow and without a lab
-	$(TWICE) unit tests/unit --timeout 300
+	$(TWICE) $(or $(LANE),unit) tests/unit --timeout 300 $(SHARE:%=--share %/unit)
 
 training: venv-tf  ## tests that train in local processes
-	$(TWICE) $(LANE) tests/training -m "not matrix" --timeout 900 $(SHARE)
+	$(TWICE) $(or $(LANE),training) tests/training -m "not matrix" --timeout 900 $(SHARE:%=--share %/training)
 
 matrix: export STEPS_OF_A_ROUND = 2
 matrix: venv-tf  ## every optimizer on other numbers of ps (docs/training.md), and what else repeats

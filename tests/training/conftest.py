@@ -10,12 +10,8 @@ import pytest
 from forks import trains_in_rounds_of
 from processes import DIGITS, MINUTE, STEPS_OF_A_ROUND, Process, Runs, run_check
 
-from tests.sharing import share_files
-from tests.sharing import share_option as pytest_addoption
 from trainer.core.runtime import prepare_tensorflow
 from trainer.telemetry.logs import DRIVER
-
-__all__ = ["pytest_addoption"]
 
 # Before any test imports TensorFlow, in whatever order they are collected: what failed comes first when it runs again.
 prepare_tensorflow()
@@ -29,7 +25,6 @@ if DRIVER.exists():  # with a GPU: what these tests compute in their own process
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "matrix: says with another optimizer or API what others say: `make matrix`")
-    share_files(config)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`make test` runs the trainings in two processes: each test in one of them, whichever is free."""
+"""`make test` runs trainings and unit tests in two processes: each test in one of them, whichever is free."""
 
 from __future__ import annotations
 
