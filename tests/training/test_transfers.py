@@ -21,7 +21,7 @@ from trainer.training.updates import atomic_updates
 from trainer.training.updates.transfers import crossing, pack, places_of, sending_together, unpack
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("rounds_of_two")]
-TABLES, ROWS = 5, 300
+TABLES, ROWS = 3, 300
 ROUNDS = 17  # so many steps of one call are done in rounds of several
 keras = tf.keras
 
