@@ -73,6 +73,8 @@ class Machine:
     def __init__(self, root: Path, *answers: tuple[int, str, str], check_mode: bool = False) -> None:
         self.params = {"name": ["acl", "rsync"], "cache_valid_time": 3600, "lock_timeout": 60, "root": str(root)}
         self.check_mode, self.answers, self.asked = check_mode, list(answers), list[list[str]]()
+        self.warnings: list[str] = []
+        self.warn = self.warnings.append
 
     def run_command(self, command: list[str], environ_update: dict[str, str]) -> tuple[int, str, str]:
         assert environ_update["DEBIAN_FRONTEND"] == "noninteractive"
@@ -135,7 +137,7 @@ def test_a_lock_is_waited_for_and_another_failure_is_said(tmp_path: Path, monkey
     answer = machine.end(monkeypatch)
     assert machine.asked == [UPDATE, UPDATE, UPDATE, INSTALL, INSTALL]
     assert FILTERS["outcome"]({"failed": True, **answer}) == "E: Unable to locate package rsync"
-    late = Machine(tmp_path, locked)
+    late = Machine(tmp_path, locked, locked)
     late.params["lock_timeout"] = -1
     assert "lists/lock" in late.end(monkeypatch)["stderr"]
 
@@ -274,3 +276,26 @@ def test_an_index_comes_without_translations_of_descriptions(tmp_path: Path, mon
     machine.end(monkeypatch)
     assert "Packages" in kinds()
     assert "Translation-en" not in kinds()
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_a_broken_source_of_the_sites_keeps_no_package_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = RealMachine(tmp_path, "a-editor")
+    machine.check_mode = False
+    machine.params["cache_valid_time"] = -1
+    with (tmp_path / "sources").open("a") as sources:
+        sources.write(f"deb file:{tmp_path}/missing stable main\n")
+    assert machine.end(monkeypatch)["changed"] is False
+    assert "missing stable Release' does not have a Release file" in machine.warnings[0]
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="not Debian")
+def test_a_package_on_hold_is_named_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = RealMachine(tmp_path, "tool-1.10")
+    (tmp_path / "status").write_text(entry("tool-1.10", "1", "Status: hold ok not-installed\n"))
+    machine.check_mode = False
+    said = FILTERS["outcome"]({"failed": True, **machine.end(monkeypatch)})
+    assert said.splitlines()[-2:] == [
+        "E: Held packages were changed and -y was used without --allow-change-held-packages.",
+        "`apt-mark showhold` lists them, and `apt-mark unhold NAME` frees one",
+    ]

@@ -2,8 +2,9 @@
 """Install packages of Debian by one call of apt-get, on a machine that has no python3-apt yet too.
 
 Ansible's own module would first install python3-apt by itself and then the rest: two transactions, and apt's cache read
-again in between. The index is fetched where the last time is longer ago than `cache_valid_time`. Waits while another
-process holds a lock of apt's. Recommended packages are left out. In check mode apt-get simulates, by the index that the
+again in between. The index is fetched where the last time is longer ago than `cache_valid_time`. A source that can't be
+fetched, as one that has expired, matters only where a package is not to be had without it. Waits while another process
+holds a lock of apt's. Recommended packages are left out. In check mode apt-get simulates, by the index that the
 machine has; without one all would be installed.
 """
 
@@ -19,6 +20,8 @@ from ansible.module_utils.basic import AnsibleModule
 STAMPS = ("var/lib/apt/periodic/update-success-stamp", "var/lib/apt/lists")
 LOCKED = "Could not get lock"
 INTERRUPTED = "dpkg was interrupted"
+HELD = "Held packages were changed"
+FREE = "`apt-mark showhold` lists them, and `apt-mark unhold NAME` frees one"
 NOTHING = "0 upgraded, 0 newly installed, 0 to remove"
 KEEP = ("--force-confdef", "--force-confold")  # a file of the site's own stays as it is
 REPAIR = ("dpkg", "--configure", "-a", *KEEP)
@@ -54,22 +57,20 @@ def as_flags(options: Sequence[str]) -> list[str]:
     return [word for option in options for word in ("--option", option)]
 
 
-def call(module: AnsibleModule, words: Sequence[str], end: float) -> str:
-    """Run apt-get until it has the locks that it needs; returns what it printed.
+def call(module: AnsibleModule, words: Sequence[str], end: float) -> tuple[int, str, str]:
+    """Run apt-get until it has the locks that it needs; returns exit code, output and errors.
 
     An installation that was broken off, as by a power cut, is finished first.
     """
     repaired = False
     while True:
         code, output, error = module.run_command(["apt-get", *words], environ_update=ENVIRONMENT)
-        if not code:
-            return str(output)
         if INTERRUPTED in error and not repaired:
             repaired = True
             module.run_command([*REPAIR], environ_update=ENVIRONMENT)
             continue
-        if LOCKED not in error or time.monotonic() > end:
-            module.fail_json(msg=f"`apt-get {words[0]}` failed", rc=code, stdout=output, stderr=error)
+        if not code or LOCKED not in error or time.monotonic() > end:
+            return code, output, error
         time.sleep(PAUSE_SECONDS)
 
 
@@ -91,10 +92,15 @@ def main() -> None:
     if module.check_mode and age == float("inf"):
         module.exit_json(changed=True)
     if not module.check_mode and age > given["cache_valid_time"]:
-        call(module, ["update", "--quiet", *as_flags([*PATIENCE, NO_TRANSLATIONS])], end)
+        code, _, error = call(module, ["update", "--quiet", *as_flags([*PATIENCE, NO_TRANSLATIONS])], end)
+        if code:
+            module.warn(f"`apt-get update` failed: {error.strip()}")
     # A name that an installed package provides is no reason to upgrade that one.
     how = ["--no-install-recommends", "--no-upgrade", "--simulate" if module.check_mode else "--yes"]
-    output = call(module, ["install", "--quiet", *how, *as_flags(OPTIONS), *given["name"]], end)
+    code, output, error = call(module, ["install", "--quiet", *how, *as_flags(OPTIONS), *given["name"]], end)
+    if code:
+        fix = f"{FREE}\n" if HELD in error else ""
+        module.fail_json(msg="`apt-get install` failed", rc=code, stdout=output, stderr=f"{error.rstrip()}\n{fix}")
     module.exit_json(changed=NOTHING not in output, stdout=output)
 
 
