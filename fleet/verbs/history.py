@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from fleet.actions.console import Console
@@ -52,7 +55,7 @@ def show_history(
     if console.json_out is not None:
         console.print_json("history", {"history": chosen, "damaged": damaged, "compared": since_then})
         return
-    console.print(render(chosen) if chosen else "the history has nothing of this")
+    console.print(render(chosen, changes_of(acts)) if chosen else "the history has nothing of this")
     if since_then:
         console.print(describe_switch(since_then))
     if damaged:
@@ -72,8 +75,21 @@ def named_in(act: Mapping[str, Any]) -> list[str]:
     return [str(host) for host in hosts] if isinstance(hosts, list) else []
 
 
-def render(acts: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table, a row for each act."""
+def changes_of(acts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by the act's id how its run settings differ from those that were noted before."""
+    noted = [act for act in acts if isinstance(act.get("settings"), dict)]
+    pairs = pairwise(noted)
+    return {now["id"]: ", ".join(changed_settings(was["settings"], now["settings"])) for was, now in pairs}
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Say of each run setting that changed what it was and is."""
+    changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+    return [f"setting {key}: {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
+
+
+def render(acts: Sequence[Mapping[str, Any]], changes: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a table, a row for each act; `changes` are those of run settings, by the act's id."""
     rows = [
         [
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(act["time"])),
@@ -82,7 +98,7 @@ def render(acts: Sequence[Mapping[str, Any]]) -> str:
             f"{act.get('who', '?')}@{act.get('from', '?')}",
             render_duration(act.get("seconds")) if act.get("seconds") else None,
             act.get("reason"),
-            "; ".join(filter(None, (describe(act), act.get("message")))),
+            "; ".join(filter(None, (describe(act), changes.get(str(act.get("id"))), act.get("message")))),
         ]
         for act in acts
     ]
@@ -119,7 +135,8 @@ def compare_training(act: Mapping[str, Any], run: Run) -> dict[str, Any] | None:
     now = {name: value for name, value in run.numbers.items() if name != "goodput"}
     then = act.get("accounted") or {}
     since = {key: seconds - float(then.get(key, 0)) for key, seconds in run.accounted.items()}
-    if then and since.get("elapsed", 0) > 0:
+    # Below what it was before, the run has been brought back from an earlier copy.
+    if then and since.get("elapsed", 0) > 0 and min(since.values()) >= 0:
         now["goodput"] = round(since.get("productive", 0.0) / since["elapsed"], 4)
     named = {key: act.get(key) for key in ("verb", "time", "release")}
     return {**named, "run": run.run, "before": act["training"], "now": now}

@@ -31,7 +31,7 @@ from fleet.signals import undisturbed
 from fleet.site.schema.problems import show
 from fleet.site.topology import Task
 from fleet.verbs.drain import drain
-from fleet.verbs.history import SWITCHES
+from fleet.verbs.history import SWITCHES, changed_settings
 
 # These acts have brought a release and its settings to the hosts.
 SHIPPING = (*SWITCHES, "site.yml")
@@ -262,11 +262,8 @@ def describe(present: DeployedState, target: DeployedState, running: Sequence[Ta
     if target.settings is None:
         lines.append("  settings stay: the history has none with this release")
     else:
-        before = present.settings or {}
-        for key in sorted({*before, *target.settings}):
-            was, now = before.get(key), target.settings.get(key)
-            if was != now:
-                lines.append(f"  setting  {key}: {json.dumps(was)} -> {json.dumps(now)}")
+        changed = changed_settings(present.settings or {}, target.settings)
+        lines += [f"  {line.replace('setting', 'setting ', 1)}" for line in changed]
     lines.append(f"  restart  {', '.join(task.name for task in running) or 'nothing: nothing runs'}")
     return lines
 

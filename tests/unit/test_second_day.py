@@ -607,6 +607,16 @@ def test_the_history_shows_the_numbers_until_then() -> None:
     assert describe({"hosts": ["head"], "since": 1795974579.6404395}) == "hosts head"
 
 
+def test_the_history_says_which_run_settings_an_act_has_changed(hosts: Hosts, console: Console) -> None:
+    failed = json.dumps({"time": 1.0, "id": "f", "verb": "start-cluster", "outcome": "failed", "release": "bad"})
+    hosts.lines = [shipped("a", NOW), failed, shipped("b", NOW), shipped("c", {"steps": 30, "seed": 1})]
+    show_history(cluster(hosts), console)
+    first, _, same, other = fake_hosts.printed(console).splitlines()[1:5]
+    assert [line.rpartition("release ")[2].strip() for line in (first, same, other)] == [
+        "a", "b", "c; setting save: 5 -> null, setting seed: null -> 1"
+    ]  # fmt: skip
+
+
 def test_an_act_without_an_end_is_shown_as_begun() -> None:
     begun = json.dumps({"time": 1.0, "id": "a", "verb": "drain", "outcome": "begun"})
     ended = json.dumps({"time": 3.5, "id": "a", "verb": "drain", "outcome": "done"})
@@ -1241,6 +1251,15 @@ def test_only_the_run_that_trained_before_a_switch_is_compared() -> None:
         found = compare_training(act, present)
         assert bool(found) is is_compared, act
         assert found is None or (found["run"], found["before"], found["now"]["step"]) == ("digits", numbers, 200)
+
+
+def test_a_run_that_was_brought_back_since_a_switch_has_no_goodput_below_zero() -> None:
+    act = {"verb": "start-cluster", "time": 1.0, "run": "digits", "training": {"goodput": 0.9}}
+    act["accounted"] = {"elapsed": 5000.0, "productive": 4500.0}
+    present = Run(
+        "digits", state="training", step=200, ledger={"elapsed": 5100.0, "productive": 4400.0, "goodput": 0.86}
+    )
+    assert "goodput" not in (compare_training(act, present) or {})["now"]
 
 
 @pytest.mark.parametrize("verb", ["start-cluster", "restart-cluster", "sweep", "rollback"])
