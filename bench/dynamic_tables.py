@@ -3,9 +3,8 @@
 Figures are steps per second, and processor time for a step, of trainings that have warmed up. The sides stay beside
 each other and work in turns, each on local servers of its own. Only ratios say something.
 
-With --fill a table alone is filled with new keys, and saved (bench/filling.py). With --train a full one is trained
-(bench/full_table.py). With --deltas a full one is saved again and again while it trains (bench/deltas.py). With
---operations the operations of a step are counted.
+With --deltas a full table is saved again and again while it trains (bench/deltas.py). With --operations the operations
+of a step are counted.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from typing import Any
 
 from bench.commands import run_command
 from bench.deltas import compare_deltas, print_head
-from bench.filling import SLOTS, fill
-from bench.full_table import train_full
 from bench.interleaved import ALONE, add_turns, in_turns, psfleet_on, speeds, times
 from bench.options import add_names, parser_of, scratch_directory
 from bench.tables import print_row
@@ -91,12 +88,6 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     add_names(parser, "kind", KINDS)
     parser.add_argument("--rows", type=int, default=ROWS, help=f"that ids are drawn from (default: {ROWS:,})")
     add_turns(parser, 8)
-    filled = parser.add_argument_group("fill")
-    filled.add_argument("--fill", type=int, metavar="ROWS", help="fill a table with so many rows instead")
-    filled.add_argument("--capacity", type=int, help="rows that it has room for (default: as many)")
-    filled.add_argument("--batch", type=int, default=20_000, help="new keys a step (default: 20,000)")
-    filled.add_argument("--optimizer", choices=SLOTS, default="Adagrad", help="of whose slots a row has room for")
-    filled.add_argument("--train", type=int, metavar="ROWS", help="train a full table of so many rows instead")
     saved = parser.add_argument_group("deltas")
     saved.add_argument("--deltas", type=int, metavar="ROWS", help="save a full table of so many rows instead")
     saved.add_argument("--every", type=int, default=1000, help="steps from one save to the next (default: 1,000)")
@@ -114,15 +105,6 @@ def main(arguments: list[str]) -> None:
         with scratch_directory() as directory:
             bench = Bench(Effort(repetitions=1, warm_up=0, seconds=0), directory)
             compare_deltas(bench, options.deltas, options.every, options.turns, options.seconds)
-        return
-    if options.train:
-        with scratch_directory() as directory:
-            bench = Bench(Effort(repetitions=1, warm_up=0, seconds=0), directory)
-            train_full(bench, options.train, options.optimizer, options.turns * options.seconds)
-        return
-    if options.fill:
-        with scratch_directory() as directory:
-            fill(directory, options.fill, options.batch, options.optimizer, options.capacity or options.fill)
         return
     print(f"Adagrad, {options.rows:,} keys of 16 numbers, 2 workers, 2 ps, batches of 1,024 examples of 10 ids")
     print(f"(many: {MANY} tables with as many keys together, and one id for each)\n")

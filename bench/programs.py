@@ -259,10 +259,6 @@ class TableFilled(TableAdagrad):
         return -(-rows // (cls.batch * cls.ids))
 
 
-class TableFilledSGD(TableFilled):
-    optimizer = staticmethod(Table.optimizer)
-
-
 class TableHashed(TableNew):
     """The same with the ids that a hash makes of these, for a fixed table."""
 

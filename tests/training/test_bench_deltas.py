@@ -9,9 +9,7 @@ import pytest
 
 from bench.ahead import tables_of
 from bench.deltas import last_megabytes
-from bench.full_table import PROGRAMS
 from bench.programs import TableFilled
-from trainer.core.program import load_program
 from trainer.training.data.context import InputContext
 
 
@@ -48,12 +46,6 @@ def test_what_a_save_has_linked_is_not_what_it_has_written(
             (directory / path.name.replace("ckpt-20", "ckpt-30").replace("ckpt-10", "ckpt-30")).hardlink_to(path)
     monkeypatch.setattr("bench.deltas.newest_of", lambda _: 20)
     assert last_megabytes(tmp_path) == 2.0
-
-
-def test_a_full_table_is_trained_by_the_optimizer_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_ROWS", "50")
-    for name, program in PROGRAMS.items():
-        assert type(load_program(program, {}).build_model().optimizer).__name__ == name
 
 
 def test_each_program_that_reads_ahead_has_dynamic_tables() -> None:
