@@ -371,7 +371,7 @@ def test_the_data_service_is_started_before_those_that_read_from_it() -> None:
 def test_the_parameters_that_were_checked_are_those_of_every_task() -> None:
     config = Config(program="a:B", program_args={"rate": 0.5, "layers": [8, 8]})
     for made in make_tasks(config, Path("/tmp/run.json"), local_cluster(1, 1), evaluator=True):
-        assert parse(made._arguments[4:]).program_args == ["rate=0.5", "layers=[8, 8]"]
+        assert parse(made._spawn.args[1][4:]).program_args == ["rate=0.5", "layers=[8, 8]"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FrameType
 
 from trainer.core.failures import FINISHED, STOPPED, USER_ERROR
@@ -63,9 +64,8 @@ class LocalTask:
         self.process: Forked | subprocess.Popen[str] | None = None
         self.kills, self.lack = 0, ""
         self.code: int | None = None
-        self._arguments = arguments
+        self._spawn = partial(start_process, forks, arguments)
         self._environment = environment
-        self._forks = forks
         self.restarts = Restarts()
         self._reader: threading.Thread | None = None
 
@@ -76,7 +76,7 @@ class LocalTask:
     def start(self) -> None:
         self.code, self.kills = None, memory_kills()
         environment = {**self._environment, RESTARTS: str(self.restarts.starts), LACK: self.lack}
-        self.process = start_process(self._forks, self._arguments, environment)
+        self.process = self._spawn(environment)
         self.restarts.started(time.monotonic())
         say(self.name, f"started, pid {self.process.pid}")
         self._reader = threading.Thread(target=self._relay, args=(self.process,), daemon=True)
