@@ -1,4 +1,4 @@
-"""Incremental saves find the rows that two workers' steps have changed by marks alone, and compare where these lack."""
+"""Incremental saves find the rows that two workers' steps have changed by marks; where these lack, saves are whole."""
 
 from __future__ import annotations
 
@@ -124,11 +124,8 @@ CASES = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "Adam" else pytest.mark.matrix) for name in CASES]
 )
-def test_rows_that_steps_have_changed_are_found_by_marks(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_steps_have_changed_are_found_by_marks(name: str, tmp_path: Path) -> None:
     library, optimizer, settings, slots = CASES[name]
-    monkeypatch.setattr(row_saves, "rows_that_differ", lambda *_: tf.zeros([0], tf.int64))
     training = Training(Items(library, optimizer), tmp_path, **settings)
     assert training.marked() == [True] * 4 * (1 + slots)
     assert_marks_come_first(training.runner)
@@ -154,7 +151,6 @@ def test_incremental_saves_of_the_same_rows_are_joined(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The save after them links the whole one alone, and has what has changed since, before and after the others."""
-    monkeypatch.setattr(row_saves, "rows_that_differ", lambda *_: tf.zeros([0], tf.int64))
     monkeypatch.setattr(row_saves, "MAX_WRITTEN_SHARE" if why == "much is written" else "MAX_LINKED", 0.05)
     monkeypatch.setattr(row_saves, "MAX_JOINED", 1.0)
     training, values, rows = Training(Items(tf.keras, two.Adagrad), tmp_path), dict[int, list[bytes]](), []
@@ -202,45 +198,15 @@ def test_the_rows_of_each_kind_of_write_are_known() -> None:
     assert [one if one is None else one.name for one in changed] == [rows.name, rows.name, None]
 
 
-def test_a_table_that_is_updated_as_a_whole_is_compared(tmp_path: Path) -> None:
+def test_a_table_that_is_updated_as_a_whole_is_saved_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     training = Training(Items(tf.keras, two.Adam), tmp_path)
-    assert not any(training.marked())
-    training.begin(2)
-    training.runner.join()
-    training.saves.save_and_wait()
-    training.begin(1)
-    training.saves.save_and_wait()
-    training.runner.join()
-    training.saves.save_and_wait()
-    step, expected = int(training.runner.step.numpy()), training.values()
-    training.begin(2)
-    training.runner.join()
-    assert training.saves.restore() == step
-    assert training.values() == expected
-
-
-@pytest.mark.parametrize("doubted", [True, pytest.param(False, marks=pytest.mark.matrix)])
-def test_all_rows_are_compared_after_a_doubt(doubted: bool, tmp_path: Path) -> None:
-    training = Training(Items(tf.keras, two.SGD), tmp_path)
-    assert training.runner.marks is not None
-    training.begin(2)
-    training.runner.join()
-    training.saves.save_and_wait()
-    training.begin(2)
-    training.runner.join()
-    if doubted:
-        training.runner.marks.doubt()
-    for shard in training.large:
-        last = tf.constant([shard.shape[0] - 1], tf.int64)
-        shard.scatter_update(tf.IndexedSlices(tf.fill([1, WIDTH], 7.0), last))
-    training.saves.save_and_wait()
-    step, expected = int(training.runner.step.numpy()), training.values()
-    training.begin(2)
-    training.runner.join()
-    for shard in training.large:
-        shard.assign(tf.zeros_like(shard))
-    assert training.saves.restore() == step
-    assert (training.values() == expected) == doubted
+    assert training.large == []
+    assert "each save is whole, in spite of incremental_saves" in caplog.text
+    for _ in range(2):
+        training.begin(1)
+        training.runner.join()
+        training.saves.save_and_wait()
+    assert not list(tmp_path.glob("runs/mine/checkpoints/*.table-*"))
 
 
 class Hears(tf.keras.callbacks.Callback):

@@ -11,6 +11,7 @@ import pytest
 
 from trainer import testing  # before TensorFlow: it chooses the Keras
 from trainer.core.settings.config import Config
+from trainer.core.variables import flatten
 from trainer.run.directory import RunDirectory
 from trainer.run.saves.checkpoint_state import CheckpointState
 from trainer.run.saves.checkpoints import Checkpoints
@@ -23,6 +24,7 @@ from trainer.training.tables import row_saves
 from trainer.training.tables.row_restores import open_checkpoint, reader_of_slices, reading
 from trainer.training.tables.row_saves import snapshots_of
 from trainer.training.tf_internals.datasets import sleep
+from trainer.training.updates.row_marks import MARKED, RowMarks
 
 pytestmark = pytest.mark.timeout(120)
 ROWS, WIDTH, SERVERS = 2000, 4, 2
@@ -43,6 +45,7 @@ class Trained:
             self.model.optimizer = tf.keras.optimizers.Adam()
             self.model.optimizer.build(list(self.model.table.variables))
             self.step = tf.Variable(0, dtype=tf.int64)
+        self.marks = RowMarks(flatten(self.large), lambda handle: "")
 
     @property
     def large(self) -> list[Any]:
@@ -57,6 +60,13 @@ class Trained:
             # Of Python's numbers TensorFlow takes -0.0 for 0.0.
             values = np.full([len(rows), WIDTH], value, np.float32)
             variable.scatter_update(tf.IndexedSlices(tf.constant(values), tf.constant(rows, tf.int64)))
+            first = 0
+            for shard in flatten([variable]):
+                own = [row - first for row in rows if first <= row < first + shard.shape[0]]
+                marks, first = self.marks.of(shard), first + shard.shape[0]
+                assert marks is not None
+                marked = tf.fill([len(own)], tf.constant(MARKED, tf.int8))
+                marks.scatter_update(tf.IndexedSlices(marked, tf.constant(own, tf.int64)))
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +76,8 @@ def trained() -> Trained:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables of a few rows are large ones, and are compared in several turns."""
+    """Tables of a few rows are large ones."""
     monkeypatch.setattr(row_saves, "MIN_BYTES", WIDTH * 4 * 100)
-    monkeypatch.setattr(row_saves, "COMPARED_BYTES", WIDTH * 4 * 64)
 
 
 def saves_of(directory: Path, trained: Trained, most: int = 9, **settings: Any) -> Checkpoints:
@@ -80,7 +89,7 @@ def saves_of(directory: Path, trained: Trained, most: int = 9, **settings: Any) 
             trained.step,
             local_run_dir=config.local_run_dir,
             reading=reading,
-            make_snapshot=snapshots_of(config),
+            make_snapshot=snapshots_of(config, trained.marks),
         ),
         config,
     )
@@ -109,7 +118,7 @@ def is_same(found: list[np.ndarray], expected: list[np.ndarray]) -> bool:
 
 
 @pytest.mark.parametrize("local", [False, True])
-def test_an_incremental_save_writes_the_rows_that_have_changed_by_whatever(
+def test_an_incremental_save_writes_the_rows_that_are_marked_and_one_after_a_doubt_all(
     local: bool, trained: Trained, tmp_path: Path
 ) -> None:
     saves = saves_of(tmp_path, trained, local_run_dir=local)
@@ -126,14 +135,16 @@ def test_an_incremental_save_writes_the_rows_that_have_changed_by_whatever(
     trained.set_rows([0, 7, 999], 2.0)
     saved(2)
     trained.set_rows([7, 500], -0.0)
-    shard.assign(np.where(shard.numpy() == shard.numpy()[3, 2], np.nan, shard.numpy()))  # as a callback may
     saved(3)
-    trained.set_rows([500], 0.0)  # an equal number, and other bits
+    shard.assign(np.where(shard.numpy() == shard.numpy()[3, 2], np.nan, shard.numpy()))
+    trained.marks.doubt()  # as after a callback
     saved(4)
+    trained.set_rows([500], 0.0)
+    saved(5)
     prefixes, sizes, values = zip(*found, strict=True)
-    assert [is_whole(prefix) for prefix in prefixes] == [True, False, False, False]
-    assert all(0 < size < sizes[0] / 4 for size in sizes[1:]), sizes
-    for number in (3, 1, 0, 2):
+    assert [is_whole(prefix) for prefix in prefixes] == [True, False, False, True, False]
+    assert all(0 < sizes[number] < sizes[0] / 4 for number in (1, 2, 4)), sizes
+    for number in (4, 1, 0, 3, 2):
         trained.set_rows(list(range(1000)), 5.0)
         assert saves_of(tmp_path, trained, local_run_dir=local).restore([number + 1]) == number + 1
         assert is_same(trained.values(), values[number])
@@ -168,6 +179,12 @@ def test_it_is_restored_in_other_shards(trained: Trained, tmp_path: Path) -> Non
 def test_a_save_is_a_whole_one(
     why: str, trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if why == "no links":
+
+        def link(self: Path, target: Path) -> None:
+            raise PermissionError("Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", link)
     saves = saves_of(tmp_path, trained, most=1 if why == "so many" else 9)
     first = save(saves, trained, 1)
     trained.set_rows(list(range(800 if why == "much has changed" else 20)), 2.0)
@@ -180,14 +197,6 @@ def test_a_save_is_a_whole_one(
     elif why == "a save that was removed":
         for path in Path(first).parent.glob("ckpt-1.*"):
             path.unlink()
-    else:
-
-        def link(self: Path, target: Path) -> None:
-            if self.suffix != ".index":
-                raise PermissionError("Operation not permitted")
-            self.write_bytes(target.read_bytes())
-
-        monkeypatch.setattr(Path, "hardlink_to", link)
     prefix, expected = save(saves, trained, 3), trained.values()
     assert is_whole(prefix)
     assert ("saved whole: can't link" in caplog.text) == (why == "no links")
@@ -218,17 +227,29 @@ def test_a_save_that_is_not_written_is_made_up_for_by_the_next_one(
     assert is_same(trained.values(), expected)
 
 
-def test_copies_stay_while_the_next_save_may_be_incremental(trained: Trained, tmp_path: Path) -> None:
-    saves = saves_of(tmp_path, trained, most=1)
+def test_no_copy_stays_after_a_save(trained: Trained, tmp_path: Path) -> None:
+    saves = saves_of(tmp_path, trained)
 
     def held() -> set[int]:
-        return {int(tf.size(copy.value())) for _, copy in saves._state._snapshot._pairs}
+        snapshot = saves._state._snapshot
+        rows = [one for large in snapshot._large for one in (large.changed, large.values)]
+        return {int(tf.size(one.value())) for one in (*(copy for _, copy in snapshot._pairs), *rows)}
 
-    save(saves, trained, 1)
-    assert held() == {0, ROWS * WIDTH // SERVERS}
-    trained.set_rows([1], 4.0)
-    assert not is_whole(save(saves, trained, 2))
-    assert held() == {0}
+    for step, whole in ((1, True), (2, False), (3, False)):
+        trained.set_rows([1], 4.0)
+        assert is_whole(save(saves, trained, step)) == whole
+        assert held() == {0}
+
+
+def test_a_save_that_lacks_a_part_of_the_one_before_fails_and_the_next_one_is_whole(
+    trained: Trained, tmp_path: Path
+) -> None:
+    saves = saves_of(tmp_path, trained)
+    first = save(saves, trained, 1)
+    trained.set_rows([1], 6.0)
+    max(Path(first).parent.glob("ckpt-1.data-*")).unlink()
+    with pytest.raises(SaveFailed, match=r"parts of the checkpoint .*ckpt-1 are gone"):
+        save(saves, trained, 2)
     assert is_whole(save(saves, trained, 3))
 
 

@@ -68,7 +68,7 @@ class StepRunner(abc.ABC):
         """Those of rows that steps have changed, where incremental saves ask for them."""
 
     def doubt(self) -> None:
-        """Have the next save look at all rows: what may change weights beside the steps has run."""
+        """Have the next save be a whole one: what may change weights beside the steps has run."""
         if self.marks is not None:
             self.marks.doubt()
 
