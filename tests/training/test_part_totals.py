@@ -9,11 +9,13 @@ import pytest
 
 from trainer import testing  # noqa: F401 - before TensorFlow: it chooses its Keras
 from trainer.core.failures import UserError
-from trainer.training.keras.keras3.shards import shards_of
+from trainer.training.keras.keras3.shards import shards_of, train_shards
 from trainer.training.tables.whole_weights import see_whole_weights
 from trainer.training.tf_internals.variables import whole_of
 from trainer.training.updates.one_update import gather, gather_keras3
 from trainer.training.updates.part_totals import rejecting_numbers_of_parts
+from trainer.training.updates.split_gradients import noting_asked
+from trainer.training.updates.unequal_parts import listed, reject_places
 
 # isort: split
 import keras
@@ -499,6 +501,113 @@ def test_a_step_that_trains_some_parts_otherwise_is_refused(make: Any, change: A
     with pytest.raises(UserError, match=r"the step does not train all parts of table alike.* as model\.get_layer"):
         train(make(0.1), change)
     train(tf.keras.optimizers.SGD(0.1), change, is_split=False)
+
+
+FIRST_THREE: dict[str, Callable[[Any, list[Any], list[Any]], Any]] = {
+    "factors": lambda optimizer, gradients, weights: optimizer.apply_gradients(
+        [(one * factor, weight) for one, weight, factor in zip(gradients, weights, (0.1, 0.1, 0.1), strict=False)]
+    ),
+    "clipped": lambda optimizer, gradients, weights: optimizer.apply_gradients(
+        list(zip(tf.clip_by_global_norm(gradients, 1.0)[0][:3], weights, strict=False))
+    ),
+    "assigned": lambda optimizer, gradients, weights: [
+        weight.assign_sub(one) for one, weight in list(zip(gradients, weights, strict=True))[:3]
+    ],
+}
+
+
+@pytest.mark.parametrize("apply", FIRST_THREE.values(), ids=FIRST_THREE)
+def test_a_list_for_each_weight_that_ends_before_the_last_part_is_refused(apply: Any) -> None:
+    see_whole_weights()
+    table = [tf.Variable(tf.ones([2, 3]), name=f"table/part_{number}") for number in range(2)]
+    split, weights = ShardedVariable(table), [*table, *(tf.Variable(tf.ones([3]), name=name) for name in "ab")]
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer.build(weights)
+    gather(optimizer)
+
+    def trace(trained: list[Any]) -> None:
+        with rejecting_numbers_of_parts(lambda: weights):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(tf.square(one)) for one in weights])
+            apply(optimizer, tape.gradient(loss, trained), trained)
+
+    assert len(split.variables) == 2
+    with pytest.raises(UserError, match=r"trains the first 3 of the 4 variables .* short for table, which is split"):
+        tf.function(lambda: trace(weights)).get_concrete_function()
+    tf.function(lambda: trace(weights[:3])).get_concrete_function()  # all for which it asks
+
+
+def take(weights: list[Any], *places: Any) -> list[Any]:
+    """Take places of what a step lists, as one does that is traced."""
+    with noting_asked() as asked:
+        found = [listed(weights)[place] for place in places]
+    reject_places(asked)
+    return found
+
+
+def split_of_zeros(name: str) -> Any:
+    return ShardedVariable([tf.Variable(tf.zeros([2, 3]), name=f"{name}/part_{number}") for number in range(2)])
+
+
+@pytest.mark.parametrize("place", [0, -1, 1, slice(-2, None), slice(1), slice(None, None, 2), slice(1, 3)])
+def test_a_place_at_which_whole_weights_have_another_is_refused_in_a_step(place: Any) -> None:
+    table, kernel, bias = split_of_zeros("table"), tf.Variable([1.0]), split_of_zeros("bias")
+    weights = [*table.variables, kernel, *bias.variables]
+    with pytest.raises(UserError, match=r"the step takes \[.*\] of trainable_variables.* is table, "):
+        take(weights, place)
+    assert type(listed(weights)) is list  # which no step takes
+
+
+def test_a_place_at_which_whole_weights_have_the_same_is_none() -> None:
+    table, head = split_of_zeros("table"), [tf.Variable([1.0]), tf.Variable([2.0])]
+    with noting_asked():
+        weights = listed([*table.variables, *head])
+        assert [*map(id, weights[-2:])] == [*map(id, head)]
+        assert weights[-1] is head[1]
+        assert len(weights[:]) == len([*weights]) == 4
+
+
+def test_a_step_may_go_through_all_places_and_not_through_some() -> None:
+    table = split_of_zeros("table")
+    weights = [*table.variables, tf.Variable([1.0])]
+    assert [*map(id, take(weights, 0, 1, -1))] == [*map(id, weights)]
+    with pytest.raises(
+        UserError, match=r"takes \[0\] of .* in place of trainable_variables; or go through all of them"
+    ):
+        take(weights, 0, 1)
+
+
+def test_what_a_step_has_for_each_weight_has_its_places_as_gradients_of_which_some_are_none() -> None:
+    table, heads = split_of_zeros("table"), [tf.Variable([1.0]) for _ in range(4)]
+
+    @tf.function
+    def step() -> None:
+        with noting_asked():
+            weights = listed([*table.variables, *heads])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(weights[-1])
+            gradients = tape.gradient(loss, weights)
+            assert gradients[-2] is None
+            assert gradients[1:3] == [None, None]
+            assert gradients[-1].shape == [1]
+
+    see_whole_weights()
+    step.get_concrete_function()
+
+
+def test_a_layer_of_either_keras_lists_parts_so() -> None:
+    see_whole_weights()
+    train_shards()
+    one, other = tf.keras.layers.Dense(3), keras.layers.Dense(3)
+    one.build((None, 4))
+    other.build((None, 4))
+    table, other._kernel._value = split_of_zeros("kernel"), split_of_zeros("kernel")
+    one._trainable_weights = [*table.variables, one.bias]
+    for layer in (one, other):
+        with noting_asked() as asked:
+            layer.trainable_variables[0]
+        with pytest.raises(UserError, match=r"the step takes \[0\] of trainable_variables"):
+            reject_places(asked)
 
 
 @pytest.mark.parametrize("change", OF_EACH_PART.values(), ids=OF_EACH_PART)

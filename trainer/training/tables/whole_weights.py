@@ -34,6 +34,7 @@ from trainer.training.updates.split_gradients import (
     of_whole_variables,
     watching_parts,
 )
+from trainer.training.updates.unequal_parts import listed
 
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 ARRAYS = ("get_weights", "set_weights")
@@ -181,7 +182,7 @@ def joining(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     @functools.wraps(plain)
     def deduplicated(layer: Layer, weights: Sequence[Variable]) -> list[Variable]:
         found = plain(layer, weights)
-        return joined(found) if _seeing_whole[-1] else found
+        return joined(found) if _seeing_whole[-1] else listed(found)
 
     return deduplicated
 

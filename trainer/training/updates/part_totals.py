@@ -24,11 +24,14 @@ from trainer.training.updates.atomic_updates import WRITING
 from trainer.training.updates.first_trace import is_dropped
 from trainer.training.updates.flows import Calls, Flow, Use, behind, is_only_asserted, outside, reach, uses, within
 from trainer.training.updates.rows import own
+from trainer.training.updates.split_gradients import noting_asked
 from trainer.training.updates.unequal_parts import (
     WHOLE_INSTEAD,
     is_of_tape,
     is_tapes,
     note_update,
+    reject_places,
+    reject_short_lists,
     reject_unequal,
     reject_unequal_updates,
 )
@@ -100,11 +103,19 @@ def rejecting_numbers_of_parts(variables: Callable[[], Iterable[Variable]]) -> I
 
     They are asked for at the end. What updates compute is looked at with each (reject_part_totals).
     """
-    yield
+    with noting_asked() as asked:
+        yield
     graph = tf.compat.v1.get_default_graph()
     if is_dropped() or not hasattr(graph, "captures"):
         return
     handles = {id(outer): inner for outer, inner in graph.captures}
+
+    def is_written(variable: Variable) -> bool:
+        handle = handles.get(id(beneath(own(variable)).handle))
+        return handle is not None and any(one.operation.type.startswith(WRITING) for one in uses(Flow(handle)))
+
+    reject_places(asked)
+    reject_short_lists(asked.sources, is_written)
     for parts in split_weights(variables()):
         given = [handles.get(id(beneath(part).handle)) for part in parts]
         used = [[] if one is None else [each for each in uses(Flow(one)) if not is_of_update(each)] for one in given]

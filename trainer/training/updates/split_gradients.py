@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +16,34 @@ from trainer.core.contracts import Tensor, Variable
 ShardedVariable: Any = tf.__internal__.distribute.ShardedVariable
 
 
+@dataclasses.dataclass
+class Asked:
+    """What a step asks for while it is traced."""
+
+    sources: list[list[tuple[Any, bool]]] = dataclasses.field(default_factory=list)
+    """For each call of a tape its sources, and whether each has a gradient."""
+    places: dict[tuple[int, ...], dict[int, str]] = dataclasses.field(default_factory=dict)
+    """By the weights of a list: the places that were taken, each with why it must not be by itself, or nothing."""
+
+
+_noted: list[Asked] = []
+
+
+@contextlib.contextmanager
+def noting_asked() -> Iterator[Asked]:
+    """Give what is asked for meanwhile."""
+    _noted.append(Asked())
+    try:
+        yield _noted[-1]
+    finally:
+        _noted.pop()
+
+
+def noted() -> Asked | None:
+    """Return what has been asked for in the step that is traced, if one is."""
+    return _noted[-1] if _noted else None
+
+
 def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tape's `gradient`, which gives that of a split weight, of whichever Keras, as of a whole one."""
 
@@ -22,6 +52,8 @@ def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     def gradient(tape: tf.GradientTape, target: Any, sources: Any, *given: object, **named: object) -> Any:
         flat = tf.nest.flatten(sources)
         found = plain(tape, target, [parts_or_itself(one) for one in flat], *given, **named)
+        if _noted:
+            _noted[-1].sources.append([(one, each is not None) for one, each in zip(flat, found, strict=True)])
         return tf.nest.pack_sequence_as(sources, [joined(*one) for one in zip(flat, found, strict=True)])
 
     return gradient

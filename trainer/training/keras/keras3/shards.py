@@ -15,6 +15,7 @@ from trainer.training.tables.table_lookups import rows_of
 from trainer.training.tables.whole_weights import adds_up, whole_variables
 from trainer.training.tf_internals.saving import list_h5_weights
 from trainer.training.tf_internals.variables import look_up_with
+from trainer.training.updates.unequal_parts import listed
 
 ShardedVariable = tf.__internal__.distribute.ShardedVariable
 LOOKS_UP_ROWS = "_looks_up_rows"
@@ -119,7 +120,7 @@ class OfShards(property):
     of_shards = True
 
     def __init__(self, whole: Callable[[Any], list[Any]]) -> None:
-        super().__init__(lambda layer: [shard for one in whole(layer) for shard in shards_of(one)])
+        super().__init__(lambda layer: listed([shard for one in whole(layer) for shard in shards_of(one)]))
 
 
 def by_rows(plain: Callable[..., Any]) -> Callable[..., Any]:
