@@ -156,21 +156,24 @@ def serve_members(cluster: ClusterConfig, notifier: Notifier, selected: Callable
     try:
         (run_service if cluster.job in SERVICE_JOBS else run_server)(cluster, notifier, selected)
     except Exception as error:
-        log.error(
-            "%s cannot serve: %s", cluster.task, str(error) if isinstance(error, Infrastructure) else explain(error)
-        )
+        why = str(error) if isinstance(error, Infrastructure) else explain(error)
+        say_why(notifier, f"{cluster.task} cannot serve: {why}")
     return TRY_AGAIN
 
 
-def prepare_process(environment: Mapping[str, str], cluster: ClusterConfig) -> bool:
-    """Prepare this process for TensorFlow, as a member of the cluster; returns False where a GPU is missing."""
+def say_why(notifier: Notifier, why: str) -> None:
+    """Say why this process ends, and another must follow; `fab status` has it too, where it happens again and again."""
+    log.error("%s", why)
+    notifier.status(why)
+
+
+def prepare_process(environment: Mapping[str, str], cluster: ClusterConfig) -> str | None:
+    """Prepare this process for TensorFlow, as a member of the cluster; returns which GPUs it lacks."""
     prepare_tensorflow()
     bypass_proxies(cluster.addresses)
     # Also where flags said it: TensorFlow and the user's program may look there.
     os.environ["TF_CONFIG"] = dataclasses.replace(cluster, service={}).as_tf_config()
-    if missing := find_missing(environment):
-        log.error("%s", missing)
-    return not missing
+    return find_missing(environment)
 
 
 def read_present_config(
@@ -217,7 +220,7 @@ def train_or_evaluate(
         print(f"error: {error}", file=sys.stderr)
         return USER_ERROR
     except OSError as error:
-        log.error("%s cannot go on: %s", cluster.task, explain(error))
+        say_why(notifier, f"{cluster.task} cannot go on: {explain(error)}")
         if is_stale(error):
             notifier.restart_unit()
         return TRY_AGAIN
@@ -242,12 +245,9 @@ def become_task(
     )
     if listener is not None:
         serve(listener, collector)
-    if not prepare_process(environment, cluster):
-        return TRY_AGAIN
     selected = partial(read_present_config, options, environment, cluster, Path.cwd())
-    if why := why_out(selected):
-        log.error("%s", why)
-        notifier.status(why)
+    if why := prepare_process(environment, cluster) or why_out(selected):
+        say_why(notifier, why)
         return TRY_AGAIN
     if is_server(cluster):
         return serve_members(cluster, notifier, selected)

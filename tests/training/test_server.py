@@ -52,15 +52,21 @@ def test_a_port_that_another_process_has_is_named(runs: Runs, tmp_path: Path, jo
     port = int(address.rpartition(":")[2])
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps({"program": "many:Many", "run": "held", "steps": 10, "shared_dir": str(tmp_path)}))
-    with socket.create_server(("127.0.0.1", port)):
+    with socket.create_server(("127.0.0.1", port)), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(10)
         for other in {"ps", "worker", "chief"} - ({"chief"} if job == "ps" else set()):
             config = json.dumps({"cluster": cluster, "task": {"type": other, "index": 0}})
-            task = runs.task(TF_CONFIG=config, TRAINER_SETTINGS=str(settings))
+            notify = {"NOTIFY_SOCKET": str(tmp_path / "notify")} if other == job == "ps" else {}
+            task = runs.task(TF_CONFIG=config, TRAINER_SETTINGS=str(settings), **notify)
             if other == job:
                 held = task
         assert held.wait(MINUTE) == 75
-    assert f"another process has {job}-0's port {port}: ss -ltnp 'sport = :{port}' names it" in held.output
+        heard = systemd.recv(1000).decode() if job == "ps" else ""
+    said = f"another process has {job}-0's port {port}: ss -ltnp 'sport = :{port}' names it"
+    assert said in held.output
     assert "UnknownError" not in held.output
+    assert heard.startswith(f"STATUS=ps-0 cannot serve: {said}" if job == "ps" else "")
 
 
 def test_a_server_that_follows_one_whose_memory_ran_out_tells_the_coordinator(runs: Runs) -> None:
