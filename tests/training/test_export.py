@@ -79,11 +79,11 @@ def test_inputs_are_exported_whatever_their_names(library: str, tmp_path: Path) 
     assert answer.numpy().tolist() == [[1.0, 1.0, 0.0, 0.0, 2.0, 2.0]]
 
 
-def test_the_keys_of_data_name_the_inputs_of_a_keras3_model_that_only_its_call_knows(tmp_path: Path) -> None:
-    import keras
+@pytest.mark.parametrize("library", ["tf_keras", "keras"])
+def test_the_keys_of_data_name_the_inputs_of_a_model_that_only_its_call_knows(library: str, tmp_path: Path) -> None:
     import tensorflow as tf
 
-    class Difference(keras.Model):
+    class Difference(importlib.import_module(library).Model):
         def call(self, data: Any) -> Any:
             return data["price"] - data["cost"]
 
@@ -92,6 +92,15 @@ def test_the_keys_of_data_name_the_inputs_of_a_keras3_model_that_only_its_call_k
     loaded = tf.saved_model.load(str(tmp_path / "export"))
     [answer] = loaded.signatures["serving_default"](price=tf.constant([[3.0]]), cost=tf.constant([[1.0]])).values()
     assert answer.numpy().item() == 2.0
+
+
+@pytest.mark.parametrize("library", ["tf_keras", "keras"])
+def test_two_inputs_that_become_one_name_are_refused(library: str, tmp_path: Path) -> None:
+    keras = importlib.import_module(library)
+    inputs = [keras.Input((2,), name=name) for name in ("fixed acidity", "fixed_acidity")]
+    model = keras.Model(inputs, keras.layers.Concatenate()(inputs))
+    with pytest.raises(UserError, match="one name for the inputs 'fixed acidity', 'fixed_acidity': rename one of them"):
+        export.save_model(SimpleNamespace(), model, str(tmp_path / "export"), None)
 
 
 @pytest.mark.parametrize("kind", ["Broken", "Broken3"])

@@ -118,6 +118,15 @@ class KerasModel(Protocol):
         """Write the model's call as a SavedModel."""
 
 
+def named_by_keys(spec: ElementSpec, name: str | None = None) -> ElementSpec:
+    """Return the spec of data with the names that its parts have in dicts, by which an export asks for them."""
+    if isinstance(spec, dict):
+        return {key: named_by_keys(one, f"{name}_{key}" if name else str(key)) for key, one in spec.items()}
+    if tf.nest.is_nested(spec):
+        return tf.nest.map_structure(named_by_keys, spec)
+    return tf.TensorSpec(spec.shape, spec.dtype, name) if isinstance(spec, tf.TensorSpec) else spec
+
+
 def has_call(keras: KerasModel) -> bool:
     """Return whether a model computes something from its input by itself; one that only trains others does not."""
     return type(keras.model).call is not keras.base.call

@@ -21,7 +21,7 @@ from trainer.core.contracts import (
 )
 from trainer.core.settings.config import Config
 from trainer.training.exports.export_tables import UNTRACKED, track_tables
-from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call, shapes_of_metrics
+from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call, named_by_keys, shapes_of_metrics
 from trainer.training.tables.dynamic.tables import DynamicTables
 from trainer.training.tables.row_updates import has_keras_step, update_by_rows
 from trainer.training.updates.constraints import reject_split_constraints
@@ -138,7 +138,7 @@ class Keras2Model:
             return True
         features = element_spec[0] if isinstance(element_spec, tuple) else element_spec
         try:
-            model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), features))
+            model(tf.nest.map_structure(lambda spec: tf.keras.Input(type_spec=spec), named_by_keys(features)))
         except Exception:
             if not stepped and not (own_step and is_whole):
                 raise

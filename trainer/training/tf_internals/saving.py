@@ -21,6 +21,7 @@ from tf_keras.src.layers.rnn import gru_lstm_utils
 from tf_keras.src.saving.legacy import hdf5_format
 
 from trainer.core.contracts import Tensor, Variable
+from trainer.core.failures import UserError
 
 HDF5_FUNCTIONS = ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name", "save_weights_to_hdf5_group")
 NOT_IN_NAMES = re.compile(r"[^\w.\\/>-]", re.ASCII)  # of operations
@@ -132,13 +133,19 @@ def tracing_saves() -> Iterator[None]:
 def naming_arguments() -> contextlib.AbstractContextManager[None]:
     """Have what saves a SavedModel meanwhile take any name of an input, such as "class" or "fixed acidity".
 
-    TensorFlow fails where it can't name an argument or an operation so; of "1st" it makes a name itself.
+    TensorFlow fails where it can't name an argument or an operation so; of "1st" it makes a name itself. Raises
+    UserError where two become one.
     """
 
     def named(plain: Callable[..., Any], function: Any) -> Any:
         found = plain(function)
         if found is not None:
-            names = [NOT_IN_NAMES.sub("_", str(one)) for one in found._arg_keywords]
+            given = [str(one) for one in found._arg_keywords]
+            names = [NOT_IN_NAMES.sub("_", one) for one in given]
+            if twice := [one for one, name in zip(given, names, strict=True) if names.count(name) > 1]:
+                raise UserError(
+                    f"the export would have one name for the inputs {', '.join(map(repr, twice))}: rename one of them"
+                )
             found._arg_keywords = [f"{one}_" if keyword.iskeyword(one) else one for one in names]
         return found
 

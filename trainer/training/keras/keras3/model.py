@@ -21,7 +21,7 @@ from trainer.core.contracts import (
 )
 from trainer.core.failures import UserError
 from trainer.core.settings.config import Config
-from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call
+from trainer.training.keras.base import NOT_COMPILED, SPARSE, has_call, named_by_keys
 from trainer.training.keras.keras3.building import build, call_with_symbols, features_of, is_built, prepare
 from trainer.training.keras.keras3.checkpoint import CheckpointedModel, raw
 from trainer.training.keras.keras3.checks import reject_hidden_optimizers, reject_settings, warn_of_whole_tables
@@ -145,10 +145,8 @@ def is_sparse(element_spec: ElementSpec) -> bool:
     return any(isinstance(one, SPARSE) for one in tf.nest.flatten(features_of(element_spec)))
 
 
-def batches(spec: ElementSpec, name: str | None = None) -> ElementSpec:
+def batches(spec: ElementSpec) -> ElementSpec:
     """Return the spec of any number of examples, with the names that the data have in a dict."""
-    if isinstance(spec, dict):
-        return {key: batches(one, f"{name}_{key}" if name else key) for key, one in spec.items()}
-    if tf.nest.is_nested(spec):
-        return tf.nest.map_structure(batches, spec)
-    return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype, name)
+    return tf.nest.map_structure(
+        lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype, one.name), named_by_keys(spec)
+    )
