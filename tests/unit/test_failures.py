@@ -82,6 +82,7 @@ def test_what_the_trainer_refuses_in_a_step_is_told_without_a_traceback(kind: ty
             "no such thing (in the call of layer 'noise' (type Noise))",
         ),
         ("Exception encountered when calling Noise.call().", "Exception encountered when calling Noise.call()."),
+        (OF_KERAS3.replace("no such", "Error:\n\nno such"), "Error: no such thing (in the call of Noise.call())"),
     ],
 )
 def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expected: str) -> None:
@@ -103,6 +104,11 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
             "'cap' (of type Cap). Either the `Cap.call()` method is incorrect, or",
             "call it once in build_model",
         ),
+        ("None values not supported", "have the dataset give (features, labels)"),
+        ("Input 0 of layer 'a' is incompatible with the layer: expected min_ndim=2, found ndim=1", "lack batch()"),
+        ("Invalid input shape. Expected shape (None, 6), but input has incompatible shape (6,)", "lack batch()"),
+        ("Failed to convert a NumPy array to a Tensor (Unsupported object type float)", 'fillna("")'),
+        ("Can't convert Python sequence with mixed types to Tensor", "give the column one type"),
         ("Please use `tf.keras.losses.Reduction.SUM` or `tf.keras.losses.Reduction.NONE` for", 'reduction="none"'),
         ("<tf.Tensor 'x:1' shape=(None, 1) dtype=float32> is out of scope and cannot be used here", "add_weight"),
         ("Timestamp cannot be called when determinism is enabled", "enable_op_determinism out"),

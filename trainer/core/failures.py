@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainer.core.own_frames import LINE_IN_MESSAGE, cause, user_line
@@ -94,6 +94,19 @@ CALLED_BY_PROGRAM = (
 )
 FIXES |= dict.fromkeys(
     ("`tf.keras.utils.experimental.DatasetCreator`", "ClusterCoordinator.create_per_worker_dataset"), CALLED_BY_PROGRAM
+)
+FIXES["None values not supported"] = (
+    "a loss, metric or layer gets nothing, as the labels where data have none: have the dataset give (features, "
+    "labels), or the model a train_step of its own"
+)
+FIXES |= dict.fromkeys(
+    ("is incompatible with the layer: expected", "but input has incompatible shape"),
+    "each element of a dataset is a batch: does it lack batch()? (docs/input.md)",
+)
+FIXES |= dict.fromkeys(
+    ("(Unsupported object type", "convert Python sequence with mixed types"),
+    "a column has values of several types, as None or NaN where a text is missing: fill those, as with "
+    'frame["name"].fillna(""), or give the column one type',
 )
 FIXES["; Permission denied"] = "on hosts tasks run as the user trainer, which must be allowed to use it (docs/input.md)"
 FIXES |= dict.fromkeys(
@@ -297,8 +310,12 @@ def first_line(error: BaseException) -> str:
         kept = [part for part in lines if not part.startswith(("Graph execution error", "Detected at", "File ", "<"))]
         lines = [part for part in kept if ":" in part or " " in part] or lines
         lines = lines if not LINE_IN_MESSAGE.search(lines[0]) else lines[-1:]
-    # What happened is behind a heading, as where and in which function of `map`.
-    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]) if lines else "no message"
+    return headed(lines) if lines else "no message"
+
+
+def headed(lines: Sequence[str]) -> str:
+    """Return the first line, and after a heading, as where and in which function of `map`, what happened there."""
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def line_of_layer(text: str) -> str:
@@ -311,5 +328,5 @@ def line_of_layer(text: str) -> str:
     reasons = list(itertools.takewhile(lambda line: "rguments received by" not in line, lines[number + 1 :]))
     if not reasons:
         return ""
-    what = first_line(Exception("\n".join(reasons))) if reasons[0].startswith("in user code:") else reasons[0]
+    what = first_line(Exception("\n".join(reasons))) if reasons[0].startswith("in user code:") else headed(reasons)
     return f"{what} (in the call of {called})"

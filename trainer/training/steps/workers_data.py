@@ -169,7 +169,8 @@ class WorkersData:
             yield
         except tf.errors.OutOfRangeError as error:
             raise EmptyPart(
-                f"a worker's part of the training data is empty: {len(self._division.readers)} workers share it"
+                f"a worker's part of the training data is empty: {len(self._division.readers)} workers share it. Have "
+                "it have a batch for each, also behind filter() and drop_remainder, which may leave nothing at all"
             ) from error
         except tf.errors.InvalidArgumentError as error:
             if ENDLESS in str(error):
