@@ -92,7 +92,7 @@ CELLS = [
     for slower in (1, 2, 4, 10)
     if workers == 20
     or (workers == 200 and slower in (4, 10))
-    or (workers == 1000 and (step_seconds, slower) in ((0.05, 10), (0.5, 10), (6.0, 4)))
+    or (workers == 1000 and (step_seconds, slower) in ((0.05, 10), (0.5, 10)))
 ]
 
 

@@ -36,14 +36,17 @@ def shut(text: str) -> str:
     return VaultLib([("default", VaultSecret(PASSWORD.encode()))]).encrypt(text).decode()
 
 
-@pytest.fixture(params=["one variable", "a whole file"])
+BOTH = pytest.mark.parametrize("inventory", ["one variable", "a whole file"], indirect=True)
+
+
+@pytest.fixture
 def inventory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """An inventory in which the worker's address is secret."""
     variables = tmp_path / "site" / "group_vars"
     variables.mkdir(parents=True)
     (tmp_path / "site" / "hosts.yml").write_text(yaml.safe_dump(HOSTS))
     (variables / "all.yml").write_text(yaml.safe_dump(SITE))
-    if request.param == "a whole file":
+    if getattr(request, "param", "") == "a whole file":
         (variables / "worker.yml").write_text(shut("ansible_host: 10.7.0.3\n"))
     else:
         secret = "".join(f"  {line}\n" for line in shut("10.7.0.3").splitlines())
@@ -64,12 +67,14 @@ def fab(*arguments: str, typed: str = "", **environment: str) -> subprocess.Comp
     )
 
 
+@BOTH
 def test_without_a_password_the_fix_is_named(inventory: Path) -> None:
     done = fab("validate", "--inventory", str(inventory))
     assert done.returncode == 2, done.stdout + done.stderr
     assert "Say where the vault's password is: ANSIBLE_VAULT_PASSWORD_FILE, or --ask-vault-pass" in done.stderr
 
 
+@BOTH
 def test_a_passwords_file_opens_it(inventory: Path, tmp_path: Path) -> None:
     (tmp_path / "password").write_text(f"{PASSWORD}\n")
     done = fab("validate", "--inventory", str(inventory), ANSIBLE_VAULT_PASSWORD_FILE=str(tmp_path / "password"))
