@@ -142,7 +142,7 @@ class Counting(Program):
 
 
 def counts():
-    steps = 400
+    steps = 240
     program = Counting()
     result = train(program, steps, workers=2, steps_per_execution=10)
     model = program.model  # the export's, restored
@@ -345,9 +345,9 @@ def own_step():
 
 def two_optimizers():
     shared = PLACE / "gan"
-    train(Adversaries("all"), 10, workers=2, directory=shared, evaluation="none")
-    result = train(Adversaries(), 20, workers=2, directory=shared)
-    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-20"))
+    train(Adversaries("all"), 4, workers=2, directory=shared, export=False)
+    result = train(Adversaries(), 8, workers=2, directory=shared, export=False)
+    reader = tf.train.load_checkpoint(str(result.directory / "checkpoints" / "ckpt-8"))
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name[:6] == "model/"}
     averages = [value for name, value in values.items() if "/_model_variables_moving_average" in name]
     weights = [value for name, value in values.items() if name.startswith("model/weights/")]
@@ -356,20 +356,20 @@ def two_optimizers():
         "counted": [int(value) for name, value in values.items() if "/_iterations/" in name],
         "averages": len(averages),
         "averaged": [any(np.array_equal(weight, average) for average in averages) for weight in weights],
-        "bytes": [bytes_of_checkpoint(RunDirectory(shared, "test"), 20), sum(weight.nbytes for weight in weights)],
+        "bytes": [bytes_of_checkpoint(RunDirectory(shared, "test"), 8), sum(weight.nbytes for weight in weights)],
     }
 
 
 def follows():
     program = Diffuses()
-    result = train(program, 200, workers=2, steps_per_execution=10)
+    result = train(program, 100, workers=2, steps_per_execution=10)
     kernel = np.array(program.model.follows.weights[0], np.float64)
     moved = np.log(1 - kernel) / math.log(MOMENTUM)
     return {"step": result.step, "seen": [float(moved.min()), float(moved.max())]}
 
 
 def several():
-    result = train(Several(), 60, workers=2, evaluation="distributed")
+    result = train(Several(), 20, workers=2, evaluation="distributed", export=False)
     return {"metrics": result.metrics, "evaluation": result.evaluation}
 
 
@@ -381,7 +381,7 @@ def precision():
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
         program = Program()
-        result = train(program)
+        result = train(program, export=False)
         computed = program.model.get_layer("line").compute_dtype
         return {"step": result.step, "computed": computed, "kept": sorted({one.dtype for one in program.model.weights})}
     finally:
