@@ -16,7 +16,7 @@ from trainer.telemetry.goodput import KINDS
 from trainer.telemetry.outlets.tensorboard import EventWriter
 
 pytestmark = pytest.mark.timeout(600)
-STEPS = 1500
+STEPS = 1000
 # A step takes 10 ms.
 OPTIONS = (
     "--steps-per-execution", "20", "--checkpoint-steps", "300", "--checkpoints-kept", "30", "--log-seconds", "0.5",

@@ -34,10 +34,9 @@ def metrics(port: int) -> dict[tuple[str, ...], float]:
 @pytest.fixture(scope="module")
 def scraped(runs: Runs) -> Iterator[tuple[Process, int]]:
     port = free_ports(len(TASKS), 20000)
-    more = ["--workers", "2", "--ps", "1", "--evaluator", "--checkpoint-seconds", "2", "--metrics-port", str(port)]
-    process = runs.local(DIGITS, "scraped", 1_000_000, *more)
+    more = ["--workers", "2", "--ps", "1", "--evaluator", "--checkpoint-seconds", "2", "--log-seconds", "1"]
+    process = runs.local(DIGITS, "scraped", 1_000_000, *more, "--metrics-port", str(port))
     until(lambda: ("psfleet_checkpoint_step",) in metrics(port), "a checkpoint", 4 * MINUTE, lambda: process.output)
-    # The first numbers of the training are logged after ten seconds.
     until(lambda: ("psfleet_training_metric", "loss") in metrics(port), "a loss", say=lambda: process.output)
     until(lambda: metrics(port + 4).get(("psfleet_evaluation_step",)), "an evaluation", say=lambda: process.output)
     yield process, port

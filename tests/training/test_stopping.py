@@ -11,7 +11,7 @@ from counting import counts, own_parts
 from processes import Process, Runs, is_alive, kill, until
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 2400
+STEPS = 1600
 CALL_STEPS, BATCH = 20, 4
 # Small calls, so that there is much to interrupt; the input's sleep makes a step 10 ms.
 OPTIONS = (

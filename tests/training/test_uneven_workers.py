@@ -12,7 +12,7 @@ from processes import Process, Runs, until
 from trainer.run.records import read_record
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 1200
+STEPS = 700
 BATCH = 4  # of the program
 OPTIONS = ["--steps-per-execution", "1", "--no-evaluator", "--checkpoint-seconds", "1", "--log-seconds", "0.5"]
 
@@ -37,8 +37,8 @@ def test_a_worker_in_one_long_step_holds_up_nobody_and_the_steps_are_met_exactly
     since = begun.stat().st_mtime_ns
     # More than the calls that are queued for it; logged and saved meanwhile.
     held_at = status(runs, run)["step"]
-    until_step(runs, run, held_at + 300, process)
-    until(lambda: runs.checkpoints(run)[-1:] > [held_at + 300], "a checkpoint", say=lambda: process.output[-6000:])
+    until_step(runs, run, held_at + 150, process)
+    until(lambda: runs.checkpoints(run)[-1:] > [held_at + 150], "a checkpoint", say=lambda: process.output[-6000:])
     assert begun.stat().st_mtime_ns == since
     hold.unlink()
     assert process.wait() == 0, process.output[-6000:]
