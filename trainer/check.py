@@ -14,7 +14,7 @@ from typing import Any
 from trainer.cluster.spec import ClusterConfig
 from trainer.core.failures import FINISHED, TRY_AGAIN, USER_ERROR, UserError, explain
 from trainer.core.program import load_program
-from trainer.core.runtime import prepare_tensorflow
+from trainer.core.runtime import importing, prepare_tensorflow
 from trainer.core.settings.config import Config, ConfigError
 from trainer.process.fork_server import ForkServer
 from trainer.process.server_library import import_server_library
@@ -67,7 +67,8 @@ def run_check(options: argparse.Namespace, environment: Mapping[str, str]) -> in
         prepare_tensorflow()
         if options.build_here:
             go_first()
-        import_modules(options.part)
+        with importing():
+            import_modules(options.part)
         programs = load_programs(configs)
     except (ConfigError, UserError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -135,3 +137,26 @@ def test_what_is_forked_from_one_parent_shares_neither_numbers_nor_a_growing_mem
 @pytest.mark.parametrize("what", ["constant", "dataset", "channel", "thread"])
 def test_a_parent_that_has_used_tensorflow_is_no_parent_to_fork_from(what: str) -> None:
     assert run_check("supervisor_check.py", what, forked=False)["unsafe"]
+
+
+FULL = """
+for place in /tmp /var/tmp; do
+    mount -t tmpfs -o size=4k tmpfs $place && dd if=/dev/zero of=$place/fill bs=4k count=2 2>/dev/null
+done
+cd /tmp && unset TMPDIR && exec "$1" -c "
+import tempfile
+from trainer.process.warm_start import warm_up
+warm_up()
+try:
+    tempfile.gettempdir()
+except FileNotFoundError:
+    print('imported')
+"
+"""
+
+
+@pytest.mark.skipif(Path("/usr/tmp").exists(), reason="Python would write there")
+def test_a_task_starts_on_a_full_disk() -> None:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", sys.executable]
+    done = subprocess.run(unshare, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stdout == "imported\n", done.stderr

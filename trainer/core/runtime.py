@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 
 from trainer.core.failures import explain
 from trainer.core.proxies import bypass_proxies
@@ -40,6 +43,20 @@ EXPECTED = (
 def task_environment(job: str) -> dict[str, str]:
     """Return what a task of this job must have in its environment from its start."""
     return TASK_ENVIRONMENT | (PS_ENVIRONMENT if job == "ps" else {})
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import TensorFlow, also where the disk is full.
+
+    absl, which it imports, asks for the name of the directory for temporary files. Python tries to write there first.
+    """
+    before = tempfile.tempdir
+    tempfile.tempdir = before or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def prepare_tensorflow() -> None:

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from trainer.core.runtime import prepare_tensorflow
+from trainer.core.runtime import importing, prepare_tensorflow
 from trainer.process.server_library import import_server_library
 from trainer.telemetry.logs import without_chatter
 
@@ -54,7 +54,7 @@ def _importing() -> Iterator[None]:
     os.environ.setdefault(name, value)
     prepare_tensorflow()
     gc.disable()  # an import makes next to no garbage, and each collection would look at all objects
-    with without_chatter():
+    with importing(), without_chatter():
         yield
     if ours:
         del os.environ[name]  # a library with an OpenBLAS of its own, in the user's program, may use every core

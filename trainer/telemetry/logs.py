@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from trainer.core.runtime import NO_GPU
+from trainer.core.runtime import NO_GPU, importing
 from trainer.telemetry.outlets.journald import SOCKET, JournalHandler
 
 # What TensorFlow prints in every process, whatever TF_CPP_MIN_LOG_LEVEL says.
@@ -101,7 +101,7 @@ def load_tensorflow() -> Any:
 
     Not for a process that forks: looking for devices initialises CUDA.
     """
-    with without_chatter():
+    with importing(), without_chatter():
         import tensorflow as tf
 
         tf.config.list_physical_devices()
