@@ -119,6 +119,8 @@ def test_variables_that_keras_does_not_know_are_restored(tmp_path: Path) -> None
     tf.train.Checkpoint(model=CheckpointedModel(restored)).read(prefix).assert_consumed()
     assert (after._beta.numpy(), after.levels[1].numpy()) == (7.0, 5)
     assert after.drawn.state.numpy().tolist() == before.drawn.state.numpy().tolist()
+    counted = keras.layers.TextVectorization(vocabulary=["a"], idf_weights=[1.0], output_mode="tf_idf")
+    assert not CheckpointedModel(keras.Sequential([keras.Input((1,), dtype="string"), counted])).beside
 
 
 def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() -> None:

@@ -18,6 +18,7 @@ OF_TENSORFLOW = (
     *(tf.Variable, tf.__internal__.distribute.ShardedVariable, tf.random.Generator),
     *(tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable),
 )
+PREPROCESSING = "keras.src.layers.preprocessing."
 DIRECTION = re.compile(r"^(forward|backward)_")  # by which Bidirectional names its copies of a layer
 
 
@@ -44,8 +45,9 @@ def kept_beside(model: Model) -> dict[str, Any]:
     """Return TensorFlow's own variables, generators and tables that the program has made attributes of a layer."""
     found: dict[int, tuple[str, Any]] = {}
     for path, layer in layers_by_name(model):
-        is_kerass = type(layer).__module__.startswith("keras.src.layers.")  # it has tables that are made, not trained
-        for attribute, value in [] if is_kerass else sorted(vars(layer).items()):
+        if any(kind.__module__.startswith(PREPROCESSING) for kind in type(layer).__mro__):  # its tables are made again
+            continue
+        for attribute, value in sorted(vars(layer).items()):
             if not attribute.startswith("_self_"):  # these are TensorFlow's own
                 for name, one in leaves_by_name(attribute, value):
                     if isinstance(one, OF_TENSORFLOW):
