@@ -104,6 +104,7 @@ def test_what_goes_wrong_in_a_layer_is_told_and_not_only_where(text: str, expect
             "'cap' (of type Cap). Either the `Cap.call()` method is incorrect, or",
             "call it once in build_model",
         ),
+        ("Serialization error while trying to register a dataset with tf.data service. The", "set input to local"),
         ("None values not supported", "have the dataset give (features, labels)"),
         ("Input 0 of layer 'a' is incompatible with the layer: expected min_ndim=2, found ndim=1", "lack batch()"),
         ("Invalid input shape. Expected shape (None, 6), but input has incompatible shape (6,)", "lack batch()"),

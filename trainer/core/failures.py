@@ -108,6 +108,10 @@ FIXES |= dict.fromkeys(
     "a column has values of several types, as None or NaN where a text is missing: fill those, as with "
     'frame["name"].fillna(""), or give the column one type',
 )
+FIXES["trying to register a dataset with tf.data service"] = (
+    "the pipeline reads a variable, which hosts of the group data don't have: leave it out, or set input to local "
+    "(docs/input.md)"
+)
 FIXES["; Permission denied"] = "on hosts tasks run as the user trainer, which must be allowed to use it (docs/input.md)"
 FIXES |= dict.fromkeys(
     ("; No such file or directory", "No files match `file_pattern`"),
