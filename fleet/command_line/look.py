@@ -88,13 +88,13 @@ def tensorboard(call: VerbCall, port: str = "6006") -> None:
         open_tensorboard(cluster, call.console, number)
 
 
-@verb()
-def runs(call: VerbCall) -> None:
+@verb({"by": "the best first, by this metric of the evaluation, such as loss"})
+def runs(call: VerbCall, by: str | None = None) -> None:
     """Show every run on the shared path."""
     from fleet.verbs.runs import show_runs
 
     with call.cluster() as cluster:
-        show_runs(cluster, call.console)
+        show_runs(cluster, call.console, by)
 
 
 @verb({"run": RUN})

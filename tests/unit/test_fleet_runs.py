@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -60,6 +61,29 @@ def test_runs_are_listed(hosts: FakeHosts, console: Console) -> None:
     hosts.runs = json.dumps([status("finished", 30)])
     show_runs(Cluster(hosts.inventory, hosts), console)
     assert "digits" in printed(console)
+    assert "a model lies in" not in printed(console)
+
+
+@pytest.mark.parametrize(("metric", "order"), [("loss", ["b", "a", "c", "d"]), ("accuracy", ["a", "b", "c", "d"])])
+def test_the_best_run_comes_first_and_its_model_is_named(
+    hosts: FakeHosts, console: Console, metric: str, order: list[str]
+) -> None:
+    metrics = {"a": {"loss": 0.5, "accuracy": 0.9}, "c": {"loss": "NaN", "accuracy": "NaN"}, "d": {}}
+    metrics["b"] = {"loss": 0.25, "accuracy": 0.8}
+    runs = [{"run": run, "state": "finished", "evaluation": {"step": 9, "metrics": metrics[run]}} for run in "abcd"]
+    runs[1]["export"] = "/srv/trainer/runs/b/export"
+    hosts.runs = json.dumps(runs)
+    cluster, console.json_out = Cluster(hosts.inventory, hosts), io.StringIO()
+    show_runs(cluster, console, metric)
+    assert [run["run"] for run in json.loads(console.json_out.getvalue())["runs"]] == order
+    console.json_out = None
+    show_runs(cluster, console, metric)
+    first, _, *rows, last = printed(console).splitlines()
+    assert first == f"by {metric}, the {'least' if metric == 'loss' else 'greatest'} first"
+    assert [row.split()[0] for row in rows] == order
+    assert last == "a model lies in head:/srv/trainer/runs/RUN/export"
+    with pytest.raises(OperatorMistake, match=r"--by is 'acc': expected a metric .*; the runs have accuracy, loss"):
+        show_runs(cluster, console, "acc")
 
 
 def test_checkpoints_are_listed(hosts: FakeHosts, console: Console) -> None:

@@ -188,7 +188,7 @@ def describe(status: Status) -> str:
 
 def describe_runs(runs: Sequence[Mapping[str, Any]]) -> str:
     """Lay runs out as a table, each as JSON has its status; the release of a host may know less of one."""
-    rows = [("RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "PROGRAM", "PARAMETERS")]
+    rows = [("RUN", "STATE", "STEP", "EVALUATION", "UPDATED", "MODEL", "PROGRAM", "PARAMETERS")]
     for run in runs:
         evaluation, step, updated = run.get("evaluation") or {}, run.get("step"), run.get("updated")
         evaluated = render_metrics(evaluation.get("metrics") or {})
@@ -199,6 +199,7 @@ def describe_runs(runs: Sequence[Mapping[str, Any]]) -> str:
                 f"{'-' if step is None else step}/{run.get('steps') or '?'}",
                 f"{evaluated} (step {evaluation.get('step')})" if evaluated else "",
                 render_time(updated) if updated else "",
+                "export" if run.get("export") else "",
                 run.get("program") or "",
                 describe_values(run.get("program_args") or {}),
             )

@@ -64,6 +64,12 @@ class ConfigError(ValueError):
     """The operator's mistake in the settings: names the value, what was expected and how to fix it."""
 
 
+def best_by_name(metric: str) -> str:
+    """Whether the least (min) or the greatest (max) of a metric is the best; "" where its name does not say that."""
+    greatest, least = (any(part in metric for part in parts) for parts in (GREATEST_IS_BEST, LEAST_IS_BEST))
+    return "" if greatest == least else "max" if greatest else "min"
+
+
 def program_problem(key: str, value: str) -> str | None:
     """Say why a text can't be the program; None where it can."""
     if problem := program_name_problem(value):
@@ -419,12 +425,8 @@ class Config:
 
         Keras's callbacks take what they don't know for min, and keep the worst by a precision. Here it must be said.
         """
-        if self.checkpoints_best_mode != "auto":
-            return self.checkpoints_best_mode
-        greatest, least = (
-            any(part in self.checkpoints_best_metric for part in parts) for parts in (GREATEST_IS_BEST, LEAST_IS_BEST)
-        )
-        return "" if greatest == least else "max" if greatest else "min"
+        is_known = self.checkpoints_best_mode != "auto"
+        return self.checkpoints_best_mode if is_known else best_by_name(self.checkpoints_best_metric)
 
     @property
     def best_metric(self) -> str:
