@@ -162,11 +162,12 @@ def render_run(run: Run | None) -> str:
     return f"{text}\n  {set_off(run.message)}" if run.message and failed else text
 
 
-def render_selection(selection: Mapping[str, Any]) -> list[str]:
-    """Say of which sweep the run is a point, and whether the queue has it trained."""
+def render_pointers(selection: Mapping[str, Any], run: Run | None) -> list[str]:
+    """Say of which sweep the run is a point, whether the queue has it trained, and where to look for who stopped it."""
     sweep = selection.get("sweep")
     lines = [f"a point of sweep {sweep['name']}, which has {size_of(sweep)}: fab sweep --status"] if sweep else []
-    return [*lines, "of the queue: fab queue"] if "queue" in selection else lines
+    lines += ["of the queue: fab queue"] if "queue" in selection else []
+    return [*lines, "by whom it was stopped, and why: fab history"] if run and run.state == "stopped" else lines
 
 
 def render_account(run: Run | None) -> str:

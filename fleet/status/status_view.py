@@ -95,7 +95,7 @@ def _run_parts(observation: Observation) -> list[RenderableType]:
         parts.append(_plain(f"without {describe_absent(run.without)}", "yellow"))
     if has_broken(run.ways) and run.state in ("waiting", "training"):
         parts.append(_plain(f"ways: {describe_ways(run.ways)}", "yellow"))
-    parts += map(_plain, status_text.render_selection(observation.selection))
+    parts += map(_plain, status_text.render_pointers(observation.selection, observation.run))
     if run.ledger:
         parts.append(_plain(describe_ledger(run.ledger), "dim"))
     return [*parts, Text()]

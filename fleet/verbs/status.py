@@ -43,7 +43,7 @@ def _say_status(inventory: Inventory, console: Console, observation: Observation
     console.print(status_text.render_tasks(rows))
     console.print(status_text.render_release(observation))
     console.print(status_text.render_run(observation.run))
-    for line in status_text.render_selection(observation.selection):
+    for line in status_text.render_pointers(observation.selection, observation.run):
         console.print(line)
     if account := status_text.render_account(observation.run):
         console.print(account)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 
@@ -11,6 +12,7 @@ from fleet.actions.console import Console
 from fleet.errors import ClusterTrouble, HostsUnreachable
 from fleet.hosts.cluster import Cluster
 from fleet.site.topology import Task
+from fleet.status.status_view import draw, screen_of
 from fleet.verbs.status import show_status
 from tests.unit.fake_hosts import IN_STEP, TASKS, UP, FakeHosts, make_inventory, printed, status
 
@@ -28,6 +30,11 @@ def test_status_of_a_running_cluster_is_fine(hosts: FakeHosts, console: Console)
 def test_status_of_a_stopped_cluster_is_fine(hosts: FakeHosts, console: Console, state: str) -> None:
     hosts.run_status = status(state, None)
     show_status(Cluster(hosts.inventory, hosts), console)
+    pointer = "by whom it was stopped, and why: fab history"
+    assert (f"\n{pointer}\n" in printed(console)) is (state == "stopped")
+    screen = io.StringIO()
+    screen_of(screen).print(draw(hosts.inventory, Cluster(hosts.inventory, hosts).observe()))
+    assert (pointer in screen.getvalue()) is (state == "stopped")
 
 
 @pytest.mark.parametrize("tasks", [TASKS, IN_STEP])
