@@ -26,6 +26,8 @@ from fleet.site.origin import operator
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.
 MAX_TEXT = 500
+# Read, of several years or of a script that asks each minute: some 10 MB.
+MAX_LINES = 20_000
 BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
 
 
@@ -133,23 +135,23 @@ def _script_of(inventory: Inventory, line: Mapping[str, Any], settings: bool) ->
 
 
 def read(cluster: Cluster) -> tuple[list[dict[str, Any]], int]:
-    """Return all acts, the oldest first, each as its last line has it, and how many lines can't be read.
+    """Return the acts of the last lines, the oldest first, each as its last line has it, and how many can't be read.
 
     An act whose end is missing has the outcome `begun`: its control machine was lost, or it goes on just now.
     """
     path = shlex.quote(f"{cluster.inventory.shared_dir}/{NAME}")
-    look = on_path(f"sh -c {shlex.quote(f'[ ! -e {path} ] || cat {path}')}")
+    look = on_path(f"sh -c {shlex.quote(f'[ ! -e {path} ] || tail -n {MAX_LINES} {path}')}")
     return merge(cluster.on_shared(look, f"{path} can't be read").stdout.splitlines())
 
 
 def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
     """Make acts of lines; the time is that of an act's first line, `seconds` how long it took.
 
-    Ansible's lines have no `id`: it is their number, which stays, since no line is removed.
+    Ansible's lines have no `id`: it is their digest.
     """
     acts: dict[str, dict[str, Any]] = {}
     damaged = 0
-    for number, text in enumerate(lines):
+    for text in lines:
         try:
             line = json.loads(text)
             line["time"] = time = float(line["time"])
@@ -157,7 +159,7 @@ def merge(lines: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
         except (ValueError, TypeError, KeyError, OverflowError, OSError):
             damaged += bool(text.strip())
             continue
-        line["id"] = key = str(line.get("id", number))
+        line["id"] = key = str(line.get("id") or hashlib.sha256(text.encode()).hexdigest()[:12])
         if key in acts:
             begun = acts[key]["time"]
             line |= {"time": begun, "seconds": round(time - begun, 1)}

@@ -645,6 +645,29 @@ def test_numbers_that_json_lacks_are_texts_in_an_answer(hosts: Hosts, console: C
     assert '"seed": "Infinity"' in console.json_out.getvalue()
 
 
+def test_of_a_long_history_the_last_lines_are_read_and_an_act_keeps_its_id(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(history, "MAX_LINES", 3)
+    monkeypatch.setattr(type(hosts.inventory), "shared_dir", str(tmp_path))
+    drops = 'root() { while [ "$1" != -- ]; do shift; done; shift; "$@"; }'
+
+    def run(scripts: Mapping[str, str], *_: Any) -> dict[str, Answer]:
+        done = {host: subprocess.run(["sh", "-c", f"{drops}\n{script}"], capture_output=True, text=True, check=False)
+                for host, script in scripts.items()}  # fmt: skip
+        return {host: Answer(each.stdout, each.stderr, each.returncode) for host, each in done.items()}
+
+    monkeypatch.setattr(hosts, "run", run)
+    assert history.read(cluster(hosts)) == ([], 0)
+    path = tmp_path / "history.jsonl"
+    path.write_text("".join(f'{{"time": {number}, "verb": "site.yml"}}\n' for number in range(5)))
+    acts, _ = history.read(cluster(hosts))
+    assert [act["time"] for act in acts] == [2, 3, 4]
+    with path.open("a") as file:
+        file.write('{"time": 5, "verb": "drain"}\n')
+    assert [act["id"] for act in history.read(cluster(hosts))[0]][:2] == [act["id"] for act in acts][1:]
+
+
 def test_lines_that_are_appended_at_once_stay_whole(tmp_path: Path) -> None:
     """Takes half a second."""
     path = tmp_path / "history.jsonl"
