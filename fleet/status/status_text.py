@@ -163,7 +163,7 @@ def render_run(run: Run | None) -> str:
 
 
 def render_pointers(selection: Mapping[str, Any], run: Run | None) -> list[str]:
-    """Say of which sweep the run is a point, whether the queue has it trained, and where to look for who stopped it."""
+    """Say of which sweep the run is a point, whether the queue has it trained, and what says by whom it was stopped."""
     sweep = selection.get("sweep")
     lines = [f"a point of sweep {sweep['name']}, which has {size_of(sweep)}: fab sweep --status"] if sweep else []
     lines += ["of the queue: fab queue"] if "queue" in selection else []
