@@ -109,8 +109,6 @@ class Endless(Files):
 ENDLESS: dict[str, Callable[[], Any]] = {
     "repeat": lambda: Dataset.range(9).repeat(),
     "sample": lambda: Dataset.sample_from_datasets([Dataset.range(9), Dataset.random()]),
-    "not counted": lambda: Dataset.range(2).interleave(lambda _: Dataset.range(9).repeat()),
-    "filtered": lambda: Dataset.counter().filter(lambda number: number > 1),
 }
 ENDING: dict[str, Callable[[], Any]] = {
     "zip": lambda: Dataset.zip((Dataset.range(9), Dataset.counter(), Dataset.range(2).repeat())),

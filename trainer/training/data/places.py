@@ -8,13 +8,12 @@ import tensorflow as tf
 
 from trainer.core.contracts import Structure, Tensor
 from trainer.training.data.given_files import GivenFile
-from trainer.training.tf_internals.datasets import noting_endless, type_in
+from trainer.training.tf_internals.datasets import type_in
 
 ENDLESS = (
     "train_dataset gives data without end. With input_position: exact it returns one pass over its part, and with "
     "input_sharding: dynamic what is in its file. The trainer must see the end: leave repeat() out, the trainer "
-    "repeats, and take() a pass of Dataset.random or counter. What is zipped with data that end takes a number: "
-    "repeat(1_000_000)"
+    "repeats, and take() a pass of Dataset.random or counter"
 )
 
 
@@ -31,10 +30,8 @@ def pass_after_pass(
     tf.compat.v1.get_default_graph().seed = None
 
     def one_pass(number: tf.Tensor) -> tf.data.Dataset:
-        with noting_endless() as endless:
-            dataset = read(number)
-        left_out = tf.where(number == first, taken, 0)
-        there = counting(dataset, number, left_out, endless=bool(endless))
+        dataset, left_out = read(number), tf.where(number == first, taken, 0)
+        there = counting(dataset, number, left_out)
         end = tf.experimental.Optional.empty(dataset.element_spec)
         return there.concatenate(tf.data.Dataset.from_tensors((tf.stack([number, left_out]), end))).enumerate()
 
@@ -57,9 +54,7 @@ def file_after_file(
     tf.compat.v1.get_default_graph().seed = None  # as `pass_after_pass` has it
 
     def counted(ticket: tf.Tensor, order: tf.Tensor, taken: tf.Tensor, name: tf.Tensor) -> tf.data.Dataset:
-        with noting_endless() as endless:
-            dataset = read(GivenFile(name, order))
-        return counting(dataset, ticket, taken, endless=bool(endless))
+        return counting(read(GivenFile(name, order)), ticket, taken)
 
     def one_file(*ticket: tf.Tensor) -> tf.data.Dataset:
         *file, before = ticket
@@ -77,10 +72,10 @@ def file_after_file(
     return tickets.flat_map(one_file)
 
 
-def counting(dataset: tf.data.Dataset, number: tf.Tensor, taken: tf.Tensor, *, endless: bool) -> tf.data.Dataset:
+def counting(dataset: tf.data.Dataset, number: tf.Tensor, taken: tf.Tensor) -> tf.data.Dataset:
     """Return pairs of a place, which is this number and how many examples are taken by then, and a batch as Optional.
 
-    Batches whose examples were all `taken` before are left out. `endless` says that the dataset may have no end.
+    Batches whose examples were all `taken` before are left out.
     """
 
     def placed(before: tf.Tensor, batch: Structure) -> Structure:
@@ -88,10 +83,8 @@ def counting(dataset: tf.data.Dataset, number: tf.Tensor, taken: tf.Tensor, *, e
         return until, (tf.stack([number, until]), tf.experimental.Optional.from_value(batch))
 
     # A worker counts them: what is traced does not know.
-    size = dataset.cardinality()
-    uncounted = tf.logical_and(size == tf.data.UNKNOWN_CARDINALITY, endless)
-    is_endless = tf.logical_or(size == tf.data.INFINITE_CARDINALITY, uncounted)
-    with tf.control_dependencies([tf.debugging.Assert(tf.logical_not(is_endless), [ENDLESS])]):
+    has_end = dataset.cardinality() != tf.data.INFINITE_CARDINALITY
+    with tf.control_dependencies([tf.debugging.Assert(has_end, [ENDLESS])]):
         begin = tf.zeros([], tf.int64)
     return dataset.scan(begin, placed).filter(lambda place, element: place[1] > taken)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,6 @@ from tensorflow.python.distribute.coordinator import coordinator_context
 from trainer.core.contracts import DataIterator, Dataset, ElementSpec, Strategy, Tensor
 
 GRAPH_SEED = 87654321  # TensorFlow's own, beside a seed that a program gives
-ENDLESS = ("repeat", "counter", "random")  # methods of tf.data.Dataset
 
 
 def iterator_type_spec(strategy: Strategy, per_worker_dataset: Dataset) -> ElementSpec:
@@ -90,35 +88,6 @@ def drawing_from(seed: tf.Tensor | None, reading: tf.Tensor) -> Iterator[list[An
         yield draws
     finally:
         random_seed.get_seed, tf.data.Dataset.shuffle = get_seed, shuffle
-
-
-@contextlib.contextmanager
-def noting_endless() -> Iterator[list[str]]:
-    """Give a list that has an entry for each dataset without end that a program makes meanwhile."""
-    plain = {name: vars(tf.data.Dataset)[name] for name in ENDLESS}
-    found: list[str] = []
-
-    def noting(name: str) -> Any:
-        make = getattr(tf.data.Dataset, name)
-
-        def made(*given: object, **named: object) -> Any:
-            caller = sys._getframe(1).f_globals.get("__name__", "")
-            # TensorFlow makes some for itself; AutoGraph calls what the program does.
-            by_tensorflow = caller.startswith("tensorflow.") and ".autograph." not in caller
-            count = named.get("count", given[1] if len(given) > 1 else None)
-            if not by_tensorflow and (name != "repeat" or count is None or (isinstance(count, int) and count < 0)):
-                found.append(name)
-            return make(*given, **named)
-
-        return made
-
-    for name, one in plain.items():
-        setattr(tf.data.Dataset, name, staticmethod(noting(name)) if isinstance(one, staticmethod) else noting(name))
-    try:
-        yield found
-    finally:
-        for name, one in plain.items():
-            setattr(tf.data.Dataset, name, one)
 
 
 @contextlib.contextmanager
