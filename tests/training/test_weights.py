@@ -183,6 +183,30 @@ def test_a_split_weight_gets_the_gradient_and_the_update_of_a_whole_one(make: An
         np.testing.assert_allclose(split, whole, rtol=1e-5)
 
 
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_tf_gradients_gives_that_of_a_split_weight_as_of_a_whole_one(loss: Any) -> None:
+    @tf.function
+    def found(table: Any) -> Any:
+        of_two, [of_one] = tf.gradients(loss(table), [table, tf.constant(1.0)]), tf.gradients(loss(table), table)
+        return [tf.zeros_like(table) if one is None else tf.convert_to_tensor(one) for one in (of_two[0], of_one)]
+
+    for split, whole in zip(*(found(table) for table in tables()), strict=True):
+        np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
+# TensorFlow's own fails with lookups and map_fn in a function.
+@pytest.mark.parametrize("loss", ["of the first row", "of all", "of others"])
+def test_a_forward_accumulator_takes_a_split_weight_as_a_whole_one(loss: str) -> None:
+    @tf.function
+    def found(table: Any) -> Any:
+        with tf.autodiff.ForwardAccumulator([table], [tf.constant(MATRIX + 1.0)]) as forward:
+            result = LOSSES[loss](table)
+        return forward.jvp(result, tf.UnconnectedGradients.ZERO)
+
+    split, whole = (found(table) for table in tables())
+    np.testing.assert_allclose(split, whole, rtol=1e-5)
+
+
 def tables() -> list[Any]:
     return [split_matrix(), tf.Variable(MATRIX)]
 

@@ -31,6 +31,8 @@ from trainer.training.updates.split_assign import shard_values
 from trainer.training.updates.split_gradients import (
     PartsGradients,
     of_whole_sources,
+    of_whole_variables,
+    watching_parts,
 )
 from trainer.training.updates.unequal_parts import listed
 
@@ -159,6 +161,9 @@ def see_whole_weights() -> None:
     join_converted_parts()
     ShardedVariable.__composite_gradient__ = PartsGradients()
     tf.GradientTape.gradient = of_whole_sources(tf.GradientTape.gradient)
+    tf.gradients = of_whole_variables(tf.gradients)
+    accumulator = tf.autodiff.ForwardAccumulator
+    accumulator.__init__ = watching_parts(accumulator.__init__)
     load_saved_model_within(whole_variables)
     read_split_kernels(tf.convert_to_tensor)
     name_in_checkpoints(ShardedVariable, lambda split: name_of(split._variables[0]))

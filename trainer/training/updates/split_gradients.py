@@ -59,6 +59,34 @@ def of_whole_sources(plain: Callable[..., Any]) -> Callable[..., Any]:
     return gradient
 
 
+def of_whole_variables(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `tf.gradients`, which gives that of a split weight as of a whole one."""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(plain)
+    def gradients(ys: Any, xs: Any, *given: object, **named: object) -> Any:
+        flat = tf.nest.flatten(xs)
+        parts = [parts_or_itself(one) for one in flat]
+        found = tf.nest.pack_sequence_as(parts, plain(ys, tf.nest.flatten(parts), *given, **named))
+        return [joined(*one) for one in zip(flat, found, strict=True)]
+
+    return gradients
+
+
+def watching_parts(plain: Callable[..., None]) -> Callable[..., None]:
+    """Return what begins a `tf.autodiff.ForwardAccumulator`, which takes a split weight and its tangent as a whole."""
+
+    @tf.autograph.experimental.do_not_convert
+    @functools.wraps(plain)
+    def begin(accumulator: Any, primals: Any, tangents: Any) -> None:
+        if any(split_beneath(one) is not None for one in tf.nest.flatten(primals)):
+            pairs = by_parts(zip(tf.nest.flatten(tangents), tf.nest.flatten(primals), strict=True))
+            primals, tangents = [one for _, one in pairs], [one for one, _ in pairs]
+        plain(accumulator, primals, tangents)
+
+    return begin
+
+
 class PartsGradients:
     """What TensorFlow asks a composite tensor for, as in an eager call of a function with a gradient of its own."""
 
