@@ -26,7 +26,7 @@ from trainer.training.loop.callbacks import keras  # isort: skip
 
 save_schedule.PATIENCE_SECONDS = 60.0  # on a busy disk too, each epoch has its save
 
-EPOCH = 20
+EPOCH = 8
 SCORES = [3.0, 1.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0]
 
 
@@ -152,10 +152,10 @@ def all_that_work(api, server):
     settings = {"api": api, "epoch_steps": EPOCH, "checkpoint_steps": EPOCH, "evaluation": "inline", "seed": 1}
     Script.fails_at = 3
     try:
-        testing.train(program, 160, 2, 1, place, **settings)
+        testing.train(program, 8 * EPOCH, 2, 1, place, **settings)
     except RuntimeError:
         assert Script.fails_at == -1
-    result = testing.train(program, 160, 2, 1, place, **settings)
+    result = testing.train(program, 8 * EPOCH, 2, 1, place, **settings)
     exported = tf.saved_model.load(str(result.directory / "export"))
     with (place / "log.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -187,7 +187,7 @@ def scheduled(api):
         return [keras.LearningRateScheduler(lambda epoch: 0.01 / 2**epoch), write]
 
     program = Line(callbacks)
-    testing.train(program, 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none", export=False)
+    testing.train(program, 2 * EPOCH, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none", export=False)
     return rates
 
 
@@ -205,7 +205,8 @@ def predicting(api):
                 self.model.predict(rows) if api == "fit" else self.model.evaluate(rows, rows[:, :1])
 
     try:
-        testing.train(Line(lambda: [Predicts()]), 40, 1, 1, api=api, epoch_steps=EPOCH, evaluation="none", export=False)
+        settings = {"api": api, "epoch_steps": EPOCH, "evaluation": "none", "export": False}
+        testing.train(Line(lambda: [Predicts()]), 2 * EPOCH, 1, 1, **settings)
     except Exception as error:
         return [shapes, explain(error)]
 
