@@ -119,6 +119,22 @@ def test_a_line_that_the_journal_does_not_take_goes_to_standard_error(
     assert otherwise[1:] == ["the journal is gone"]
 
 
+def test_a_journal_that_is_begun_again_gets_the_lines(
+    path: Path, received: socket.socket, otherwise: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "REST_SECONDS", 0.0)
+    logger, _ = logger_to(path, otherwise)
+    received.close()
+    logger.info("the journal is gone")
+    path.unlink()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as again:
+        again.bind(str(path))
+        again.settimeout(5)
+        logger.info("the journal is back")
+        assert fields_of(again.recv(65536))["MESSAGE"] == "the journal is back"
+    assert otherwise == ["the journal is gone"]
+
+
 def test_a_journal_that_hangs_costs_one_wait(
     path: Path, received: socket.socket, otherwise: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -472,6 +472,35 @@ def test_a_task_whose_own_temporary_files_were_removed_gets_others_from_systemd(
     assert f"{tmp_path / 'own'} of this unit was removed: leaving it to systemd" in logged
 
 
+def shut(supervised: Supervised) -> None:
+    """Read no more of what a supervisor prints."""
+    assert supervised.process.stderr
+    supervised.process.stderr.close()
+
+
+def test_a_task_whose_journal_was_stopped_gets_another_from_systemd(
+    start: Start, tmp_path: Path, releases: Callable[[str], None]
+) -> None:
+    supervised = start(RELEASED)
+    supervised.child()
+    shut(supervised)
+    (tmp_path / "go0").touch()
+    assert supervised.process.wait(MINUTE) == 75
+    assert len(supervised.pids) == 1
+
+
+def test_a_task_whose_output_nothing_reads_is_followed_by_the_next(start: Start, tmp_path: Path) -> None:
+    supervised = start(
+        "def task(notifier):\n    number = count()\n    while not (here / 'go').exists(): time.sleep(0.01)\n"
+        "    return 0 if number else 75"
+    )
+    supervised.child()
+    shut(supervised)
+    (tmp_path / "go").touch()
+    assert supervised.process.wait(MINUTE) == 0
+    assert len(supervised.pids) == 2
+
+
 def test_a_release_of_the_same_kit_is_where_the_next_process_works(
     start: Start, tmp_path: Path, releases: Callable[[str], None]
 ) -> None:

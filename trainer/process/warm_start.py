@@ -86,8 +86,9 @@ def why_unsafe() -> str:
 def fork(run: Callable[[], int]) -> int:
     """Return the pid of a child that does `run` and ends with its code; it never outlives this process."""
     parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # its reader is gone, as of a journal that was stopped
+            stream.flush()
     # A signal between the fork and the child's own handlers would run the parent's in the child.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from trainer.process.warm_start import import_from
 from trainer.run.release import same_kit
 
 log = logging.getLogger(__name__)
+STDERR = 2
 
 
 class Workplace:
@@ -23,6 +25,7 @@ class Workplace:
         """`release` is the link to the current release, and this process works in a release too; None elsewhere."""
         self._release = release
         self._home = self._place = Path.cwd()  # where this process's own modules come from, and where children work
+        self._is_read = not is_shut(STDERR)
         self._temporary = [] if release is None else [place for place in temporary_places() if not is_removed(place)]
 
     @property
@@ -36,6 +39,9 @@ class Workplace:
             return True
         if removed := list(filter(is_removed, self._temporary)):
             log.warning("%s: %s of this unit was removed: leaving it to systemd, which makes another", task, removed[0])
+            return False
+        if self._is_read and is_shut(STDERR):
+            log.warning("%s: nothing reads what it prints: leaving it to systemd, which asks the journal again", task)
             return False
         current = self._release.resolve()
         if current != self._home and not same_kit(self._home, current):
@@ -79,3 +85,10 @@ def is_removed(place: str) -> bool:
     except OSError:
         return False
     return False
+
+
+def is_shut(descriptor: int) -> bool:
+    """Whether nothing reads what is written there any more, as after a stop of the journal."""
+    looks = select.poll()
+    looks.register(descriptor, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in looks.poll(0))

@@ -37,6 +37,7 @@ class JournalHandler(logging.Handler):
         """Raise OSError where there is no journal."""
         super().__init__()
         self._otherwise = otherwise
+        self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._rests_until = 0.0
         try:
@@ -49,7 +50,7 @@ class JournalHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             if time.monotonic() >= self._rests_until:
-                self._socket.send(entry(self.format(record), record))
+                self._socket.sendto(entry(self.format(record), record), self._path)  # a journal may begin another
                 return
         except OSError:  # it is gone, it hangs, or the line is longer than a datagram
             self._rests_until = time.monotonic() + REST_SECONDS
