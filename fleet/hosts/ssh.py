@@ -348,7 +348,7 @@ class SshHosts:
                 f"ssh {f'{host.user}@' if host.user else ''}{host.address}{f' -p {host.port}' if host.port else ''}"
             )
         if str(error) == "No existing session" or "saw EOF" in str(error):  # the first: there was another key to try
-            return f"{where} hung up while user {user} logged in{_last_words(link)}"
+            return f"{where} {_end_of_login(link, user)}"
         if isinstance(error, AuthenticationException):
             return f"{where} lets user {user} in with none of {key} ({error})"
         if str(error).endswith(" key"):  # paramiko tries a file as each kind of key, and tells of the last kind
@@ -371,14 +371,23 @@ class SshHosts:
         return f"{where}: {error or type(error).__name__}"
 
 
-def _last_words(link: Connection | None) -> str:
-    """Return what sshd said before it hung up in the middle of a login, and what else may be the reason."""
+def _end_of_login(link: Connection | None, user: str) -> str:
+    """Say how a login ended in its middle, with what sshd said before, and what else may be the reason."""
     transport = link.client.get_transport() if link else None
+    if transport and not transport.initial_kex_done:  # of this, paramiko says the same
+        return (
+            f"takes a connection, and its sshd says nothing in {CONNECT_SECONDS} s: the machine may be frozen, or lack "
+            "memory or processors"
+        )
     banner = transport.auth_handler.banner if transport and transport.auth_handler else None
     said = in_a_line((banner or b"").decode(errors="replace"))
-    return (f", and had said {said!r}" if said else "") + (
-        ". sshd does so while logins are off, and after six keys (MaxAuthTries). An agent may have more: name the "
-        "right key with ansible_ssh_private_key_file, and set ansible_ssh_common_args to -o IdentitiesOnly=yes"
+    return (
+        f"hung up while user {user} logged in"
+        + (f", and had said {said!r}" if said else "")
+        + (
+            ". sshd does so while logins are off, and after six keys (MaxAuthTries). An agent may have more: name the "
+            "right key with ansible_ssh_private_key_file, and set ansible_ssh_common_args to -o IdentitiesOnly=yes"
+        )
     )
 
 

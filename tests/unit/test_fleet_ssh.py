@@ -16,7 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -467,6 +467,14 @@ def test_caller_that_sshd_turns_away_knocks_again(server: Server, monkeypatch: p
     hosts.close()
     server.turn_away = 3
     assert "banner" in (ssh(server.host(**ACCEPT)).run({"here": "true"})["here"].unreachable or "")
+
+
+def test_a_frozen_sshd_is_not_taken_for_one_that_hangs_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.hosts.ssh.CONNECT_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        host = replace(server.host(**ACCEPT), port=frozen.getsockname()[1])
+        said = ssh(host).run({"here": "true"})["here"].unreachable or ""
+    assert "takes a connection, and its sshd says nothing in 1 s: the machine may be frozen" in said
 
 
 def test_silent_host_is_unreachable_after_the_timeout(server: Server) -> None:
