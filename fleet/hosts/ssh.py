@@ -375,10 +375,7 @@ def _end_of_login(link: Connection | None, user: str) -> str:
     """Say how a login ended in its middle, with what sshd said before, and what else may be the reason."""
     transport = link.client.get_transport() if link else None
     if transport and not transport.initial_kex_done:  # of this, paramiko says the same
-        return (
-            f"takes a connection, and its sshd says nothing in {CONNECT_SECONDS} s: the machine may be frozen, or lack "
-            "memory or processors"
-        )
+        return f"takes a connection, and its sshd says nothing in {CONNECT_SECONDS} s: the machine may be frozen"
     banner = transport.auth_handler.banner if transport and transport.auth_handler else None
     said = in_a_line((banner or b"").decode(errors="replace"))
     return (
