@@ -338,6 +338,19 @@ def test_no_copy_becomes_a_run_that_waits_in_the_queue(config: Config, tmp_path:
     assert upkeep.clone(config, "digits", name, tell, plan=False)["outcome"] == "done"
 
 
+def test_a_run_that_is_added_to_the_queue_meanwhile_does_not_go_on_from_a_copy(config: Config) -> None:
+    make(config, "digits")
+
+    def add(_: int) -> None:
+        queue_changes.add(config, {"name": "twin"}, plan=False)
+
+    with pytest.raises(UserError, match="run twin waits in the queue"):
+        upkeep.clone(config, "digits", "twin", add, plan=False)
+    assert not RunDirectory(config.shared_dir, "twin").path.exists()
+    queue_changes.remove(config, "twin", "bob", stop=False, plan=False)
+    assert upkeep.clone(config, "digits", "twin", tell, plan=False)["outcome"] == "done"
+
+
 def test_a_clone_needs_no_room_for_the_bytes_that_it_shares(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make(config, "digits")
     Path(directory.catalogue.prefix(30) + ".index").write_bytes(bytes(1 << 20))

@@ -274,7 +274,8 @@ def clone(config: Config, run: str, new: str, on_bytes: OnBytes, plan: bool) -> 
 
 
 def settle(coming: Path, config: Config, run: str, restored: dict[str, Any]) -> None:
-    """Make of copied files a run of this name, which no task trains."""
+    """Make of copied files a run of this name, which no task trains; raises UserError where it waits by now."""
+    reject_awaited(config, run)
     directory = RunDirectory(coming.parent, run)
     there = RunDirectory(config.shared_dir, run)
     place = {name: coming / getattr(directory, name).name for name in ("settings", "state", "status", "export_record")}
