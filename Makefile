@@ -25,7 +25,7 @@ TWICE = f() { rm -rf .cache/pytest/$$1; python -m pytest -o cache_dir=.cache/pyt
 
 .PHONY: help demo venv venv-tf packages lab site test trained others trainings checked local hosts lint unit training matrix infra infra-slow test-vms dozen drills soak \
   cloud test-driver test-gpu test-security test-monitoring test-browser test-managers test-kafka docs site-drills lock sbom advisories audit \
-  bench-throughput bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
+  bench-throughput bench-memory bench-goodput bench-recovery bench-provision bench-page bench-control shape clean distclean
 
 help:  ## list these targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -228,6 +228,9 @@ audit: .cache/supply/.made  ## known vulnerabilities of every lock's packages, f
 
 bench-throughput: venv-tf  ## training speed against TensorFlow's guide written plainly, and scaling
 	bench/throughput
+
+bench-memory: venv-tf  ## memory of each role, and over 10,000 steps
+	bench/memory
 
 bench-goodput: venv-tf  ## what is trained under faults, against TensorFlow's guide written plainly
 	bench/goodput
