@@ -24,15 +24,15 @@ def epochs(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[d
 
     Returns what the callbacks were told before and after the stop, and the second process.
     """
-    options = [*FIT, "--epoch-steps", "600", "--evaluation", "exact", "--steps-per-execution", "5"]
+    options = [*FIT, "--epoch-steps", "250", "--evaluation", "exact", "--steps-per-execution", "5"]
     options += ["--checkpoint-steps", "50", "--checkpoints-kept", "99", "--export", "false"]
     path = tmp_path_factory.mktemp("epochs") / "ends"
-    first = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
-    until(lambda: runs.checkpoints("epochs")[-1:] > [650], "step 650", say=lambda: first.output)
+    first = runs.local("epochs:Epochs", "epochs", 625, *options, EPOCHS=str(path))
+    until(lambda: runs.checkpoints("epochs")[-1:] > [260], "step 260", say=lambda: first.output)
     first.send(signal.SIGTERM)
     assert first.wait() == 143, first.output
     before = records_of(path)
-    second = runs.local("epochs:Epochs", "epochs", 1500, *options, EPOCHS=str(path))
+    second = runs.local("epochs:Epochs", "epochs", 625, *options, EPOCHS=str(path))
     assert second.wait() == 0, second.output
     return before, records_of(path)[len(before) :], second
 
@@ -51,9 +51,9 @@ def test_callbacks_hear_each_epoch_and_its_evaluation(epochs: tuple) -> None:
 def test_a_run_goes_on_in_the_epoch_where_it_was_stopped(runs: Runs, epochs: tuple) -> None:
     _, after, second = epochs
     assert [record.get("begins") for record in after] == [1, None, 2, None]
-    stopped_at = int(second.search(r"going on at step (\d+) of 1500")[1])
-    assert 650 <= stopped_at < 1200
-    assert f"trained to step 1500; {1500 - stopped_at} steps in" in second.output
+    stopped_at = int(second.search(r"going on at step (\d+) of 625")[1])
+    assert 260 <= stopped_at < 500
+    assert f"trained to step 625; {625 - stopped_at} steps in" in second.output
 
 
 def test_a_callback_sets_the_learning_rate(epochs: tuple) -> None:
@@ -64,8 +64,8 @@ def test_a_callback_sets_the_learning_rate(epochs: tuple) -> None:
 
 def test_fit_saves_at_the_steps_of_the_settings(runs: Runs, epochs: tuple) -> None:
     saved = runs.checkpoints("epochs")
-    assert {600, 1200, 1500} <= set(saved)
-    assert len({step // 50 for step in saved} - {12, 24, 30}) > 3  # beside the calls, when a multiple has passed
+    assert {250, 500, 625} <= set(saved)
+    assert len({step // 50 for step in saved} - {5, 10, 12}) > 3  # beside the calls, when a multiple has passed
 
 
 def test_a_callback_may_end_a_run_for_good(runs: Runs) -> None:
