@@ -51,8 +51,8 @@ def _none_outlives_its_module(runs: Runs) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits(runs: Runs) -> Process:
     """The demo's training, once, to its end."""
-    checkpoints = ["--checkpoint-steps", "1000", "--checkpoints-kept", "3", "--seed", "1"]
-    process = runs.local(DIGITS, "digits", 3000, *checkpoints, "--set", "learning_rate=0.002", "--set", "dropout=0.4")
+    checkpoints = ["--checkpoint-steps", "500", "--checkpoints-kept", "3", "--seed", "1"]
+    process = runs.local(DIGITS, "digits", 1500, *checkpoints, "--set", "learning_rate=0.002", "--set", "dropout=0.4")
     assert process.wait(4 * MINUTE) == 0, process.output
     return process
 

@@ -44,16 +44,16 @@ class Data(HTMLParser):
 def test_the_coordinator_writes_the_page_at_the_runs_end(digits: Process, runs: Runs) -> None:
     page = (runs.directory("digits") / "report.html").read_text(encoding="utf-8")
     status = runs.status("digits")
-    assert "It finished at step 3,000" in page
+    assert "It finished at step 1,500" in page
     assert f"{100 * status['ledger']['goodput']:.1f} %" in page
     [run] = Data(page).runs
-    assert run["series"]["step"][-1] > 2500
+    assert run["series"]["step"][-1] > 1250
     assert {"loss", "accuracy", "steps per second", "examples per second"} == set(run["series"]["values"])
     examples, speeds = run["series"]["values"]["examples per second"], run["series"]["values"]["steps per second"]
     assert examples[-1] == pytest.approx(32 * speeds[-1], rel=1e-3)
-    assert run["evaluations"]["step"][-1] == 3000
+    assert run["evaluations"]["step"][-1] == 1500
     assert {"chief-0", "ps-0", "worker-0", "worker-1"} <= {lane["task"] for lane in run["lanes"]}
-    assert [save[1] for save in run["saves"]][-1] == 3000
+    assert [save[1] for save in run["saves"]][-1] == 1500
     assert run["tasks"]["worker-0"]["memory"][0] > 2**20
 
 
@@ -61,7 +61,7 @@ def test_tensorboard_has_the_settings_as_a_page(digits: Process, runs: Runs) -> 
     read = EventAccumulator(str(runs.directory("digits") / "events" / "train")).Reload()
     [tensor] = read.Tensors("settings/text_summary")
     text = tensor.tensor_proto.string_val[0].decode()
-    assert "| `steps` | `3000` |" in text
+    assert "| `steps` | `1500` |" in text
     assert "notify_" not in text
 
 
@@ -112,7 +112,7 @@ def test_a_tab_beside_the_curves_has_the_runs_pages(board: str) -> None:
     assert listing["psfleet"]["loading_mechanism"]["module_path"] == "/data/plugin/psfleet/index.js"
     assert "export async function render" in ask(f"{board}/data/plugin/psfleet/index.js")[1]
     listed = {each["run"]: each for each in json.loads(ask(f"{board}/data/plugin/psfleet/runs")[1])}
-    assert (listed["digits"]["state"], listed["digits"]["step"]) == ("finished", 3000)
+    assert (listed["digits"]["state"], listed["digits"]["step"]) == ("finished", 1500)
     status, page, headers = ask(f"{board}/data/plugin/psfleet/page?run=digits")
     assert status == 200
     assert Data(page).runs[0]["run"] == "digits"

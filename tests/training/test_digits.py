@@ -34,21 +34,21 @@ def in_fresh_process(script: str, *arguments: str) -> dict:
 def test_training_reaches_the_accuracy(digits: Process, runs: Runs) -> None:
     status = runs.status("digits")
     assert status["state"] == "finished"
-    assert status["evaluation"]["step"] == 3000
+    assert status["evaluation"]["step"] == 1500
     assert status["evaluation"]["metrics"]["accuracy"] >= 0.95
 
 
 def test_training_ends_at_the_last_step_exactly(digits: Process, runs: Runs) -> None:
-    assert runs.status("digits")["step"] == 3000
+    assert runs.status("digits")["step"] == 1500
     *passed, last = runs.checkpoints("digits")
-    assert [step // 1000 for step in passed] == [1, 2]
-    assert last == 3000
+    assert [step // 500 for step in passed] == [1, 2]
+    assert last == 1500
 
 
 def test_last_line_says_what_was_trained_and_how_fast(digits: Process) -> None:
     assert re.search(
-        r"run digits finished: trainer\.examples\.digits:Digits trained to step 3000; 3000 steps in [\d.]+ s "
-        r"\([\d.]+ steps/s\), .*loss [\d.e-]+, accuracy [\d.]+; checkpoint \S+/ckpt-3000; model \S+/export",
+        r"run digits finished: trainer\.examples\.digits:Digits trained to step 1500; 1500 steps in [\d.]+ s "
+        r"\([\d.]+ steps/s\), .*loss [\d.e-]+, accuracy [\d.]+; checkpoint \S+/ckpt-1500; model \S+/export",
         digits.output,
     )
 
@@ -60,17 +60,17 @@ def test_its_parameters_reached_the_program_and_belong_to_the_run(digits: Proces
     read = EventAccumulator(str(runs.directory("digits") / "events")).Reload()
     written = read.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
     session = parse_session_start_info_plugin_data(written)
-    checkpoint = tf.train.load_checkpoint(str(runs.directory("digits") / "checkpoints" / "ckpt-3000"))
+    checkpoint = tf.train.load_checkpoint(str(runs.directory("digits") / "checkpoints" / "ckpt-1500"))
     [rate] = [key for key in checkpoint.get_variable_to_shape_map() if "learning_rate/.ATTRIBUTES" in key]
     assert {name: value.number_value for name, value in session.hparams.items()} == given
     assert float(checkpoint.get_tensor(rate)) == pytest.approx(0.002)
 
 
 def test_a_run_that_goes_on_keeps_its_parameters(digits: Process, runs: Runs) -> None:
-    again = runs.local(DIGITS, "digits", 3000)
+    again = runs.local(DIGITS, "digits", 1500)
     assert again.wait(MINUTE) == 0, again.output
     assert "learning_rate=0.002, dropout=0.4" in again.output
-    other = runs.local(DIGITS, "digits", 3000, "--set", "learning_rate=0.1")
+    other = runs.local(DIGITS, "digits", 1500, "--set", "learning_rate=0.1")
     assert other.wait(MINUTE) == 78
     assert "run digits began with learning_rate=0.002, dropout=0.4 and keeps that; it can't go on with " in other.output
     wrong = runs.local(DIGITS, "wrong", 5, "--set", "rate=0.1")
@@ -84,7 +84,7 @@ def test_log_tensorboard_and_status_show_the_same_numbers(digits: Process, runs:
     status = runs.status("digits")
     assert events["loss"] == pytest.approx(status["loss"])
     assert events["accuracy"] == pytest.approx(status["metrics"]["accuracy"])
-    logged = re.findall(r"step 3000 of 3000, \S+ steps/s, loss (\S+), accuracy (\S+)", digits.output)[-1]
+    logged = re.findall(r"step 1500 of 1500, \S+ steps/s, loss (\S+), accuracy (\S+)", digits.output)[-1]
     assert float(logged[0]) == pytest.approx(status["loss"], rel=1e-3)
 
 
@@ -123,7 +123,7 @@ def started_at(pid: int) -> float:
 def test_evaluator_agrees_with_one_process(digits: Process, runs: Runs) -> None:
     program = Digits()
     model = program.build_model()
-    prefix = str(runs.directory("digits") / "checkpoints" / "ckpt-3000")
+    prefix = str(runs.directory("digits") / "checkpoints" / "ckpt-1500")
     tf.train.Checkpoint(model=model).read(prefix).expect_partial()
     alone = model.evaluate(program.eval_dataset(tf.distribute.InputContext()), return_dict=True, verbose=0)
     evaluation = runs.status("digits")["evaluation"]["metrics"]
@@ -153,9 +153,9 @@ print(json.dumps({"accuracy": float(np.mean(np.argmax(scores, 1) == data["labels
 def test_starting_a_finished_run_again_says_so_and_does_nothing(digits: Process, runs: Runs) -> None:
     files = list(runs.directory("digits").rglob("*"))
     before = {path: path.stat().st_mtime for path in files}
-    again = runs.local(DIGITS, "digits", 3000)
+    again = runs.local(DIGITS, "digits", 1500)
     assert again.wait(MINUTE) == 0
-    assert "run digits finished at step 3000; start a new one with --run NAME" in again.output
+    assert "run digits finished at step 1500; start a new one with --run NAME" in again.output
     assert {path: path.stat().st_mtime for path in runs.directory("digits").rglob("*")} == before
 
 
