@@ -57,13 +57,18 @@ class Staleness:
         if not self.states:
             yield
             return
-        with tf.name_scope(BEGAN), tf.control_dependencies(tf.nest.flatten(tensors_in(batch), expand_composites=True)):
+        given, device = tf.nest.flatten(tensors_in(batch), expand_composites=True), self._iterations.device
+        with tf.name_scope(BEGAN), tf.device(device), tf.control_dependencies(given):
             began = self._iterations.read_value()
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         yield
-        with tf.name_scope(ENDED), tf.control_dependencies(self._updates(graph.get_operations()[before:])):
-            others = tf.cast(tf.maximum(self._iterations.read_value() - began - 1, 0), tf.int64)
+        # Only the difference is sent, and nothing but the read waits: each costs a message.
+        with tf.name_scope(ENDED):
+            with tf.device(device):
+                with tf.control_dependencies(self._updates(graph.get_operations()[before:])):
+                    ended = self._iterations.read_value()
+                others = tf.cast(tf.maximum(ended - began - 1, 0), tf.int64)
             steps = tf.constant(1, tf.int64, name=WEIGHT)
             self._steps.assign_add(steps)
             self._sum.assign_add(others * steps)

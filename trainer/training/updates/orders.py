@@ -13,7 +13,7 @@ from trainer.training.measures.metrics import READING
 from trainer.training.tf_internals.graphs import APART, is_stateful, outermost, read_only_inputs
 
 # Of a tensor whose shape is known. A larger one would be copied twice for one message less.
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 256 * 1024
 # Of one row, where only the step knows how many there are.
 MAX_ROW_BYTES = 1024
 # tf.function takes all others that use a variable for writes.

@@ -13,6 +13,7 @@ import dataclasses
 import graphlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -51,7 +52,7 @@ def sending_together(local: Callable[[], Collection[Variable]] = tuple) -> Itera
     if is_dropped():
         return
     places = places_of(graph, local())
-    for stage, tensors in crossing(graph, places).items():
+    for stage, tensors in gathered(crossing(graph, places)).items():
         chosen = [tensor for tensor in tensors if can_be_packed(tensor)]
         if len(chosen) > 1:
             send_together(graph, stage, chosen, places)
@@ -67,6 +68,23 @@ def crossing(graph: Graph, places: Mapping[str, str]) -> dict[TransferPath, list
             for target in sorted({places[one.name] for one in tensor.consumers() if SCOPE not in one.name} - {place}):
                 found.setdefault(TransferPath(place, target, crossings[operation.name]), []).append(tensor)
     return found
+
+
+def gathered(found: Mapping[TransferPath, list[Tensor]]) -> dict[TransferPath, list[Tensor]]:
+    """Return what goes to the worker with what a ps sends one stage later: its weights wait for the rows of a step.
+
+    No message waits for itself: what a ps sends at a stage can't wait for what the worker has got at the one before.
+    """
+    stages: dict[TransferPath, list[Tensor]] = {}
+    joined: set[TransferPath] = set()
+    for path in sorted(found):
+        before = dataclasses.replace(path, crossings=path.crossings - 1)
+        if path.target == WORKER and before in stages and before not in joined:
+            joined.add(path)
+            stages[path] = stages.pop(before) + found[path]
+        else:
+            stages[path] = found[path]
+    return stages
 
 
 def places_of(graph: Graph, local: Collection[Variable]) -> dict[str, str]:
@@ -150,29 +168,68 @@ def send_together(graph: Graph, stage: TransferPath, tensors: Sequence[Tensor], 
             take_instead(user, tensor, other)
 
 
+@dataclasses.dataclass(frozen=True)
+class Alike:
+    """Tensors of one type whose rows have one shape, which lie one after the other; a row may be a number."""
+
+    dtype: tf.DType
+    row: tuple[int, ...]
+    tensors: list[Tensor] = dataclasses.field(default_factory=list)
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """How many rows each has; None where only the step knows it."""
+        known = all(one.shape.is_fully_defined() for one in self.tensors)
+        return [math.prod(one.shape) // math.prod(self.row) for one in self.tensors] if known else None
+
+    @property
+    def rows(self) -> list[Tensor]:
+        return [one if one.shape.rank == 1 + len(self.row) else tf.reshape(one, [-1]) for one in self.tensors]
+
+
+def alike(tensors: Sequence[Tensor]) -> list[Alike]:
+    """Return tensors in groups; those of a known shape, or of none that has a list of rows, are lists of numbers."""
+    found: dict[tuple[Any, ...], Alike] = {}
+    for one in tensors:
+        has_rows = one.shape.rank and one.shape[0] is None and one.shape[1:].is_fully_defined()
+        row = tuple(one.shape[1:]) if has_rows else ()
+        found.setdefault((one.dtype, row), Alike(one.dtype, row)).tensors.append(one)
+    return list(found.values())
+
+
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of tensors, one after the other; their numbers of bytes come first where they are not known."""
-    parts = [tf.reshape(one if one.dtype == tf.uint8 else tf.bitcast(one, tf.uint8), [-1]) for one in tensors]
-    if all(tensor.shape.is_fully_defined() for tensor in tensors):
-        return tf.concat(parts, axis=0)
-    lengths = tf.stack([tf.size(part) for part in parts])
-    return tf.concat([tf.reshape(tf.bitcast(lengths, tf.uint8), [-1]), *parts], axis=0)
+    """Return the bytes of tensors; before them, how many rows each has where only the step knows that."""
+    groups = alike(tensors)
+    rows = [(group, group.rows) for group in groups]
+    told = [tf.stack(tf.shape_n(each))[:, 0] for group, each in rows if group.lengths is None]
+    parts = [as_bytes(tf.concat(each, axis=0)) for _, each in rows]
+    return tf.concat([*([as_bytes(tf.concat(told, axis=0))] if told else []), *parts], axis=0)
 
 
 def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return tensors like these from their bytes."""
-    if all(tensor.shape.is_fully_defined() for tensor in tensors):
-        lengths: Tensor | list[int] = [math.prod(tensor.shape) * tensor.dtype.size for tensor in tensors]
-        parts = tf.split(packed, lengths)
-    else:
-        begin = len(tensors) * tf.int32.size
-        lengths = tf.bitcast(tf.reshape(packed[:begin], [-1, tf.int32.size]), tf.int32)
-        parts = tf.split(packed[begin:], lengths, num=len(tensors))
-    return [from_bytes(part, tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    groups = alike(tensors)
+    unknown = [len(group.tensors) for group in groups if group.lengths is None]
+    begin = sum(unknown) * tf.int32.size
+    told = iter(tf.split(from_bytes(packed[:begin], tf.int32), unknown)) if unknown else iter(())
+    lengths: list[Any] = [group.lengths or next(told) for group in groups]
+    row_bytes = [group.dtype.size * math.prod(group.row) for group in groups]
+    sizes = [size * tf.reduce_sum(each) for size, each in zip(row_bytes, lengths, strict=True)]
+    parts = tf.split(packed[begin:], sizes, num=len(groups))
+    found: dict[int, Tensor] = {}
+    for group, part, each in zip(groups, parts, lengths, strict=True):
+        rows = tf.split(from_bytes(part, group.dtype, group.row), each, num=len(group.tensors))
+        for one, own in zip(group.tensors, rows, strict=True):
+            shape = [-1 if length is None else length for length in one.shape]
+            found[id(one)] = own if len(shape) == own.shape.rank else tf.reshape(own, shape)
+    return [found[id(one)] for one in tensors]
 
 
-def from_bytes(part: Tensor, like: Tensor) -> Tensor:
-    shape = [-1 if length is None else length for length in like.shape]
-    if like.dtype.size > 1:
-        part = tf.reshape(part, [-1, like.dtype.size])
-    return tf.reshape(part if like.dtype == tf.uint8 else tf.bitcast(part, like.dtype), shape)
+def as_bytes(tensor: Tensor) -> Tensor:
+    return tf.reshape(tensor if tensor.dtype == tf.uint8 else tf.bitcast(tensor, tf.uint8), [-1])
+
+
+def from_bytes(part: Tensor, dtype: tf.DType, row: Sequence[int] = ()) -> Tensor:
+    """Return rows of this shape from their bytes."""
+    part = tf.reshape(part, [-1, *row, dtype.size] if dtype.size > 1 else [-1, *row])
+    return part if dtype == tf.uint8 else tf.bitcast(part, dtype)
