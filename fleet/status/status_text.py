@@ -107,12 +107,16 @@ def task_rows(
 
 
 def _note(task: Task, observation: Observation) -> str:
-    """Say what the task tells systemd, and first, where its process runs other code than its host has, which."""
+    """Say what the task tells systemd, and first, where its process runs other code than its host has, which.
+
+    Of one that ends before it tells anything, and is started again and again, it is how it ended.
+    """
+    unit = observation.units[task.name]
     running = observation.running.get(task.name)
     current = observation.releases[task.host]
-    text = observation.units[task.name].status_text
+    text = unit.status_text or (unit.describe_failure() if unit.health is Health.RESTARTING else "")
     if drain := observation.drains.get(task.host):
-        text = describe(drain) if observation.units[task.name].health is Health.STOPPED else f"draining; {text}"
+        text = describe(drain) if unit.health is Health.STOPPED else f"draining; {text}"
     if running is None or running == current:
         return text
     old = f"runs release {running}, current is {current}"

@@ -57,6 +57,18 @@ def test_status_of_a_server_that_ended_before_its_run_is_trouble(hosts: FakeHost
         show_status(Cluster(hosts.inventory, hosts), console)
 
 
+def test_status_tells_how_a_task_ends_that_never_comes_up(hosts: FakeHosts, console: Console) -> None:
+    hosts.set_all(file_state="enabled", **UP)
+    again = {"active": "activating", "sub": "auto-restart", "restarts": 22, "result": "exit-code"}
+    hosts.set("chief-0", **again, exit_status=1, status_text="")
+    hosts.set("ps-0", **again, exit_status=0, status_text="")
+    hosts.run_status = status("stopped", 12)
+    with pytest.raises(ClusterTrouble):
+        show_status(Cluster(hosts.inventory, hosts), console)
+    assert re.search(r"chief-0 .* 22 .* exited with code 1\n", printed(console))
+    assert re.search(r"ps-0 .* 22 .* failed in a step before its start\n", printed(console))
+
+
 def test_status_tells_the_users_error_with_its_line(hosts: FakeHosts, console: Console) -> None:
     hosts.set("chief-0", active="failed", sub="failed", result="exit-code", exit_status=78)
     hosts.run_status = status("failed", 12, message="/srv/program/mine.py:12: ValueError: no such column")
