@@ -178,7 +178,7 @@ DYNAMIC = {"dynamic_tables": {f"table{number}": {"capacity": 5000} for number in
         *((Tables, DYNAMIC, 7), (TwiceAStep, SPLIT, 24), (OfKeras3, {}, 20)),
         pytest.param(Tables, SPLIT, 7, marks=pytest.mark.matrix),
         pytest.param(Tables, {}, 7, marks=pytest.mark.matrix),
-        pytest.param(Adam, {}, 7, marks=pytest.mark.matrix),
+        pytest.param(Adam, {}, 8, marks=pytest.mark.matrix),
         pytest.param(TwiceAStep, {}, 24, marks=pytest.mark.matrix),
         pytest.param(Measured, {}, 7, marks=pytest.mark.matrix),
         pytest.param(Printing, {}, 24, marks=pytest.mark.matrix),
