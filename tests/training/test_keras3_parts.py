@@ -100,13 +100,15 @@ def test_weights_are_found_by_name_whatever_order_they_are_made_in() -> None:
 
 
 class Annealed(keras.layers.Layer):
-    """Keeps what Keras does not know: a variable, others in a list, and a generator of random numbers."""
+    """Keeps what Keras does not know: variables, also in a list and in a module, and a generator of random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self._beta = tf.Variable(1.0, trainable=False)
         self.levels = [tf.Variable(number) for number in range(2)]
         self.drawn = tf.random.Generator.from_seed(1)
+        self.module = tf.Module()
+        self.module.rate = tf.Variable(1.0)
 
 
 def test_variables_that_keras_does_not_know_are_restored(tmp_path: Path) -> None:
@@ -115,9 +117,10 @@ def test_variables_that_keras_does_not_know_are_restored(tmp_path: Path) -> None
     before._beta.assign(7.0)
     before.levels[1].assign(5)
     before.drawn.normal([3])
+    before.module.rate.assign(3.0)
     prefix = tf.train.Checkpoint(model=CheckpointedModel(saved)).write(str(tmp_path / "saved"))
     tf.train.Checkpoint(model=CheckpointedModel(restored)).read(prefix).assert_consumed()
-    assert (after._beta.numpy(), after.levels[1].numpy()) == (7.0, 5)
+    assert (after._beta.numpy(), after.levels[1].numpy(), after.module.rate.numpy()) == (7.0, 5, 3.0)
     assert after.drawn.state.numpy().tolist() == before.drawn.state.numpy().tolist()
     counted = keras.layers.TextVectorization(vocabulary=["a"], idf_weights=[1.0], output_mode="tf_idf")
     assert not CheckpointedModel(keras.Sequential([keras.Input((1,), dtype="string"), counted])).beside

@@ -15,7 +15,7 @@ COUNT = re.compile(r"_?\d+")
 # What Keras counts that is no layer, and makes names of or lets programs do so: tensors, and features of FeatureSpace.
 NO_LAYER = re.compile(r"(?<![a-z0-9])(keras_tensor|float_normalized(?=_\d+_preprocessor$))_\d+(?!\d)")
 OF_TENSORFLOW = (
-    *(tf.Variable, tf.__internal__.distribute.ShardedVariable, tf.random.Generator),
+    *(tf.Variable, tf.__internal__.distribute.ShardedVariable, tf.Module, tf.random.Generator),
     *(tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable),
 )
 PREPROCESSING = "keras.src.layers.preprocessing."
@@ -42,7 +42,7 @@ def named(model: Model) -> dict[str, Variable]:
 
 
 def kept_beside(model: Model) -> dict[str, Any]:
-    """Return TensorFlow's own variables, generators and tables that the program has made attributes of a layer."""
+    """Return TensorFlow's own variables, modules, generators and tables that are attributes of layers."""
     found: dict[int, tuple[str, Any]] = {}
     for path, layer in layers_by_name(model):
         if any(kind.__module__.startswith(PREPROCESSING) for kind in type(layer).__mro__):  # its tables are made again
