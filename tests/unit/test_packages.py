@@ -262,7 +262,7 @@ def test_an_index_comes_without_translations_of_descriptions(tmp_path: Path, mon
         path.write_text(text)
         listed += f" {hashlib.sha256(text.encode()).hexdigest()} {len(text)} {name}\n"
     release = (
-        f"Suite: stable\nComponents: main\nArchitectures: amd64\nDate: Mon, 30 Nov 2026 00:00:00 UTC\nSHA256:\n{listed}"
+        f"Suite: stable\nComponents: main\nArchitectures: amd64\nDate: Wed, 01 Jan 2020 00:00:00 UTC\nSHA256:\n{listed}"
     )
     (tmp_path / "repository/dists/stable/Release").write_text(release)
     (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path}/repository stable main\n")
