@@ -26,7 +26,7 @@ from fleet.site.origin import operator
 NAME = "history.jsonl"
 # Of a line: a command's words have an end, and so has what a reader can use.
 MAX_TEXT = 500
-# Read, of several years or of a script that asks each minute: some 10 MB.
+# That are read: of people several years, of a script that acts each minute one week. They have some 10 MB.
 MAX_LINES = 20_000
 BEGUN, DONE, FAILED, LEFT = "begun", "done", "failed", "left"
 
