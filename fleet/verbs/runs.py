@@ -25,9 +25,10 @@ def show_runs(cluster: Cluster, console: Console, by: str | None = None) -> None
     found = cluster.list_runs()
     lines = [] if found else ["no run yet: fab start-cluster"]
     if by is not None:
-        is_greatest = best_by_name(by) == "max"
-        found = sorted_by(found, by, is_greatest)
-        lines.append(f"by {by}, the {'greatest' if is_greatest else 'least'} first")
+        best = best_by_name(by)
+        found = sorted_by(found, by, best == "max")
+        unsaid = "" if best else ": its name does not say whether that is the best"
+        lines.append(f"by {by}, the {'greatest' if best == 'max' else 'least'} first{unsaid}")
     lines += [describe_runs(found)] if found else []
     if any(run.get("export") for run in found):
         inventory = cluster.inventory

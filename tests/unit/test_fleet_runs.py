@@ -86,6 +86,18 @@ def test_the_best_run_comes_first_and_its_model_is_named(
         show_runs(cluster, console, "acc")
 
 
+def test_of_a_metric_whose_best_is_unknown_the_least_is_not_called_the_best(hosts: FakeHosts, console: Console) -> None:
+    runs = [
+        {"run": run, "state": "finished", "evaluation": {"metrics": {"ndcg": value}}}
+        for run, value in (("a", 0.5), ("b", 0.25))
+    ]
+    hosts.runs = json.dumps(runs)
+    show_runs(Cluster(hosts.inventory, hosts), console, "ndcg")
+    first, _, *rows = printed(console).splitlines()
+    assert first == "by ndcg, the least first: its name does not say whether that is the best"
+    assert [row.split()[0] for row in rows] == ["b", "a"]
+
+
 def test_checkpoints_are_listed(hosts: FakeHosts, console: Console) -> None:
     cluster = Cluster(hosts.inventory, hosts)
     show_checkpoints(cluster, console)
