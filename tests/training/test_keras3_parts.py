@@ -15,6 +15,7 @@ import pytest
 from trainer.core.failures import UserError
 from trainer.core.program import build_model
 from trainer.core.settings.config import Config
+from trainer.run.saves.checkpoint_reader import check_fit
 from trainer.training.evaluation import make_evaluation
 from trainer.training.exports.export import lacks_evaluation, lacks_export, save_model
 from trainer.training.keras.keras3.building import build, prepare
@@ -124,6 +125,23 @@ def test_variables_that_keras_does_not_know_are_restored(tmp_path: Path) -> None
     assert after.drawn.state.numpy().tolist() == before.drawn.state.numpy().tolist()
     counted = keras.layers.TextVectorization(vocabulary=["a"], idf_weights=[1.0], output_mode="tf_idf")
     assert not CheckpointedModel(keras.Sequential([keras.Input((1,), dtype="string"), counted])).beside
+
+
+def test_a_checkpoint_that_lacks_them_all_is_restored_as_one_of_an_earlier_release(tmp_path: Path) -> None:
+    saved, restored = (keras.Sequential([Annealed(), keras.layers.Dense(2)]) for _ in range(2))
+    for one in (saved, restored):
+        one.layers[1].build((None, 4))
+    earlier, model = CheckpointedModel(saved), CheckpointedModel(restored)
+    del earlier.beside
+    prefix = tf.train.Checkpoint(model=earlier).write(str(tmp_path / "saved"))
+    restored.layers[0].levels[1].assign(5)
+    check_fit(tf.train.Checkpoint(model=model).read(prefix))
+    np.testing.assert_array_equal(restored.layers[1].kernel, saved.layers[1].kernel)
+    assert restored.layers[0].levels[1].numpy() == 5
+    new = CheckpointedModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]))
+    prefix = tf.train.Checkpoint(model=new).write(str(tmp_path / "new"))
+    with pytest.raises(AssertionError, match="not bound to checkpointed values"):
+        check_fit(tf.train.Checkpoint(model=model).read(prefix))
 
 
 def test_layers_of_one_class_are_found_in_the_order_in_which_they_were_made() -> None:
