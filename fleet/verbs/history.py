@@ -78,14 +78,14 @@ def named_in(act: Mapping[str, Any]) -> list[str]:
 def changes_of(acts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return by the act's id how its run settings differ from those that were noted before."""
     noted = [act for act in acts if isinstance(act.get("settings"), dict)]
-    pairs = pairwise(noted)
-    return {now["id"]: ", ".join(changed_settings(was["settings"], now["settings"])) for was, now in pairs}
+    changed = {now["id"]: changed_settings(was["settings"], now["settings"]) for was, now in pairwise(noted)}
+    return {key: ", ".join(f"setting {each}" for each in lines) for key, lines in changed.items()}
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Say of each run setting that changed what it was and is."""
     changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-    return [f"setting {key}: {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
+    return [f"{key}: {json.dumps(before.get(key))} -> {json.dumps(now.get(key))}" for key in changed]
 
 
 def render(acts: Sequence[Mapping[str, Any]], changes: Mapping[str, str] = MappingProxyType({})) -> str:

@@ -262,8 +262,7 @@ def describe(present: DeployedState, target: DeployedState, running: Sequence[Ta
     if target.settings is None:
         lines.append("  settings stay: the history has none with this release")
     else:
-        changed = changed_settings(present.settings or {}, target.settings)
-        lines += [f"  {line.replace('setting', 'setting ', 1)}" for line in changed]
+        lines += [f"  setting  {each}" for each in changed_settings(present.settings or {}, target.settings)]
     lines.append(f"  restart  {', '.join(task.name for task in running) or 'nothing: nothing runs'}")
     return lines
 
