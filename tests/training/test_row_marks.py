@@ -222,7 +222,7 @@ class WithCallbacks(Items):
         return list(self._callbacks)
 
     def eval_dataset(self, context: Any) -> Any:
-        return self.train_dataset(context).take(1)
+        return self.train_dataset(context).take(2).shard(context.num_input_pipelines, context.input_pipeline_id)
 
 
 @pytest.mark.parametrize(("callback", "expected"), [(Hears, True), (tf.keras.callbacks.History, False)])
@@ -236,3 +236,31 @@ def test_a_callback_of_the_programs_is_a_doubt(
     # As the training begins, and twice an epoch.
     assert doubts.count("_called") == (5 if expected else 0)
     assert doubts[-1] == "save", "what the end has changed"
+
+
+class Remembers(tf.keras.Model):
+    """Keeps in its table what it has been evaluated with."""
+
+    def test_step(self, data: Any) -> Any:
+        table = self.get_layer("items").embeddings
+        for shard in getattr(table, "variables", [table]):
+            shard.scatter_update(tf.IndexedSlices(tf.ones([1, WIDTH]), tf.constant([0], tf.int64)))
+        return super().test_step(data)
+
+
+@pytest.mark.parametrize(("evaluation", "expected"), [("inline", True), ("distributed", True), ("distributed", False)])
+def test_an_evaluation_that_writes_to_a_table_is_a_doubt(
+    evaluation: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Program(WithCallbacks):
+        def build_model(self) -> Any:
+            plain = super().build_model()
+            model = (Remembers if expected else tf.keras.Model)(plain.inputs, plain.outputs)
+            model.compile(optimizer=plain.optimizer, loss="mse")
+            return model
+
+    doubts: list[str] = []
+    monkeypatch.setattr(RowMarks, "doubt", lambda marks: doubts.append(inspect.stack()[2].function))
+    settings = {"incremental_saves": 9, "epoch_steps": 10, "evaluation": evaluation, "export": False}
+    testing.train(Program(), 20, ps=2, directory=tmp_path, **settings)
+    assert doubts.count("evaluate") == (2 if expected else 0)

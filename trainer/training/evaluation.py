@@ -34,6 +34,7 @@ from trainer.training.measures.evaluation_outputs import Made, checked_outputs, 
 from trainer.training.measures.metrics import MAXIMUM, MINIMUM, SUM, MetricStates, merges, metrics_of
 from trainer.training.measures.outputs import fetch_numbers
 from trainer.training.outside import reject_changing_shapes
+from trainer.training.tables.row_saves import writes_large
 
 log = logging.getLogger(__name__)
 OTHER_WAYS = "set evaluation to distributed, inline or sidecar, which call test_step"
@@ -142,7 +143,7 @@ class Inline:
     def __init__(self, program: Program, model: Model, strategy: Strategy, workers: int) -> None:
         self._dataset = eval_dataset(program)
         self._step = TestStep(program, model, strategy, self._dataset.element_spec)
-        self.names = self._step.names
+        self.names, self.may_write = self._step.names, self._step.may_write
 
     def __call__(self) -> dict[str, float]:
         return self._step.evaluate(self._dataset)
@@ -161,7 +162,7 @@ class Distributed:
         self._step = step = TestStep(program, model, strategy, eval_dataset(program).element_spec)
         step.check_merging(f"{type(program).__name__}'s model", (SUM, MAXIMUM, MINIMUM))
         step.check_shapes(f"{type(program).__name__}'s test_step")
-        self.names = step.names
+        self.names, self.may_write = step.names, step.may_write
 
         @tf.function(autograph=False)
         def evaluate_part(part: tf.Tensor) -> Structure:
@@ -203,7 +204,7 @@ class Exact:
         # Tracing test_step makes the model's metrics. Before that (or before a fit) Keras would fail with a TypeError.
         step = TestStep(program, model, strategy, dataset.element_spec)
         step.check_merging(name, (SUM,))
-        self.names = step.names
+        self.names, self.may_write = step.names, step.may_write
         if step.has_tables:
             raise UserError(f"{name} has a lookup table, which exact evaluation can't use on a worker: {OTHER_WAYS}")
         first = dataset.take(PROBED_BATCHES)
@@ -307,6 +308,7 @@ class TestStep:
             self.names, self.own, self._made = checked_outputs(name, model, self._step)
         self._states = MetricStates(metrics_of(model), self._step)
         self._evaluate = tf.function(self.run, autograph=False)
+        self.may_write = writes_large(self._step)
 
     def check_merging(self, name: str, ways: Collection[str]) -> None:
         """Refuse metrics whose states for parts of the data don't make that of all in one of these ways."""

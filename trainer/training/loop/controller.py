@@ -321,7 +321,8 @@ class Controller:
             self.save(wait=False, patience=SLOW_SECONDS)  # that of a step without a checkpoint could not be kept
         started = time.monotonic()
         metrics = self._evaluations.make(self.step)
-        self._runner.doubt()  # a test_step of the program's may have written
+        if self._evaluations.may_write:
+            self._runner.doubt()
         # Evaluating is no training: the speed that is shown next leaves it out.
         self._account.meter.leave_out(time.monotonic() - started)
         return metrics

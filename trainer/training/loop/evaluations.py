@@ -20,6 +20,8 @@ class Evaluations:
         """`evaluate` returns the metrics of the model as it is; None where the settings leave that to others."""
         self._evaluate = evaluate
         self.are_made_here = evaluate is not None
+        self.may_write = getattr(evaluate, "may_write", True)
+        """Whether an evaluation may change weights, as a test_step of the program's may."""
         self._progress, self._phases, self._directory = context.progress, context.phases, context.directory
         self._best_metric = context.config.best_metric
         self._results: Results | None = None

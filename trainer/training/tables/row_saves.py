@@ -31,6 +31,7 @@ from trainer.run.saves.snapshot import Snapshot, copy_each, take_value
 from trainer.training.tables.row_restores import BASE, ROWS, RowRange, base_files, key_of, row_files
 from trainer.training.tf_internals.graphs import outermost
 from trainer.training.tf_internals.saving import saving_by
+from trainer.training.updates.atomic_updates import written_handles
 from trainer.training.updates.row_marks import MARKED, SAVED, UNMARKED, RowMarks, take_marked
 
 log = logging.getLogger(__name__)
@@ -310,6 +311,12 @@ def handle_read_by(tensor: Tensor) -> Tensor | None:
 def is_large(variable: Variable) -> bool:
     is_matrix = variable.shape.rank == 2 and variable.shape.is_fully_defined()
     return is_matrix and bytes_of(variable) >= MIN_BYTES
+
+
+def writes_large(traced: Traced) -> bool:
+    """Return whether what is traced may change a large variable."""
+    written = {id(outermost(one)) for one in written_handles(traced.graph.get_operations()).values()}
+    return any(id(one.handle) in written and is_large(one) for one in traced.graph.variables)
 
 
 def row_bytes(variable: Variable) -> int:
