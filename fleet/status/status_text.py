@@ -114,7 +114,8 @@ def _note(task: Task, observation: Observation) -> str:
     unit = observation.units[task.name]
     running = observation.running.get(task.name)
     current = observation.releases[task.host]
-    text = unit.status_text or (unit.describe_failure() if unit.health is Health.RESTARTING else "")
+    has_failed = unit.health is Health.RESTARTING and unit.result != "success"  # which SIGTERM is, too
+    text = unit.status_text or (unit.describe_failure() if has_failed else "")
     if drain := observation.drains.get(task.host):
         text = describe(drain) if unit.health is Health.STOPPED else f"draining; {text}"
     if running is None or running == current:

@@ -62,11 +62,13 @@ def test_status_tells_how_a_task_ends_that_never_comes_up(hosts: FakeHosts, cons
     again = {"active": "activating", "sub": "auto-restart", "restarts": 22, "result": "exit-code"}
     hosts.set("chief-0", **again, exit_status=1, status_text="")
     hosts.set("ps-0", **again, exit_status=0, status_text="")
+    hosts.set("worker-0", **again | {"result": "success"}, exit_status=0, status_text="")  # by SIGTERM, of no stop
     hosts.run_status = status("stopped", 12)
     with pytest.raises(ClusterTrouble):
         show_status(Cluster(hosts.inventory, hosts), console)
     assert re.search(r"chief-0 .* 22 .* exited with code 1\n", printed(console))
     assert re.search(r"ps-0 .* 22 .* failed in a step before its start\n", printed(console))
+    assert "(success)" not in printed(console)
 
 
 def test_status_tells_the_users_error_with_its_line(hosts: FakeHosts, console: Console) -> None:
