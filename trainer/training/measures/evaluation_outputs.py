@@ -35,8 +35,8 @@ def checked_outputs(name: str, model: Model, step: Traced) -> tuple[list[str], l
     if mixed := computed - known - set(getattr(made, "structured_outputs", ())):
         raise UserError(
             f"test_step of {name} returns {', '.join(sorted(mixed))}, computed from metrics and something else, as the "
-            "batch or (under multi_worker_mirrored) other members' parts of them, under a name that none of the model's "
-            "metrics has: compute it of results of metrics alone, or return each under its name "
+            "batch or (under multi_worker_mirrored) other members' parts of them, under a name that none of the "
+            "model's metrics has: compute it of results of metrics alone, or return each under its name "
             f"({', '.join(sorted(known))})"
         )
     if own := sorted(set(outputs) - computed):
