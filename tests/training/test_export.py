@@ -85,12 +85,12 @@ def test_the_keys_of_data_name_the_inputs_of_a_model_that_only_its_call_knows(li
 
     class Difference(importlib.import_module(library).Model):
         def call(self, data: Any) -> Any:
-            return data["price"] - data["cost"]
+            return data["price"] - data["_cost"]
 
-    spec = {name: tf.TensorSpec((None, 1)) for name in ("price", "cost")}
+    spec = {name: tf.TensorSpec((None, 1)) for name in ("price", "_cost")}
     export.save_model(SimpleNamespace(), Difference(), str(tmp_path / "export"), (spec, tf.TensorSpec((None, 1))))
     loaded = tf.saved_model.load(str(tmp_path / "export"))
-    [answer] = loaded.signatures["serving_default"](price=tf.constant([[3.0]]), cost=tf.constant([[1.0]])).values()
+    [answer] = loaded.signatures["serving_default"](price=tf.constant([[3.0]]), arg_cost=tf.constant([[1.0]])).values()
     assert answer.numpy().item() == 2.0
 
 

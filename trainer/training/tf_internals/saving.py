@@ -24,7 +24,8 @@ from trainer.core.contracts import Tensor, Variable
 from trainer.core.failures import UserError
 
 HDF5_FUNCTIONS = ("load_weights_from_hdf5_group", "load_weights_from_hdf5_group_by_name", "save_weights_to_hdf5_group")
-NOT_IN_NAMES = re.compile(r"[^\w.\\/>-]", re.ASCII)  # of operations
+# Of operations.
+NOT_IN_NAMES, NOT_AT_FIRST = re.compile(r"[^\w.\\/>-]", re.ASCII), re.compile(r"^(?![A-Za-z0-9.])")
 
 
 def patch_hdf5_format(
@@ -131,7 +132,7 @@ def tracing_saves() -> Iterator[None]:
 
 
 def naming_arguments() -> contextlib.AbstractContextManager[None]:
-    """Have what saves a SavedModel meanwhile take any name of an input, such as "class" or "fixed acidity".
+    """Have what saves a SavedModel meanwhile take any name of an input, such as "class", "fixed acidity" or "_id".
 
     TensorFlow fails where it can't name an argument or an operation so; of "1st" it makes a name itself. Raises
     UserError where two become one.
@@ -141,7 +142,7 @@ def naming_arguments() -> contextlib.AbstractContextManager[None]:
         found = plain(function)
         if found is not None:
             given = [str(one) for one in found._arg_keywords]
-            names = [NOT_IN_NAMES.sub("_", one) for one in given]
+            names = [NOT_AT_FIRST.sub("arg", NOT_IN_NAMES.sub("_", one)) for one in given]
             if twice := [one for one, name in zip(given, names, strict=True) if names.count(name) > 1]:
                 raise UserError(
                     f"the export would have one name for the inputs {', '.join(map(repr, twice))}: rename one of them"
