@@ -18,7 +18,6 @@ OF_TENSORFLOW = (
     *(tf.Variable, tf.__internal__.distribute.ShardedVariable, tf.Module, tf.random.Generator),
     *(tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable),
 )
-PREPROCESSING = "keras.src.layers.preprocessing."
 DIRECTION = re.compile(r"^(forward|backward)_")  # by which Bidirectional names its copies of a layer
 
 
@@ -43,9 +42,11 @@ def named(model: Model) -> dict[str, Variable]:
 
 def kept_beside(model: Model) -> dict[str, Any]:
     """Return TensorFlow's own variables, modules, generators and tables that are attributes of layers."""
+    import keras
+
     found: dict[int, tuple[str, Any]] = {}
     for path, layer in layers_by_name(model):
-        if any(kind.__module__.startswith(PREPROCESSING) for kind in type(layer).__mro__):  # its tables are made again
+        if isinstance(layer, keras.layers.StringLookup | keras.layers.IntegerLookup):  # its tables are made again
             continue
         for attribute, value in sorted(vars(layer).items()):
             if not attribute.startswith("_self_"):  # these are TensorFlow's own
