@@ -37,13 +37,7 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
     example that is none, and for a folder that can't be one.
     """
     _reject_folder(directory)
-    if example and hosts:
-        raise OperatorMistake(f"{hosts[0]} is named beside --example {example}, which has hosts; expected one of both")
-    if not hosts and not example and not (directory / "inventory").exists():
-        raise OperatorMistake(
-            "no host is named; expected one or more, the coordinator's first: "
-            f"psfleet init {shlex.quote(str(directory))} alpha=192.0.2.11 beta=192.0.2.12 gamma"
-        )
+    _reject_hosts(directory, hosts, example)
     digits = CODE / "trainer/examples/digits.py"
     texts = {
         "ansible.cfg": _settings(),
@@ -73,6 +67,17 @@ def make_site(directory: Path, hosts: Sequence[str], say: Callable[[str], None],
     if hosts and inventory.read_bytes() != texts[_HOSTS].encode():
         say(f"{', '.join(hosts)}: not written, since {inventory} stays as it is; add there what it lacks")
     _say_next(directory, say)
+
+
+def _reject_hosts(directory: Path, hosts: Sequence[str], example: str) -> None:
+    """Raise OperatorMistake for hosts beside an example, and where neither is named and no inventory is present."""
+    if example and hosts:
+        raise OperatorMistake(f"{hosts[0]} is named beside --example {example}, which has hosts; expected one of both")
+    if not hosts and not example and not (directory / "inventory").exists():
+        raise OperatorMistake(
+            "no host is named; expected one or more, the coordinator's first: "
+            f"psfleet init {shlex.quote(str(directory))} alpha=192.0.2.11 beta=192.0.2.12 gamma"
+        )
 
 
 def _say_next(directory: Path, say: Callable[[str], None]) -> None:
