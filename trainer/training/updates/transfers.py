@@ -201,9 +201,9 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
     """Return the bytes of tensors; before them, how many rows each has where only the step knows that."""
     groups = alike(tensors)
     rows = [(group, group.rows) for group in groups]
-    told = [tf.stack(tf.shape_n(each))[:, 0] for group, each in rows if group.lengths is None]
+    counts = [tf.stack(tf.shape_n(each))[:, 0] for group, each in rows if group.lengths is None]
     parts = [as_bytes(tf.concat(each, axis=0)) for _, each in rows]
-    return tf.concat([*([as_bytes(tf.concat(told, axis=0))] if told else []), *parts], axis=0)
+    return tf.concat([*([as_bytes(tf.concat(counts, axis=0))] if counts else []), *parts], axis=0)
 
 
 def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -211,8 +211,8 @@ def unpack(packed: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
     groups = alike(tensors)
     unknown = [len(group.tensors) for group in groups if group.lengths is None]
     begin = sum(unknown) * tf.int32.size
-    told = iter(tf.split(from_bytes(packed[:begin], tf.int32), unknown)) if unknown else iter(())
-    lengths: list[Any] = [group.lengths or next(told) for group in groups]
+    counts = iter(tf.split(from_bytes(packed[:begin], tf.int32), unknown)) if unknown else iter(())
+    lengths: list[Any] = [group.lengths or next(counts) for group in groups]
     row_bytes = [group.dtype.size * math.prod(group.row) for group in groups]
     sizes = [size * tf.reduce_sum(each) for size, each in zip(row_bytes, lengths, strict=True)]
     parts = tf.split(packed[begin:], sizes, num=len(groups))
